@@ -98,7 +98,9 @@ def prepare_local() -> None:
     os.environ.setdefault("RAY_worker_niceness", "0")
     # Ray would start a worker for each core, and none of them for us: actors are made with variables of their own.
     os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
-    _listen_on_loopback()
+    # Ray's own switch for machines that are not part of a cluster: no process of it listens elsewhere.
+    os.environ[ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR] = "0"  # for the processes that Ray starts
+    ray_constants.ENABLE_RAY_CLUSTER = False  # for this one, which has read the variable already
     parameter.RayParams = _Local  # type: ignore[misc, assignment]
 
 
@@ -133,12 +135,6 @@ def _check_reachable(address: str) -> None:
             f"ray.address={address}: no Ray cluster answers there ({error}); start one with "
             "`ray start --head`, or leave ray.address unset for a local one"
         ) from error
-
-
-def _listen_on_loopback() -> None:
-    """Ray's own switch for machines that are not part of a cluster: no process of it listens elsewhere."""
-    os.environ[ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR] = "0"  # for the processes that Ray starts
-    ray_constants.ENABLE_RAY_CLUSTER = False  # for this one, which has read the variable already
 
 
 def free_resources() -> str:

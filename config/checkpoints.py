@@ -48,11 +48,6 @@ def newest_checkpoint(run_dir: Path) -> Path | None:
     return next(iter(checkpoints(run_dir)), None)
 
 
-def of_older_version(run_dir: Path) -> Path | None:
-    """The newest checkpoint of a run's folder that is a file: so they were before they were folders."""
-    return max((run_dir / FOLDER).glob("checkpoint_*.pt"), default=None)
-
-
 def is_checkpoint(path: Path) -> bool:
     """Whether a path is that of a checkpoint, by its name or, where it was renamed, by what is in it."""
     return _NAME.fullmatch(path.name) is not None or (path / RUN_STATE).is_file()

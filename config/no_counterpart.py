@@ -4,7 +4,7 @@ config/other_trainers.py looks them up, beside those that have one.
 """
 
 _NO_CRITIC = "GRPO has no critic; the baseline is policy.baseline"
-_NO_DISCOUNT = "nothing is discounted: every token of a completion has its advantage (policy.baseline)"
+_NO_DISCOUNT = "policy.discount is the one factor a token; without a critic there is no lambda"
 _NO_REWARD_MODEL = "no reward model is loaded; env.reward=module:function may ask a server (docs/judges.md)"
 _END_TOKENS = (
     "a completion ends with an end token of the model's generation config, tokenizer or chat template"
@@ -60,6 +60,10 @@ _TEXTS = (
     ("sequences are not split over devices", "ulysses_sequence_parallel_size"),
     (_NO_CRITIC, "critic_warmup critic_learning_rate critic_pretrain cliprange_value vf_coef"),
     (_NO_DISCOUNT, "gamma lam lambd"),
+    (
+        "nothing is skipped by a mean ratio; policy.ratio_max and policy.dual_clip bound what one token does",
+        "skip_threshold",
+    ),
     (
         _NO_REWARD_MODEL,
         "reward_pretrain reward_model_path remote_rm_url reward_num_nodes reward_num_gpus_per_node",

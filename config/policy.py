@@ -43,7 +43,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
         "nonzero_share",
         "none",
     ),
-    "epsilon_rule": ("add", "clamp", "inside"),
+    "epsilon_rule": ("add", "clamp"),
     "group_of_one": ("zero", "raw"),
     "whiten": ("none", "rollouts", "tokens"),
     "whiten_scale": ("std_unbiased", "std_population", "none"),
@@ -88,7 +88,7 @@ class PolicyConfig:
     epsilon: float = 1e-4
     """Keeps that division finite (`epsilon_rule`)."""
     epsilon_rule: str = "add"
-    """With s the scale: `add`: divide by s + epsilon. `clamp`: by max(s, epsilon). `inside`: by sqrt(s^2 + epsilon)."""
+    """With s the scale: `add`: divide by s + epsilon. `clamp`: by max(s, epsilon)."""
     group_of_one: str = "zero"
     """Advantage of a group with one valid member: `zero`, or `raw`: its reward, as if mean 0 and std 1."""
     discount: float = 1.0
@@ -101,7 +101,8 @@ class PolicyConfig:
     whiten_epsilon: float = 1e-8
     """Keeps that division finite."""
     whiten_epsilon_rule: str = "inside"
-    """As `epsilon_rule`; `clamp`: divide by sqrt(max(s^2, epsilon))."""
+    """With s that deviation: `add`: divide by s + epsilon. `clamp`: by sqrt(max(s^2, epsilon)). `inside`: by
+    sqrt(s^2 + epsilon)."""
 
     ratio: str = "token"
     """Unit of the importance ratio: each `token`; the geometric mean over a `sequence`; `sequence_token`, the
@@ -131,8 +132,6 @@ class PolicyConfig:
     """Steepness of the sigmoid gate where the advantage is positive."""
     soft_clip_temperature_negative: float = 1.05
     """Steepness of the sigmoid gate elsewhere."""
-    skip_threshold: float | None = None
-    """A sequence whose mean ratio exceeds this adds nothing to the loss; it stays in the denominators."""
 
     trust_regions: list[TrustRegion] = field(default_factory=list)
     """Rules that leave tokens, or whole responses, out of the policy term, each {measure, between, level, low, high,

@@ -23,7 +23,6 @@ POSITIVE = (
     "soft_clip_temperature_positive",
     "soft_clip_temperature_negative",
     "selected_share",
-    "skip_threshold",
     "constant_length",
     "pass_size",
     "kl_log_ratio_clamp",

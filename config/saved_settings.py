@@ -81,7 +81,9 @@ def chosen_runs(given: Any) -> list[Path]:
     folders = [Path(name) for name in (given if isinstance(given, list | tuple) else [given])]
     for folder in folders:
         if not is_run(folder):
-            raise ConfigError(f"run_dir={folder}: no run's folder (there is no {METRICS}); {_some()}")
+            runs = ", ".join(map(str, _runs()[:3]))
+            found = f"the newest runs here: {runs}" if runs else "there is none here"
+            raise ConfigError(f"run_dir={folder}: no run's folder (there is no {METRICS}); {found}")
     return folders
 
 
@@ -108,8 +110,3 @@ def _runs() -> list[Path]:
     """Runs below the current folder, the newest first."""
     found = [folder for pattern in _LANDING for folder in Path().glob(pattern) if is_run(folder)]
     return sorted(found, key=lambda folder: folder.stat().st_mtime, reverse=True)
-
-
-def _some() -> str:
-    runs = _runs()[:3]
-    return f"the newest runs here: {', '.join(map(str, runs))}" if runs else "there is none here"

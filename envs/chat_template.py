@@ -23,7 +23,8 @@ def render_prompt(tokenizer: PreTrainedTokenizerBase, example: Example) -> str:
     """
     place = f"{example.source} row {example.row}".strip()
     roles = ", ".join(message["role"] for message in example.messages)
-    if not tokenizer.chat_template and not _is_plain(example.messages):
+    spoken = [message["role"] for message in example.messages if message["role"] not in SYSTEM_ROLES]
+    if not tokenizer.chat_template and spoken != ["user"]:
         raise ConfigError(
             f"{place}: its messages ({roles}) are a conversation, and without a chat template a prompt is one message "
             "of the user; give a template, model.chat_template=FILE"
@@ -71,11 +72,6 @@ def _apply_template(
             list(messages), tools=list(tools) or None, add_generation_prompt=True, tokenize=False
         )
     )
-
-
-def _is_plain(messages: Sequence[Message]) -> bool:
-    """Whether there is one message of the user, and of others system messages alone."""
-    return [message["role"] for message in messages if message["role"] not in SYSTEM_ROLES] == ["user"]
 
 
 def _with_json_arguments(message: Message) -> Message:

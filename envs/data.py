@@ -164,7 +164,9 @@ def load_rows(env: EnvConfig, hub_name: str | None, hub_config: str | None, spli
     if paths:
         rows: list[Row] = []
         for path in paths:
-            located, table = _rows_of(path), _is_table(path)
+            located = _rows_of(path)
+            with path.open("rb") as file:
+                table = file.read(4) == PARQUET
             rows += [Row(values, place, len(rows) + at, table) for at, (values, place) in enumerate(located)]
     elif hub_name is None:
         raise ConfigError(
@@ -206,11 +208,6 @@ def _rows_of(path: Path) -> list[tuple[dict[str, Any], str]]:
     if not rows:
         raise ConfigError(f"{path}: the file has no rows")
     return rows
-
-
-def _is_table(path: Path) -> bool:
-    with path.open("rb") as file:
-        return file.read(4) == PARQUET
 
 
 def _hub_rows(env: EnvConfig, name: str, config: str | None, split: str) -> list[Row]:

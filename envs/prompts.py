@@ -56,6 +56,7 @@ class PromptSource:
                 f"env.mixture.{empty[0]}: this member has no rows; check its data_files and split"
             )
         config, passing = curriculum or CurriculumConfig(), difficulty or DifficultyConfig()
+        columns = config.column
         self.members = {
             name: Member(
                 self.rows,
@@ -64,7 +65,7 @@ class PromptSource:
                 of_member,
                 seed,
                 passing,
-                _of_member(config, name),
+                replace(config, column=columns.get(name) if isinstance(columns, Mapping) else columns),
             )
             for name, of_member in bounds.items()
         }
@@ -148,11 +149,6 @@ class PromptSource:
             member.load(state["members"][name], changes[name])
         self.sources.load(state["sources"])
         return [line for change in changes.values() for line in change.lines]
-
-
-def _of_member(config: CurriculumConfig, name: str) -> CurriculumConfig:
-    column = config.column.get(name) if isinstance(config.column, Mapping) else config.column
-    return replace(config, column=column)
 
 
 class PromptQueue:

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import Any
 
 from config.env import EnvConfig
 from config.errors import ConfigError
@@ -49,6 +48,7 @@ class NamedReward:
 
 
 _REGISTRY: dict[str, NamedReward] = {}
+_RENAMED = {"compat_math_verify": "math_verify"}
 
 
 def reward(
@@ -110,6 +110,8 @@ def find_reward(name: str, key: str = "env.reward") -> NamedReward:
     if is_own(name):
         return _own_reward(name, key)
     known = known_rewards()
+    if name in _RENAMED:
+        raise ConfigError(f"{key}={name!r} is called {_RENAMED[name]} now: set {key}={_RENAMED[name]}")
     if name not in _REGISTRY:
         raise ConfigError(
             f"{key}={name!r} is not a known reward; known: {', '.join(known) or 'none'}; "
@@ -143,7 +145,8 @@ def asked_form(env: EnvConfig) -> str | None:
 
 def _own_reward(path: str, key: str) -> NamedReward:
     found, place = load_own(key, path), f"{key}={path}"
-    if _is_of_torchrl(found):
+    ancestry = (found if inspect.isclass(found) else type(found)).__mro__
+    if any(cls.__module__.startswith("torchrl.") for cls in ancestry):
         from envs.torchrl_rewards import ParserReward
 
         found = ParserReward(path, found)
@@ -160,9 +163,3 @@ def _own_reward(path: str, key: str) -> NamedReward:
     return NamedReward(
         path, reward_function(signature, found), min_score=least, warm_up=warm_up, signature=signature
     )
-
-
-def _is_of_torchrl(found: Any) -> bool:
-    """Whether it is, or derives from, a class of TorchRL."""
-    ancestry = (found if inspect.isclass(found) else type(found)).__mro__
-    return any(cls.__module__.startswith("torchrl.") for cls in ancestry)

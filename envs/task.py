@@ -232,7 +232,8 @@ def checked_examples(task: Task, split: str) -> Sequence[Example]:
         )
     places: dict[int, int] = {}
     for place, example in enumerate(examples):
-        trouble = _trouble(example) if own or not _is_clean(example) else None
+        clean = not own and all(is_text(message["content"]) for message in example.messages)
+        trouble = None if clean else _trouble(example)
         if own and not trouble and places.setdefault(example.row, place) != place:
             trouble = (
                 f"has row={example.row}, as example {places[example.row]} has; give each a number of its own"
@@ -245,10 +246,6 @@ def checked_examples(task: Task, split: str) -> Sequence[Example]:
     if not prefill or task.members or task.reads_prefill:
         return examples
     return [example if example.prefill else replace(example, prefill=prefill) for example in examples]
-
-
-def _is_clean(example: Example) -> bool:
-    return all(is_text(message["content"]) for message in example.messages)
 
 
 def _trouble(example: Any) -> str | None:

@@ -16,7 +16,7 @@ from plan.memory import (
     usable_bytes,
 )
 from plan.microbatches import chunk_size, longest_row, microbatch_rows, packs, rank_microbatches
-from plan.model_shape import DTYPE_BYTES, GIB, ModelShape, find_shape, kv_cache_bytes
+from plan.model_shape import DTYPE_BYTES, GIB, ModelShape, find_shape, kv_cache_bytes, quantized_bytes
 from plan.plan import (
     Backend,
     EnginePlan,
@@ -28,7 +28,6 @@ from plan.plan import (
     gpus_used,
     resident,
 )
-from plan.quantization import quantized_bytes
 from plan.scorers import share_copies
 from plan.weight_bounds import BOUNDS, coarsest
 
@@ -54,9 +53,12 @@ def make_plan(config: Config, overlapped: bool, machine: Machine, folder: Path =
     """
     devices = _allocate(config, overlapped, machine)
     shape = find_shape(config.model.name)
-    frozen = _reference_shape(config, shape)
+    name = config.ref_model.name
+    frozen = find_shape(name, "ref_model.name") if name and config.policy.uses_reference else shape
     engine = _engine(config, overlapped, machine, devices, shape)
     learner = _learner(config, overlapped, devices, shape)
+    # Adapters are files to vLLM, and offloaded shards are gathered in host memory.
+    full = config.inference_model.lora == "merge" and config.train_model.offload != "all"
     plan = Plan(
         config=config,
         machine=machine,
@@ -68,19 +70,13 @@ def make_plan(config: Config, overlapped: bool, machine: Machine, folder: Path =
         engine=engine,
         learner=learner,
         reference=_reference(config, overlapped, devices, frozen),
-        transport=transport(devices, _speaks_natively(config, engine)),
+        transport=transport(devices, engine.backend == "vllm" and full),
         weight_check=_weight_check(config, engine, learner, shape),
         notes=(*devices.notes, *_idle_ranks(config)),
     )
     for decide in (_place_reference, share_copies, _share_gpu, _bound_cache, *NOTES):
         plan = decide(plan)
     return plan
-
-
-def _speaks_natively(config: Config, engine: EnginePlan) -> bool:
-    """Adapters are files to vLLM, and offloaded shards are gathered in host memory."""
-    full = config.inference_model.lora == "merge" and config.train_model.offload != "all"
-    return engine.backend == "vllm" and full
 
 
 def _idle_ranks(config: Config) -> tuple[str, ...]:
@@ -241,12 +237,6 @@ def _learner(config: Config, overlapped: bool, devices: DevicePlan, shape: Model
         chunk_size=None if shape is None else chunk_size(config, shape, devices.on_cpu),
         num_threads=config.train_model.num_threads or _threads(overlapped, devices),
     )
-
-
-def _reference_shape(config: Config, shape: ModelShape | None) -> ModelShape | None:
-    """Sizes of the reference's model. shape: of the policy."""
-    name = config.ref_model.name
-    return find_shape(name, "ref_model.name") if name and config.policy.uses_reference else shape
 
 
 def _reference(

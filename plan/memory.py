@@ -23,8 +23,7 @@ from plan.activations import (
 )
 from plan.gathering import gathered, kept_of_sums, last_sum_bytes
 from plan.microbatches import microbatch, rank_microbatches
-from plan.model_shape import DTYPE_BYTES, GIB, ModelShape
-from plan.quantization import NF4_BYTES, largest_matrix_bytes, quantized_bytes
+from plan.model_shape import DTYPE_BYTES, GIB, NF4_BYTES, ModelShape, quantized_bytes
 
 ADAM_STATES = 2
 MIXED_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
@@ -193,7 +192,8 @@ def train_phases(
         widths = frozen_arithmetic(config, on_cpu, ranks)
         scored = max(scored, scoring(config, frozen, on_cpu, widths, ranks), key=_sum)
     factor = arithmetic(config, on_cpu).factor if config.train_model.lora.quantized else 0
-    matrix = Use("a matrix out of 4 bits", largest_matrix_bytes(shape, factor), "model.dtype")
+    largest = shape.hidden_size * shape.intermediate_size
+    matrix = Use("a matrix out of 4 bits", largest * factor, "model.dtype")
     return [
         phase("score", *visitor, matrix, *scored),
         phase("optimize", matrix, *_peak(config, shape, on_cpu, gradients)),
@@ -225,14 +225,6 @@ def _step(config: Config, shape: ModelShape) -> list[Use]:
             Use("optimizer state, visiting", visiting, "train_model.offload=all, train_model.num_devices")
         )
     return uses
-
-
-def _copies(config: Config, shape: ModelShape, on_cpu: bool) -> float:
-    """Half-precision copies of the weights beyond one layer's. The backward pass needs them unless checkpointing casts
-    again, and there are none of weights in 4 bits, which are computed anew whenever they multiply."""
-    if config.train.gradient_checkpointing or config.train_model.lora.quantized:
-        return 0.0
-    return weight_copies_bytes(shape, arithmetic(config, on_cpu))
 
 
 def scoring(
@@ -283,7 +275,10 @@ def _peak(config: Config, shape: ModelShape, on_cpu: bool, gradients: Use) -> li
     recomputes = train.gradient_checkpointing
     block = block_bytes(shape, batch, widths)
     kept = block_input_bytes(shape, batch, widths) if recomputes else block
-    copies = _copies(config, shape, on_cpu)
+    # The backward pass needs half-precision copies of the weights unless checkpointing casts again. There are none of
+    # weights in 4 bits, which are computed anew whenever they multiply.
+    needed = not recomputes and not config.train_model.lora.quantized
+    copies = weight_copies_bytes(shape, widths) if needed else 0.0
     several = rank_microbatches(config, shape) > 1
     held = gradients.bytes if several else 0.0
     kept_sums = kept_of_sums(config, several)

@@ -12,6 +12,10 @@ from config.errors import ConfigError
 PROJECT = Path(__file__).resolve().parent.parent
 GIB = 1024**3
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1}
+NF4_BYTES, _SCALE_BYTES = 1 / 2, 1 / 64 + 4 / (64 * 256)
+"""Of a parameter in 4 bits: itself; an 8-bit scale for each 64, and a float32 scale for each 256 of those."""
+_KV_BLOCK = 128
+"""Tokens of a block of the KV cache."""
 
 
 @dataclass(frozen=True)
@@ -71,13 +75,17 @@ class ModelShape:
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * dtype_bytes
 
 
-def kv_cache_bytes(
-    shape: ModelShape, max_model_len: int, max_num_seqs: int, dtype_bytes: int, block: int = 128
-) -> int:
+def kv_cache_bytes(shape: ModelShape, max_model_len: int, max_num_seqs: int, dtype_bytes: int) -> int:
     """KV cache for `max_num_seqs` full sequences in whole blocks: 4 GiB at most, one sequence at least."""
-    blocks = -(-max_model_len // block)
-    one = blocks * block * shape.kv_bytes_per_token(dtype_bytes)
+    blocks = -(-max_model_len // _KV_BLOCK)
+    one = blocks * _KV_BLOCK * shape.kv_bytes_per_token(dtype_bytes)
     return max(2 * one, min(max_num_seqs * one, 4 * GIB))
+
+
+def quantized_bytes(shape: ModelShape, width: int, shards: int = 1) -> float:
+    """The linear layers but the head in 4 bits, all else in numbers of `width` bytes. Scales are in every shard."""
+    others = (shape.parameters - shape.linear_parameters) * width
+    return (shape.linear_parameters * NF4_BYTES + others) / shards + shape.linear_parameters * _SCALE_BYTES
 
 
 def model_path(name: str) -> str:

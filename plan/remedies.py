@@ -15,8 +15,6 @@ from typing import Any
 
 from config.checks import check
 from config.errors import ConfigError
-from config.inference import InferenceModelConfig
-from config.schema import Config
 from plan.machine import Machine
 from plan.make_plan import make_plan
 from plan.microbatches import chunk_size
@@ -95,12 +93,16 @@ def _changes(plan: Plan, machine: Machine) -> Iterator[Change]:
     kept = train.keep_checkpoints or 4
     yield Change("train.keep_checkpoints", tuple(fewer for fewer in (3, 2, 1) if fewer < kept))
     yield Change("train.async_checkpoint", (False,) if train.async_checkpoint else ())
-    yield Change("train.gradient_accumulation_steps", _smaller_microbatches(config))
+    completions, steps = config.optim_batch_size, train.gradient_accumulation_steps
+    more_steps = (count for count in range(steps + 1, completions + 1) if completions % count == 0)
+    yield Change("train.gradient_accumulation_steps", tuple(more_steps))
     yield Change("train.log_prob_chunk_size", _smaller_chunks(plan))
     yield Change("train.gradient_checkpointing", () if train.gradient_checkpointing else (True,))
     shares = tuple(share for share in (0.9, 0.95) if share > inference.gpu_memory_utilization)
     yield Change("inference_model.gpu_memory_utilization", shares)
-    yield Change("train_model.num_devices", _other_counts(config.train_model.num_devices, gpus))
+    present = config.train_model.num_devices
+    counts = range(gpus, 0, -1) if present > gpus else range(present + 1, gpus + 1)
+    yield Change("train_model.num_devices", tuple(counts))
     nodes, ranks = config.train_model.num_nodes, config.train_model.ranks
     yield Change(
         "train_model.num_nodes", tuple(count for count in range(nodes - 1, 0, -1) if ranks % count == 0)
@@ -108,25 +110,25 @@ def _changes(plan: Plan, machine: Machine) -> Iterator[Change]:
     for section in ("train_model", "ref_model", "inference_model"):
         by_hand = isinstance(attrgetter(section)(config).devices, list | tuple)
         yield Change(f"{section}.devices", (None,) if by_hand else ())
-    yield Change("inference_model.num_devices", _fewer_to_generate(inference))
+    split = inference.tensor_parallel_size  # one engine less at a time
+    fewer = () if inference.devices is not None else tuple(range(inference.num_devices - split, 0, -split))
+    yield Change("inference_model.num_devices", fewer)
     yield Change("ref_model.shard_size", (None,) if config.ref_model.shard_size else ())
     yield Change("ref_model.num_devices", _other_scorers(plan, gpus * machine.nodes))
     halves = plan.reference.ranks > 0 and config.reference_model.dtype == "float32"
     yield Change("ref_model.dtype", ("bfloat16",) if halves else ())
     half_shards = config.train.mixed_precision == "fp16" and plan.reference.shard_size > 1
     yield Change("train.mixed_precision", ("bf16",) if half_shards else ())
-    yield Change("inference_model.quantization", _eight_bits(plan))
+    in_eight_bits = plan.engine.backend == "vllm" and not plan.devices.on_cpu
+    yield Change(
+        "inference_model.quantization", ("fp8",) if in_eight_bits and inference.quantization is None else ()
+    )
     yield Change("policy.kl_coef", () if config.policy.kl_coef == 0 else (0.0,))
     yield Change("train_model.lora.quantization", ("none",) if config.train_model.lora.quantized else ())
     yield Change("train_model.lora.enabled", () if config.train_model.lora.enabled else (True,))
     yield Change("model.dtype", () if config.model.dtype == "bfloat16" else ("bfloat16",))
     shorter = tuple(inference.max_tokens // part for part in (2, 4, 8))
     yield Change("inference_model.max_tokens", tuple(length for length in shorter if length >= 128))
-
-
-def _other_counts(present: int, gpus: int) -> tuple[int, ...]:
-    """More devices of those that are there; fewer where there are not that many."""
-    return tuple(range(gpus, 0, -1)) if present > gpus else tuple(range(present + 1, gpus + 1))
 
 
 def _other_scorers(plan: Plan, gpus: int) -> tuple[int | None, ...]:
@@ -140,25 +142,8 @@ def _other_scorers(plan: Plan, gpus: int) -> tuple[int | None, ...]:
     return tuple(range(present + 1, present + left + 1))
 
 
-def _fewer_to_generate(inference: InferenceModelConfig) -> tuple[int, ...]:
-    """One engine less at a time, down to one."""
-    split = inference.tensor_parallel_size
-    return () if inference.devices is not None else tuple(range(inference.num_devices - split, 0, -split))
-
-
-def _smaller_microbatches(config: Config) -> tuple[int, ...]:
-    """Divisors of the completions of a step."""
-    completions, steps = config.optim_batch_size, config.train.gradient_accumulation_steps
-    return tuple(count for count in range(steps + 1, completions + 1) if completions % count == 0)
-
-
 def _smaller_chunks(plan: Plan) -> tuple[int, ...]:
     if plan.shape is None:
         return ()
     present = chunk_size(plan.config, plan.shape, plan.devices.on_cpu)
     return tuple(rows for rows in (1024, 512, 256, 128) if rows < present)
-
-
-def _eight_bits(plan: Plan) -> tuple[str, ...]:
-    usable = plan.engine.backend == "vllm" and not plan.devices.on_cpu
-    return ("fp8",) if usable and plan.config.inference_model.quantization is None else ()

@@ -10,6 +10,7 @@ stream of token ids that is only ever extended.
 
 import asyncio
 import hashlib
+import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,7 +22,6 @@ from envs.judging.lowest_scores import LowestScores
 from envs.task import Completion, Example
 from envs.teacher_prompt import TeacherPrompt
 from envs.turns import Conversation
-from rollout.balanced_candidates import choose_balanced
 from rollout.engines.sampler import Request, Sampler
 
 Judge = Callable[[Sequence[Completion], Sequence[Example]], Awaitable[Sequence[Verdict]]]
@@ -108,7 +108,7 @@ class Generation:
         verdicts = await self.judge(shown, [example] * len(shown))
         for one, verdict in zip(candidates, verdicts, strict=True):
             one.verdict = verdict
-        pairs = list(zip(candidates, self._chosen(verdicts, request.seed), strict=True))
+        pairs = list(zip(candidates, choose_balanced(verdicts, self.repeats, request.seed), strict=True))
         return Group(
             request.request_id,
             example,
@@ -125,11 +125,21 @@ class Generation:
         """Token ids of the teacher's prompt; none where it is the policy's."""
         return () if self.teacher is None else self.encoder.encode(self.teacher.example(example))
 
-    def _chosen(self, verdicts: Sequence[Verdict], seed: int) -> list[bool]:
-        """Which of the candidates make the group."""
-        if self.candidates == self.repeats:
-            return [True] * self.repeats
-        return choose_balanced(verdicts, self.repeats, seed)
+
+def choose_balanced(verdicts: Sequence[Verdict], repeats: int, seed: int) -> list[bool]:
+    """`repeats` of a prompt's candidates: as many right as wrong ones, or as near to it as there are.
+
+    Which of the right (or wrong) ones is random, fixed by `seed`. Those whose judging failed are taken last.
+    """
+    chance = random.Random(seed)
+    order = sorted(range(len(verdicts)), key=[chance.random() for _ in verdicts].__getitem__)
+    right = [place for place in order if verdicts[place].judged and verdicts[place].success > 0.5]
+    wrong = [place for place in order if verdicts[place].judged and verdicts[place].success <= 0.5]
+    failed = [place for place in order if not verdicts[place].judged]
+    take_right = min(len(right), max(repeats - len(wrong), repeats // 2))
+    take_wrong = min(len(wrong), repeats - take_right)
+    chosen = {*right[:take_right], *wrong[:take_wrong], *failed[: repeats - take_right - take_wrong]}
+    return [place in chosen for place in range(len(verdicts))]
 
 
 def _append(whole: SampledCompletion, more: SampledCompletion, sampled: bool) -> None:

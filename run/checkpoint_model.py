@@ -82,7 +82,7 @@ def names_checkpoint(name: str) -> bool:
     path = Path(name)
     if (Path(model_path(name)) / "config.json").is_file():
         return False
-    return path.suffix == ".pt" or is_checkpoint(path) or (path / FOLDER).is_dir() or (path / MODEL).is_dir()
+    return is_checkpoint(path) or (path / FOLDER).is_dir() or (path / MODEL).is_dir()
 
 
 def trained_model(saved: "Saved") -> ModelConfig:

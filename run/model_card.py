@@ -26,11 +26,12 @@ def model_card(state: Mapping[str, Any], rows: Sequence[Row]) -> str:
     config, steps = state["config"], state["learner"]["optimizer_steps"]
     rows = [row for row in rows if row["optimizer_step"] <= steps]
     name, lora = config["model"]["name"], config["train_model"]["lora"]
+    data = " and ".join(f"`{one}`" for one in _members(config))
     sections = [
         _head(config),
         f"# {Path(name).name}, trained with GRPO\n",
         f"`{name}` after {steps} optimizer steps ({state['iteration']} iterations) of reinforcement learning on "
-        f"{_data(config)}, {config['env']['repeats']} completions a prompt. {_weights(config)}\n",
+        f"{data}, {config['env']['repeats']} completions a prompt. {_weights(config)}\n",
         "## Use\n",
         _use(lora),
         "## Training\n",
@@ -43,8 +44,9 @@ def model_card(state: Mapping[str, Any], rows: Sequence[Row]) -> str:
 
 def _head(config: Mapping[str, Any]) -> str:
     lines = ["---", "library_name: transformers", "pipeline_tag: text-generation"]
-    if _on_hub(config["model"]["name"]):
-        lines.append(f"base_model: {config['model']['name']}")
+    name = config["model"]["name"]
+    if HUB_NAME.fullmatch(name) and not Path(name).exists() and not name.startswith("models/"):
+        lines.append(f"base_model: {name}")
     members = [DATASETS[one] for one in _members(config) if one in DATASETS]
     if members and not config["env"]["data_files"]:
         lines += ["datasets:", *(f"- {one}" for one in members)]
@@ -52,16 +54,8 @@ def _head(config: Mapping[str, Any]) -> str:
     return "\n".join([*lines, "tags:", *(f"- {tag}" for tag in tags), "---", ""])
 
 
-def _on_hub(name: str) -> bool:
-    return HUB_NAME.fullmatch(name) is not None and not Path(name).exists() and not name.startswith("models/")
-
-
 def _members(config: Mapping[str, Any]) -> list[str]:
     return [*config["env"]["mixture"]] or [config["env"]["dataset"]]
-
-
-def _data(config: Mapping[str, Any]) -> str:
-    return " and ".join(f"`{one}`" for one in _members(config))
 
 
 def _weights(config: Mapping[str, Any]) -> str:
@@ -133,7 +127,8 @@ def _mean(rows: Sequence[Row], key: str) -> float:
 
 
 def _evaluations(rows: Sequence[Row]) -> Iterator[str]:
-    found = [(row, name) for row in rows for name in _sets(row)]
+    named = [(row, re.fullmatch("eval/(.+)/problems", key)) for row in rows for key in row]
+    found = [(row, match[1]) for row, match in named if match]
     if not found:
         return
     yield "## Evaluation\n"
@@ -144,11 +139,6 @@ def _evaluations(rows: Sequence[Row]) -> Iterator[str]:
         scores = " | ".join(_with_interval(row, f"eval/{name}/{key}") for key in ("pass@1", "score"))
         yield f"| {name} | {row.get('iteration', '')} | {steps} | {scores} | {problems:.0f} |"
     yield ""
-
-
-def _sets(row: Row) -> list[str]:
-    ends = "/problems"
-    return [key[len("eval/") : -len(ends)] for key in row if key.startswith("eval/") and key.endswith(ends)]
 
 
 def _with_interval(row: Row, key: str) -> str:

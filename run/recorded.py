@@ -37,8 +37,8 @@ def has_ledger(run_dir: Path) -> None:
     """Raises ConfigError where a run's folder holds no ledger."""
     if not ledger_files(run_dir):
         raise ConfigError(
-            f"run_dir={run_dir}: there is no rollouts/ in this folder: the run had logging.rollouts_gb=0, has ended no "
-            "iteration yet, or is of an older version of this code"
+            f"run_dir={run_dir}: there is no rollouts/ in this folder: the run had logging.rollouts_gb=0, or has "
+            "ended no iteration yet"
         )
 
 

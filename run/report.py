@@ -32,7 +32,10 @@ class ReportWriter:
 
     def renew(self) -> None:
         """After an evaluation: make the report beside the run, where the last one is long enough ago."""
-        if self._writer is not None and (self._writer.poll() is None or not self._is_due()):
+        report = self.run_dir / REPORT
+        took = report.stat().st_mtime - self._begun if report.is_file() else 0.0
+        due = time.time() - self._begun > SPARING * took
+        if self._writer is not None and (self._writer.poll() is None or not due):
             return
         place = str(Path(__file__).resolve().parents[1])
         path = os.pathsep.join([place, *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -47,11 +50,6 @@ class ReportWriter:
             )
         except OSError as error:
             self._failed(error)
-
-    def _is_due(self) -> bool:
-        report = self.run_dir / REPORT
-        took = report.stat().st_mtime - self._begun if report.is_file() else 0.0
-        return time.time() - self._begun > SPARING * took
 
     def finish(self) -> None:
         """The end of the run, when all its files are written."""

@@ -7,11 +7,10 @@ What a checkpoint holds is in training/checkpoint.py; run/checkpoint_model.py ma
 
 import re
 from dataclasses import asdict, dataclass
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from config.checkpoints import FOLDER, checkpoints, is_checkpoint, newest_checkpoint, of_older_version
+from config.checkpoints import FOLDER, checkpoints, is_checkpoint, newest_checkpoint
 from config.errors import ConfigError
 from config.folders import holder
 from config.schema import Config
@@ -76,7 +75,7 @@ def find(config: Config, run_dir: Path, schedule: type[ScheduleType]) -> tuple["
         ConfigError: checkpoints are in the way of what would replace them; there is nothing to go on from, or only
             what the other script wrote.
     """
-    named, own = config.train.resume, bool(checkpoints(run_dir) or of_older_version(run_dir))
+    named, own = config.train.resume, bool(checkpoints(run_dir))
     if own and config.run == "eval":
         raise ConfigError(
             f"hydra.run.dir={run_dir} is the folder of a training run, whose metrics an evaluation would replace; take "
@@ -126,8 +125,8 @@ def _among_siblings(
 ) -> tuple["Saved | None", list[str]]:
     from training.checkpoint import origin
 
-    nearest, beside = "", siblings(run_dir)
-    for folder in _newest_first(beside):
+    nearest = ""
+    for folder in _newest_first(siblings(run_dir)):
         known = next((found for path in checkpoints(folder) if (found := origin(path)) is not None), None)
         if known is None:
             nearest = nearest or f"; none of the checkpoints in {folder} can be read"
@@ -143,10 +142,6 @@ def _among_siblings(
             return saved, [*told, f"train.resume=auto takes {saved.path}"]
         why = f"is at work ({owner})" if owner else f"differs in {', '.join(map(str, different[:4]))}"
         nearest = nearest or f"; {folder} {why}: train.resume={folder} would go on from it"
-    of_files = (old for folder in beside if (old := of_older_version(folder)) is not None)
-    nearest = nearest or "".join(
-        f"; an older version of this code wrote {old}" for old in islice(of_files, 1)
-    )
     looked = " and ".join(str(root / pattern) for root, pattern in places(run_dir)) or str(run_dir)
     text = f"train.resume=auto: no checkpoint of this run in {looked}{nearest}"
     if config.run == "eval":

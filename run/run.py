@@ -142,7 +142,7 @@ class Run:
 
     def _sampled_since_push(self, batch: "Batch", groups: "Sequence[Group]") -> "Mapping[str, Tensor]":
         """Tokens that a step can compare engines by; where they are too few, fixed sequences are compared now."""
-        from run.engine_log_probs import sampled_tokens
+        from training.batch import sampled_tokens
 
         if not self.weights.current:
             return {}

@@ -18,7 +18,6 @@ from config.errors import ConfigError
 from monitoring import trackers
 from rollout.engines.transformers_engine import TransformersEngine
 from run.build import build
-from run.checkpoint_model import with_model
 from run.jobs import run_job
 from run.lockstep import Lockstep
 from run.overlapped import Overlapped
@@ -124,25 +123,6 @@ def test_a_checkpoint_of_another_version_is_named(tmp_path: Path) -> None:
         ConfigError, match=r"checkpoint_000007: it holds no config, evaluated, .*another version"
     ):
         build(configured(*SMALL, "train.resume=auto"), tmp_path, Lockstep)
-
-
-def test_checkpoints_of_the_version_that_wrote_files_are_named(tmp_path: Path) -> None:
-    """In this run's own folder, given by name, as a model, and beside this run."""
-    old = tmp_path / "2026-01-01" / "00-00-00" / "checkpoints" / "checkpoint_000007.pt"
-    old.parent.mkdir(parents=True)
-    old.write_bytes(b"whatever it holds")
-    run_dir = old.parent.parent
-    with pytest.raises(ConfigError, match="holds the checkpoints of an earlier run"):
-        build(configured(*SMALL), run_dir, Lockstep)
-    for place in ("auto", run_dir, old.parent, old):
-        with pytest.raises(
-            ConfigError, match=rf"train\.resume={old}: an older version of this code wrote it"
-        ):
-            build(configured(*SMALL, f"train.resume={place}"), run_dir, Lockstep)
-    with pytest.raises(ConfigError, match=rf"model\.name={old}: an older version of this code wrote it"):
-        with_model(configured(*SMALL, f"model.name={old}"))
-    saved, told = find(configured(*SMALL, "train.resume=auto"), run_dir.parent / "00-00-01", Lockstep)
-    assert saved is None and f"; an older version of this code wrote {old}; starting from" in told[0]
 
 
 def test_an_evaluation_that_was_given_up_is_made_up_for(tmp_path: Path) -> None:

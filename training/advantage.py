@@ -35,7 +35,8 @@ class Rewards:
         values = torch.where(valid, values, 0.0)
         count = valid.sum(dim=1, keepdim=True)
         lengths = torch.where(valid, torch.ones_like(values) if lengths is None else lengths.double(), 0.0)
-        return cls(values, _relative(values, valid), valid, count, lengths)
+        first = values.gather(1, valid.int().argmax(dim=1, keepdim=True))
+        return cls(values, torch.where(valid, values - first, 0.0), valid, count, lengths)
 
 
 def batch_advantage(
@@ -97,17 +98,8 @@ def group_advantage(
     return torch.where(valid, torch.where(deviation > 0, centred / divisor, undivided), 0.0)
 
 
-def _relative(rewards: Tensor, valid: Tensor) -> Tensor:
-    first = rewards.gather(1, valid.int().argmax(dim=1, keepdim=True))
-    return torch.where(valid, rewards - first, 0.0)
-
-
 def _from_mean(group: Rewards) -> Tensor:
     return group.relative - group.relative.sum(dim=1, keepdim=True) / group.count.clamp_min(1)
-
-
-def _from_mean_of_others(group: Rewards) -> Tensor:
-    return _from_mean(group) * group.count / (group.count - 1).clamp_min(1)
 
 
 def _from_length_weighted_mean(group: Rewards) -> Tensor:
@@ -126,7 +118,7 @@ def lead(group: Rewards) -> Tensor:
 
 BASELINES: dict[str, Callable[[Rewards], Tensor]] = {
     "mean": _from_mean,
-    "leave_one_out": _from_mean_of_others,
+    "leave_one_out": lambda group: _from_mean(group) * group.count / (group.count - 1).clamp_min(1),
     "length_weighted": _from_length_weighted_mean,
     "runner_up": lead,
     "none": lambda group: group.values,
@@ -178,7 +170,6 @@ OF_THE_GROUP = frozenset({"std_unbiased", "std_population", "std_leave_one_out",
 DIVISORS: dict[str, Callable[[Tensor, float], Tensor]] = {
     "add": lambda deviation, epsilon: deviation + epsilon,
     "clamp": lambda deviation, epsilon: deviation.clamp_min(epsilon),
-    "inside": lambda deviation, epsilon: (deviation.square() + epsilon).sqrt(),
 }
 
 
@@ -193,7 +184,11 @@ WHITENED: dict[str, Callable[[Tensor, Tensor], Tensor | None]] = {
     "tokens": _of_tokens,
 }
 """What each advantage weighs in the statistics of the batch."""
-WHITENING_DIVISORS = DIVISORS | {"clamp": lambda deviation, epsilon: deviation.clamp_min(math.sqrt(epsilon))}
+WHITENING_DIVISORS: dict[str, Callable[[Tensor, float], Tensor]] = {
+    "add": DIVISORS["add"],
+    "clamp": lambda deviation, epsilon: deviation.clamp_min(math.sqrt(epsilon)),
+    "inside": lambda deviation, epsilon: (deviation.square() + epsilon).sqrt(),
+}
 DEGREES_LOST = {"std_unbiased": 1, "std_population": 0}
 
 

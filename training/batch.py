@@ -7,7 +7,7 @@ left, responses on the right, with zeros. Masks go by length, never by the value
 """
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 
 import numpy as np
@@ -228,3 +228,14 @@ def _drawn(completions: Sequence[SampledCompletion], response_mask: Tensor) -> T
         if one.sampled:
             drawn[row, : len(one.sampled)] = torch.tensor(one.sampled)
     return drawn
+
+
+def sampled_tokens(batch: Batch, groups: Sequence[Group], version: int) -> Mapping[str, Tensor]:
+    """Masks [N, R] of the tokens in the loss that `version` sampled, by the engine's name."""
+    assert batch.mask is not None
+    own = batch.mask & (batch.policy_version == version)
+    engines = [one.engine for group in groups for one in group.completions]
+    return {
+        name: own & torch.tensor([engine == name for engine in engines], device=own.device)[:, None]
+        for name in sorted(set(engines))
+    }

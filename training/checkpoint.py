@@ -21,7 +21,6 @@ from config.checkpoints import (
     WRITING,
     checkpoints,
     hidden,
-    of_older_version,
     remove_checkpoint,
 )
 from config.errors import ConfigError
@@ -103,8 +102,6 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         ConfigError: there is no checkpoint, another version of this code wrote it, or (UnreadableError) it is only
             a part of one.
     """
-    if path.suffix == ".pt" and path.is_file():
-        raise ConfigError(f"train.resume={path}: {_ONE_FILE}")
     if not path.is_dir():
         raise ConfigError(
             f"train.resume={path}: no such folder; give a checkpoint, the folder of a run, or train.resume=auto"
@@ -123,12 +120,6 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
             "that version, or train from the beginning without train.resume"
         )
     return state
-
-
-_ONE_FILE = (
-    "an older version of this code wrote it, whose checkpoints were files; go on with that version, or train from the "
-    "beginning in another folder"
-)
 
 
 def _run_state(path: Path) -> dict[str, Any]:
@@ -183,9 +174,6 @@ def load_newest(run_dir: Path) -> tuple[Path, dict[str, Any], list[str]]:
             f"train.resume: none of the {len(passed_over)} checkpoints in {run_dir / FOLDER} can be read "
             f"({passed_over[0]}); train from the beginning in another folder, or restore one from a copy"
         )
-    old = of_older_version(run_dir)
-    if old is not None:
-        raise ConfigError(f"train.resume={old}: {_ONE_FILE}")
     raise ConfigError(f"train.resume={run_dir}: there is no {FOLDER}/checkpoint_* in this folder")
 
 

@@ -48,12 +48,8 @@ def _success_rate(rewards: Tensor, success: Tensor, valid: Tensor) -> Tensor:
     return torch.where(valid, success, 0.0).sum(dim=1) / valid.sum(dim=1).clamp_min(1)
 
 
-def _reward_deviation(rewards: Tensor, success: Tensor, valid: Tensor) -> Tensor:
-    return deviation(Rewards.of(rewards, valid), degrees_lost=0).squeeze(1)
-
-
 FILTER_STATISTICS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "success": _success_rate,
-    "reward_std": _reward_deviation,
+    "reward_std": lambda rewards, success, valid: deviation(Rewards.of(rewards, valid), 0).squeeze(1),
     "lead": lambda rewards, success, valid: lead(Rewards.of(rewards, valid)).sum(dim=1),
 }

@@ -115,7 +115,9 @@ class GRPOLoss(LossModule):
         tokens = tokens if isinstance(tokens, Tokens) else declared(Tokens, tokens)
         policy = self.policy if entropy_coef is None else replace(self.policy, entropy_coef=entropy_coef)
         environment = environment_tokens(tokens, given[keys.mask]) if policy.environment_coef else None
-        scored = tokens if environment is None else _with_environment(tokens)
+        scored: Tokens = tokens if environment is None else tokens.copy()
+        if environment is not None:
+            scored.loss_mask = tokens.response_mask
         scores = self.scorer(scored, given[keys.temperature], with_entropy=True)
 
         def of(key: NestedKey) -> Any:
@@ -149,13 +151,6 @@ class GRPOLoss(LossModule):
     def total(losses: TensorDictBase) -> Tensor:
         """What is minimised: the sum of an output's terms."""
         return torch.stack([losses[name] for name in LOSSES]).sum()
-
-
-def _with_environment(tokens: Tokens) -> Tokens:
-    """The same with what the environment wrote among the tokens that are scored."""
-    together: Tokens = tokens.copy()
-    together.loss_mask = tokens.response_mask
-    return together
 
 
 def _output(terms: Metrics, metrics: Metrics, known: dict[str, Tensor]) -> TensorDict:

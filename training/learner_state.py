@@ -99,12 +99,8 @@ def _adamw(zeros: Tensor, group: Mapping[str, Any]) -> States:
     return {STEP: step, "exp_avg": zeros, "exp_avg_sq": zeros.clone()}
 
 
-def _muon(zeros: Tensor, group: Mapping[str, Any]) -> States:
-    return {"momentum_buffer": zeros}
-
-
 _FIRST: dict[type[Optimizer], Callable[[Tensor, Mapping[str, Any]], States]] = {
     ShardedAdamW: _adamw,
-    Muon: _muon,
+    Muon: lambda zeros, group: {"momentum_buffer": zeros},
 }
 """What an optimizer remembers of a parameter before its first step."""

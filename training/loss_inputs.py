@@ -135,13 +135,11 @@ def _of_sequence(log_ratio: Tensor, mask: Tensor, epsilon: float) -> Tensor:
     return row_mean(log_ratio, mask, epsilon).expand_as(log_ratio)
 
 
-def _of_sequence_by_token(log_ratio: Tensor, mask: Tensor, epsilon: float) -> Tensor:
-    return log_ratio - log_ratio.detach() + _of_sequence(log_ratio, mask, epsilon).detach()
-
-
 LOG_RATIOS: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
     "token": lambda log_ratio, mask, epsilon: log_ratio,
     "sequence": _of_sequence,
-    "sequence_token": _of_sequence_by_token,
+    "sequence_token": lambda log_ratio, mask, epsilon: (
+        log_ratio - log_ratio.detach() + _of_sequence(log_ratio, mask, epsilon).detach()
+    ),
     "none": lambda log_ratio, mask, epsilon: torch.zeros_like(log_ratio),
 }

@@ -64,7 +64,8 @@ def share_out(
         some = bins[start : start + workers]
         lightest = sorted(range(workers), key=loads.__getitem__)
         for worker, one in zip(lightest, some, strict=False):
-            dealt[worker].append(_microbatch(batch, one))
+            rows = torch.tensor(sorted(one.rows))
+            dealt[worker].append(Microbatch(rows, batch[rows]))
             loads[worker] += one.positions
         for worker in lightest[len(some) :]:
             dealt[worker].append(idle(batch))
@@ -95,7 +96,8 @@ def share_apart(
     teaches: bool [N], rows whose gradient need not be zero. Where there are none, every worker begins with an idle
     microbatch: the optimizer takes its step with the zeros that come of it.
     """
-    groups = _groups_with(batch, teaches)
+    # Cut apart, a group's prompt would be computed twice.
+    groups = torch.isin(batch.group_id[:, 0], batch.group_id[teaches, 0])
     shares: list[list[Microbatch]] = [[] if groups.any() else [idle(batch)] for _ in range(workers)]
     for rows, taught in ((groups.nonzero()[:, 0], True), ((~groups).nonzero()[:, 0], False)):
         if not len(rows):
@@ -105,12 +107,6 @@ def share_apart(
         for share, dealt in zip(shares, share_out(part, workers, count, max_tokens, packs), strict=True):
             share += [replace(one, rows=rows[one.rows], teaches=taught) for one in dealt]
     return shares
-
-
-def _groups_with(batch: Batch, rows: Tensor) -> Tensor:
-    """bool [N]: the rows of groups that hold one of `rows`, bool [N]: cut apart, a group's prompt would be computed
-    twice."""
-    return torch.isin(batch.group_id[:, 0], batch.group_id[rows, 0])
 
 
 def _within(bins_of: Callable[[int], list[Bin]], microbatches: int, max_tokens: int | None) -> list[Bin]:
@@ -125,11 +121,6 @@ def _within(bins_of: Callable[[int], list[Bin]], microbatches: int, max_tokens: 
 
 def _whole(batch: Batch) -> Microbatch:
     return Microbatch(torch.arange(len(batch)), batch)
-
-
-def _microbatch(batch: Batch, one: Bin) -> Microbatch:
-    rows = torch.tensor(sorted(one.rows))
-    return Microbatch(rows, batch[rows])
 
 
 def idle(batch: Batch) -> Microbatch:

@@ -39,7 +39,10 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
                 f"optimizer.group_lr[{pattern!r}] matches no parameter; "
                 f"they have names such as {next(iter(named))}"
             )
-    hidden = _hidden_matrices(model) if config.name == "muon_adamw" else set()
+    hidden: set[int] = set()
+    if config.name == "muon_adamw":
+        outside = {id(parameter) for module in model.modules() for parameter in _outside_parameters(module)}
+        hidden = {id(parameter) for parameter in model.parameters() if parameter.ndim == 2} - outside
     groups: dict[tuple[bool, str | None, bool], Group] = {}
     for name, parameter in named.items():
         is_hidden = id(parameter) in hidden
@@ -61,12 +64,6 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
         members.append(Muon(matrices, momentum=config.muon_momentum, adjust_lr_fn="match_rms_adamw"))
     optimizer = members[0] if len(members) == 1 else JointOptimizer(members)
     return MasterWeights(optimizer) if any(map(is_half, named.values())) else optimizer
-
-
-def _hidden_matrices(model: nn.Module) -> set[int]:
-    """Ids of the two-dimensional parameters that are neither an embedding's nor the output head's."""
-    outside = {id(parameter) for module in model.modules() for parameter in _outside_parameters(module)}
-    return {id(parameter) for parameter in model.parameters() if parameter.ndim == 2} - outside
 
 
 def _outside_parameters(module: nn.Module) -> Iterable[nn.Parameter]:

@@ -22,14 +22,6 @@ def _clip(policy: PolicyConfig, inputs: LossInputs) -> Tensor:
     return torch.where(advantage < 0, torch.minimum(loss, -policy.dual_clip * advantage), loss)
 
 
-def _cispo(policy: PolicyConfig, inputs: LossInputs) -> Tensor:
-    return -_clipped(policy, inputs.ratio).detach() * inputs.advantage * inputs.log_prob
-
-
-def _clamp(policy: PolicyConfig, inputs: LossInputs) -> Tensor:
-    return -_clipped(policy, inputs.ratio) * inputs.advantage
-
-
 def _either(condition: Tensor, first: float, second: float, like: Tensor) -> Tensor:
     """`first` where `condition` holds, `second` elsewhere, in the dtype and on the device of `like`."""
     return torch.where(condition, like.new_full((), first), like.new_full((), second))
@@ -60,7 +52,8 @@ def _vespo(policy: PolicyConfig, inputs: LossInputs) -> Tensor:
     """phi(W) = W^k exp(lambda (1 - W)) with W = p(sequence) / q(sequence), the engine's where a mismatch is weighed."""
     log_w = row_sum(inputs.log_ratio.detach().clamp(-20.0, 20.0), inputs.mask)
     if policy.mismatch != "none":
-        log_w = log_w + row_sum(_log_mismatch(policy, inputs), inputs.mask)
+        weight = (inputs.old - inputs.sample).exp().clamp(policy.mismatch_floor, policy.mismatch_cap)
+        log_w = log_w + row_sum(weight.log().clamp(LOG_W_MIN, LOG_W_MAX), inputs.mask)
     log_w = log_w.clamp(LOG_W_MIN, LOG_W_MAX)
     positive = inputs.advantage >= 0
     power, slope = (_either(positive, *pair, inputs.ratio) for pair in (VESPO_POWERS, VESPO_SLOPES))
@@ -72,23 +65,14 @@ VESPO_POWERS, VESPO_SLOPES = (2.0, 3.0), (3.0, 2.0)
 """k and lambda of `_vespo`, where the advantage is not negative and where it is."""
 
 
-def _log_mismatch(policy: PolicyConfig, inputs: LossInputs) -> Tensor:
-    weight = (inputs.old - inputs.sample).exp().clamp(policy.mismatch_floor, policy.mismatch_cap)
-    return weight.log().clamp(LOG_W_MIN, LOG_W_MAX)
-
-
-def _unclipped(policy: PolicyConfig, inputs: LossInputs) -> Tensor:
-    return -(inputs.log_prob if policy.ratio == "none" else inputs.ratio) * inputs.advantage
-
-
 POLICY_TERMS: dict[str, Callable[[PolicyConfig, LossInputs], Tensor]] = {
     "clip": _clip,
-    "cispo": _cispo,
-    "clamp": _clamp,
+    "cispo": lambda policy, of: -_clipped(policy, of.ratio).detach() * of.advantage * of.log_prob,
+    "clamp": lambda policy, of: -_clipped(policy, of.ratio) * of.advantage,
     "soft_clip": _soft_clip,
     "geometric": _geometric,
     "vespo": _vespo,
-    "none": _unclipped,
+    "none": lambda policy, of: -(of.log_prob if policy.ratio == "none" else of.ratio) * of.advantage,
 }
 
 

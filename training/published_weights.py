@@ -79,10 +79,12 @@ def named_weights(model: Any, dtype: torch.dtype | None = None) -> list[PolicyTe
     Raises:
         ConfigError: a LoRA variant without a plain merge (DoRA).
     """
-    return [
-        PolicyTensor(name, tensor, layer, _rounded(tensor, layer, dtype))
-        for name, tensor, layer in _tensors(model)
-    ]
+    tensors = []
+    for name, tensor, layer in _tensors(model):
+        own = shape_and_dtype(tensor, None if layer is None else layer.get_base_layer())[1]
+        rounded = own if dtype is None or not own.is_floating_point else dtype
+        tensors.append(PolicyTensor(name, tensor, layer, rounded))
+    return tensors
 
 
 def adapter_weights(model: Any) -> list[PolicyTensor]:
@@ -137,11 +139,6 @@ class PolicyWeights:
     def score(self, sequences: Sequence[Sequence[int]], temperature: float = 1.0) -> list[list[float]]:
         """Log-probs of all tokens but the first, [count][length - 1]."""
         return plain_scores(self.model, sequences, temperature, self._within)
-
-
-def _rounded(tensor: torch.Tensor, layer: Any, dtype: torch.dtype | None) -> torch.dtype:
-    own = shape_and_dtype(tensor, None if layer is None else layer.get_base_layer())[1]
-    return own if dtype is None or not own.is_floating_point else dtype
 
 
 def _tensors(model: Any) -> Iterator[tuple[str, torch.Tensor, Any]]:

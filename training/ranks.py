@@ -149,7 +149,10 @@ class Ranks:
             there = wait_for_any(waiting, min(remaining, 1.0))
             outcomes = {ref: _outcome(ref) for ref in there}
             if any(error is not None for _, error in outcomes.values()):
-                raise self._failure(what, self._failures(waiting))
+                # Those that follow soon as well: the first to be told of need not be the first that failed.
+                ended = wait_for_all(waiting, _GRACE_S)
+                failed = {waiting[ref]: error for ref in ended if (error := _error(ref)) is not None}
+                raise self._failure(what, failed)
             answered |= {waiting.pop(ref): answer for ref, (answer, _) in outcomes.items()}
         return [answered[number] for number in range(len(calls))]
 
@@ -166,11 +169,6 @@ class Ranks:
         broken = self.answers(self.begin_same("send", version, engines), "its part of a push", _PUSH)[0]
         if broken is not None:
             raise broken
-
-    def _failures(self, waiting: dict[Reference, int]) -> dict[int, Exception]:
-        """By rank, with those that follow soon: the first to be told of need not be the first that failed."""
-        there = wait_for_all(waiting, _GRACE_S)
-        return {waiting[ref]: error for ref in there if (error := _error(ref)) is not None}
 
     def _failure(self, method: str, failed: dict[int, Exception]) -> Exception:
         number = min(failed, key=lambda number: _after_others(failed[number]))

@@ -98,7 +98,8 @@ def _load(
 
 def saved_shapes(folder: Path) -> dict[str, list[int]]:
     """The whole shape of every tensor in a folder. Raises UnreadableError."""
-    return {name: list(one.size) for name, one in _descriptions(folder).items()}
+    found = _metadata(folder).state_dict_metadata
+    return {name: list(one.size) for name, one in found.items() if isinstance(one, TensorStorageMetadata)}
 
 
 class SavedTensors:
@@ -200,11 +201,6 @@ class _Reader(FileSystemReader):
         assert self.metadata.storage_meta is not None
         self.metadata.storage_meta.load_id = self.load_id
         return self.metadata
-
-
-def _descriptions(folder: Path) -> dict[str, TensorStorageMetadata]:
-    found = _metadata(folder).state_dict_metadata
-    return {name: one for name, one in found.items() if isinstance(one, TensorStorageMetadata)}
 
 
 def _metadata(folder: Path) -> Metadata:

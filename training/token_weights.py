@@ -30,7 +30,7 @@ class TokenWeights:
 def token_weights(policy: PolicyConfig, inputs: LossInputs) -> TokenWeights:
     """Of the tokens of a whole batch."""
     kept = kept_by(policy.trust_regions, inputs)
-    weight = mismatch_weight(policy, inputs) * _not_skipped(policy, inputs)
+    weight = mismatch_weight(policy, inputs)
     if policy.trust_regions:
         weight = torch.where(kept, weight, 0.0)  # a weight that is left out may be infinite
     chosen = SELECTIONS[policy.select_tokens](policy, inputs)
@@ -47,7 +47,11 @@ def mismatch_weight(policy: PolicyConfig, inputs: LossInputs) -> Tensor:
     weight = _bounded(policy, inputs)
     if policy.mismatch_normalize:
         weight = weight / _mean_weight(policy, weight, inputs.mask)
-    return JOINED.get(policy.objective, _by_token)(policy, weight, inputs.mask)
+    if policy.objective == "vespo":  # it is in the sequence's ratio
+        return torch.ones_like(weight)
+    if policy.objective == "geometric":
+        return row_mean((weight + 1e-10).log(), inputs.mask, policy.length_epsilon).exp().expand_as(weight)
+    return weight
 
 
 def mismatch_capped(policy: PolicyConfig, inputs: LossInputs) -> Tensor:
@@ -63,25 +67,6 @@ def _bounded(policy: PolicyConfig, inputs: LossInputs) -> Tensor:
 
 def _cap(policy: PolicyConfig) -> float:
     return float("inf") if policy.mismatch_cap is None else policy.mismatch_cap
-
-
-def _by_token(policy: PolicyConfig, weight: Tensor, mask: Tensor) -> Tensor:
-    return weight
-
-
-def _geometric_mean(policy: PolicyConfig, weight: Tensor, mask: Tensor) -> Tensor:
-    return row_mean((weight + 1e-10).log(), mask, policy.length_epsilon).exp().expand_as(weight)
-
-
-def _in_its_ratio(policy: PolicyConfig, weight: Tensor, mask: Tensor) -> Tensor:
-    return torch.ones_like(weight)
-
-
-JOINED: dict[str, Callable[[PolicyConfig, Tensor, Tensor], Tensor]] = {
-    "geometric": _geometric_mean,
-    "vespo": _in_its_ratio,
-}
-"""Objectives whose factor is not the weight of each token."""
 
 
 def _mean_weight(policy: PolicyConfig, weight: Tensor, mask: Tensor) -> Tensor:
@@ -104,18 +89,6 @@ MISMATCH_BOUNDS: dict[str, Callable[[Tensor, float, float], Tensor]] = {
     "truncate": lambda weight, cap, floor: weight.clamp(floor, cap),
     "mask": lambda weight, cap, floor: torch.where((weight <= cap) & (weight >= floor), weight, 0.0),
 }
-
-
-def _not_skipped(policy: PolicyConfig, inputs: LossInputs) -> Tensor:
-    """[N, 1] or scalar: 0 for the sequences that `skip_threshold` leaves out."""
-    if policy.skip_threshold is None:
-        return inputs.ratio.new_ones(())
-    mean_ratio = row_mean(inputs.ratio.detach(), inputs.mask)
-    return (mean_ratio <= policy.skip_threshold).to(inputs.ratio.dtype)
-
-
-def _none(policy: PolicyConfig, inputs: LossInputs) -> Tensor:
-    return inputs.mask
 
 
 def _top_entropy(policy: PolicyConfig, inputs: LossInputs) -> Tensor:
@@ -169,7 +142,7 @@ def _count(policy: PolicyConfig, mask: Tensor) -> int:
 
 
 SELECTIONS: dict[str, Callable[[PolicyConfig, LossInputs], Tensor]] = {
-    "none": _none,
+    "none": lambda policy, inputs: inputs.mask,
     "top_entropy": _top_entropy,
     "clip_covariance": _clip_covariance,
     "kl_covariance": _kl_covariance,
@@ -181,22 +154,10 @@ Effect = tuple[Tensor | None, Tensor | None]
 """[N, R] each, or None for none: a factor of the policy term, and the weight of the penalty."""
 
 
-def _only(policy: PolicyConfig, chosen: Tensor, dtype: torch.dtype) -> Effect:
-    return chosen.to(dtype), None
-
-
-def _without(policy: PolicyConfig, chosen: Tensor, dtype: torch.dtype) -> Effect:
-    return (~chosen).to(dtype), None
-
-
-def _penalised(policy: PolicyConfig, chosen: Tensor, dtype: torch.dtype) -> Effect:
-    return None, policy.covariance_penalty * chosen.to(dtype)
-
-
 EFFECTS: dict[str, Callable[[PolicyConfig, Tensor, torch.dtype], Effect]] = {
     "none": lambda policy, chosen, dtype: (None, None),
-    "top_entropy": _only,
-    "clip_covariance": _without,
-    "kl_covariance": _penalised,
+    "top_entropy": lambda policy, chosen, dtype: (chosen.to(dtype), None),
+    "clip_covariance": lambda policy, chosen, dtype: ((~chosen).to(dtype), None),
+    "kl_covariance": lambda policy, chosen, dtype: (None, policy.covariance_penalty * chosen.to(dtype)),
 }
 """What becomes of the tokens that are chosen."""

@@ -2,16 +2,32 @@
 
 import random
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 from config.curriculum import CurriculumConfig
 from config.env import DifficultyConfig
 from envs.curriculum.levels import Levels
 from envs.curriculum.order import EpochOrder
-from envs.curriculum.record import Asked
 from envs.curriculum.rows import Rows
 from envs.curriculum.weighted_draws import Chances
 from envs.curriculum.worth_of_success import RULES
+
+
+@dataclass(slots=True)
+class Asked:
+    """A prompt that was asked.
+
+    recent: its recent success, 0 to 1. solved: a group of it once reached `env.curriculum.solved`. flying: groups that
+    are answering it now. Of its newest draw: weight, as in `Window.add`; replay: it was asked again because it had been
+    solved.
+    """
+
+    recent: float
+    solved: bool = False
+    flying: int = 0
+    weight: float = 1.0
+    replay: bool = False
 
 
 class Chooser(Protocol):

@@ -7,10 +7,9 @@ from typing import Any
 
 from config.curriculum import CurriculumConfig
 from config.env import DifficultyConfig
-from envs.curriculum.choosers import ByEpoch, BySuccess, Chooser
+from envs.curriculum.choosers import Asked, ByEpoch, BySuccess, Chooser
 from envs.curriculum.levels import make_levels
 from envs.curriculum.order import EpochOrder
-from envs.curriculum.record import Asked
 from envs.curriculum.rows import Rows
 from envs.curriculum.weighted_draws import Chances
 from envs.curriculum.window import Window
@@ -65,7 +64,7 @@ class Member:
         """The next example. Raises ConfigError where no row can be asked."""
         if not self.drawn and self.levels.settle(self._can_be_asked):
             self.chooser.refresh()
-        chance = self._chance()
+        chance = random.Random(f"{self.salt}draw/{self.drawn}") if self._by_chance else _NO_CHANCE
         again = self.solved.draw(chance) if chance.random() < self.config.replay else None
         row, weight = self.chooser.next(chance) if again is None else (self.start + again, 1.0)
         known = self.asked.setdefault(row, Asked(self.config.prior))
@@ -73,10 +72,6 @@ class Member:
         self._changed(row)
         self.drawn += 1
         return self.rows.examples[row]
-
-    def _chance(self) -> random.Random:
-        """The random generator of this draw; an unseeded one where chance decides nothing."""
-        return random.Random(f"{self.salt}draw/{self.drawn}") if self._by_chance else _NO_CHANCE
 
     def observe(self, row: int, success: float) -> None:
         """A group was judged. row: of its example. success: 0 to 1."""

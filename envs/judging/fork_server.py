@@ -106,7 +106,9 @@ class ForkServer:
                     self._kill(int(message[1:]))
                     self._end_orphans()
                     self.control.sendall(KILLED)
-            self._reap()
+            with suppress(ChildProcessError):
+                while pid := os.waitpid(-1, os.WNOHANG)[0]:
+                    self.workers.discard(pid)
         for pid in tuple(self.workers):
             self._kill(pid)
         self._end_orphans()
@@ -162,11 +164,6 @@ class ForkServer:
                 deadline = time.monotonic() + TIDY_SECONDS
             else:
                 time.sleep(0.002)
-
-    def _reap(self) -> None:
-        with suppress(ChildProcessError):
-            while pid := os.waitpid(-1, os.WNOHANG)[0]:
-                self.workers.discard(pid)
 
 
 def _page() -> IO[bytes]:

@@ -139,11 +139,6 @@ EXECUTE, WRITE_FILE, READ_FILE, READ_DIRECTORY = 1, 2, 4, 8
 TRUNCATE = 1 << 14
 
 
-def _handled(version: int) -> int:
-    """All file rights that a version knows (13 in the first; then refer, truncate, ioctl on devices)."""
-    return (1 << (13 + (version >= 2) + (version >= 3) + (version >= 5))) - 1
-
-
 def confine_files(readable: list[str], writable: str, version: int) -> None:
     """Landlock: from now on only `readable` can be read, and only the directory `writable` changed.
 
@@ -153,7 +148,8 @@ def confine_files(readable: list[str], writable: str, version: int) -> None:
     Raises:
         OSError: the kernel or the container refuses.
     """
-    everything = _handled(version)
+    # All file rights that the version knows: 13 in the first; then refer, truncate, ioctl on devices.
+    everything = (1 << (13 + (version >= 2) + (version >= 3) + (version >= 5))) - 1
     attributes = (ctypes.c_uint64 * 3)(everything, 3 if version >= 4 else 0, 3 if version >= 6 else 0)
     size = 8 * (1 + (version >= 4) + (version >= 6))
     rules = _check(libc.syscall(SYS_LANDLOCK_CREATE, attributes, size, 0), "landlock_create_ruleset")

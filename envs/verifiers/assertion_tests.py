@@ -55,9 +55,9 @@ class Assertions:
         imports = value.get("test_imports") or []
         setup = _code(value.get("test_setup_code") or "", "test_setup_code")
         lines = [*(imports if isinstance(imports, list) else [imports]), *_imports(setup)]
-        preamble = "\n".join(
-            [_if_code(value.get("prompt")), *(_code(line, "test_imports") for line in lines)]
-        )
+        prompt = value.get("prompt")
+        program = prompt if isinstance(prompt, str) and is_program(prompt) else ""  # such as HumanEval's
+        preamble = "\n".join([program, *(_code(line, "test_imports") for line in lines)])
         return cls(tuple(sources), preamble.strip("\n"), setup, entry_point)
 
     def job(self, at_most: int | None, stop: bool) -> dict[str, Any]:
@@ -89,13 +89,6 @@ def _imports(code: str) -> list[str]:
     return [
         ast.unparse(node) for node in ast.parse(code).body if isinstance(node, (ast.Import, ast.ImportFrom))
     ]
-
-
-def _if_code(prompt: Any) -> str:
-    """A problem that is itself a program, such as HumanEval's; empty for one in words."""
-    if not isinstance(prompt, str) or not is_program(prompt):
-        return ""
-    return prompt
 
 
 def is_program(text: str) -> bool:

@@ -34,7 +34,8 @@ def is_bounded(text: str) -> bool:
     """Whether a canonical text is short, shallow and small enough to be worth parsing at all."""
     if len(text) > MAX_CHARACTERS or not text.isascii() or _FORBIDDEN.search(text):
         return False
-    if _depth(text) > MAX_DEPTH or any(len(number) > MAX_DIGITS for number in _NUMBER.findall(text)):
+    depths = accumulate(((character in "({[") - (character in ")}]") for character in text), initial=0)
+    if max(depths) > MAX_DEPTH or any(len(number) > MAX_DIGITS for number in _NUMBER.findall(text)):
         return False
     if any(int(number) > MAX_FACTORIAL for number in _FACTORIAL.findall(text)) or _BINOMIAL.search(text):
         return False
@@ -42,10 +43,6 @@ def is_bounded(text: str) -> bool:
     if any(word not in _FUNCTIONS for word in _WORD.findall(letters)):
         return False
     return _exponent(text) <= MAX_EXPONENT
-
-
-def _depth(text: str) -> int:
-    return max(accumulate(((character in "({[") - (character in ")}]") for character in text), initial=0))
 
 
 def _exponent(text: str) -> int:

@@ -102,12 +102,10 @@ def in_latex(text: str) -> str:
     text = "".join(character for character in text if unicodedata.category(character) != "Cf")
     text = _GROUPED.sub(lambda found: _SPACES.sub("", found[0]), text)
     text = _SPACES.sub(" ", text)
-    text = _SHIFTED.sub(_bracketed, text)
+    text = _SHIFTED.sub(
+        lambda found: f"{'^' if found['up'] else '_'}{{{found[0].translate(_AS_WRITTEN)}}}", text
+    )
     return "".join(_latin(character) for character in text.translate(_ONE_BY_ONE))
-
-
-def _bracketed(found: re.Match[str]) -> str:
-    return f"{'^' if found['up'] else '_'}{{{found[0].translate(_AS_WRITTEN)}}}"
 
 
 def _latin(character: str) -> str:

@@ -160,18 +160,17 @@ def extract_code(text: str, language: str = "python") -> str | None:
     Without one all of the text where it is a Python program and one is asked for, else None.
     """
     lines = text.splitlines(keepends=True)
-    opened = [place for place, line in enumerate(lines) if _opens(line, language)]
+    opened = []
+    for place, line in enumerate(lines):
+        mark, _, words = line.strip().partition(FENCE)
+        if not mark and words.split() and words.split()[0].lower() in LANGUAGES[language].names:
+            opened.append(place)
     if not opened:
         return text if language == "python" and is_program(text) else None
     body = lines[opened[-1] + 1 :]
     closed = next((place for place, line in enumerate(body) if line.lstrip().startswith(FENCE)), len(body))
     code = "".join(body[:closed])
     return code if code.strip() else None
-
-
-def _opens(line: str, language: str) -> bool:
-    mark, _, words = line.strip().partition(FENCE)
-    return mark == "" and words.split()[:1] != [] and words.split()[0].lower() in LANGUAGES[language].names
 
 
 @dataclass(frozen=True)

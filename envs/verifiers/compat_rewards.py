@@ -69,7 +69,6 @@ def _torchrl_math(completion: Completion, example: Example) -> Any:
 REWARDS: Mapping[str, Graded] = {
     "coati_boxed": _of_coati(compat.coati_boxed),
     "coati_think_answer_tags": _of_coati(compat.coati_think_answer_tags),
-    "math_verify": _of_text(compat.math_verify),
     "megatron_countdown": _of_countdown(compat.megatron_countdown),
     "megatron_math": _megatron_math,
     "nanochat_gsm8k": _of_text(compat_text.nanochat_gsm8k),

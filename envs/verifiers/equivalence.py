@@ -103,7 +103,9 @@ def same_answer(given: str, gold: str) -> bool:
     if elements := listed(written):
         return _same_listed(left, elements)
     bare = without_names(left, right)
-    return _same(left, right) or same_phrase(given, *bare) or _same_prose(given, left, right)
+    if _same(left, right) or same_phrase(given, *bare):
+        return True
+    return any(_same(claim, right) for claim in _claims(given, left))
 
 
 def _of_different_quantities(given: str, gold: str) -> bool:
@@ -132,11 +134,6 @@ def _same_listed(left: str, elements: Sequence[str]) -> bool:
             return False
         rest.remove(match)
     return True
-
-
-def _same_prose(given: str, left: str, right: str) -> bool:
-    """Whether the sentence that a final answer is claims the gold."""
-    return any(_same(claim, right) for claim in _claims(given, left))
 
 
 def _claims(given: str, left: str) -> list[str]:

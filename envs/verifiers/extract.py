@@ -77,13 +77,13 @@ def _box_at(text: str, start: int) -> tuple[str, int] | None:
     return None
 
 
-def tagged(text: str, tag: str = "answer") -> str | None:
-    """Contents of the last complete `<tag>...</tag>`; None without one."""
-    end = text.rfind(f"</{tag}>")
+def tagged(text: str) -> str | None:
+    """Contents of the last complete `<answer>...</answer>`; None without one."""
+    end = text.rfind("</answer>")
     if end < 0:
         return None
-    start = text.rfind(f"<{tag}>", 0, end)
-    return text[start + len(tag) + 2 : end].strip() if start >= 0 else None
+    start = text.rfind("<answer>", 0, end)
+    return text[start + len("<answer>") : end].strip() if start >= 0 else None
 
 
 def after_thinking(text: str) -> str | None:

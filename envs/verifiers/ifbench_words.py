@@ -53,11 +53,10 @@ def palindrome(text: str, arguments: Arguments) -> bool:
 def prime_lengths(text: str, arguments: Arguments) -> bool:
     """The length of each word is a prime number."""
     lengths = {len(word) for word in bare_words(text)}
-    return bool(lengths) and all(_is_prime(length) for length in lengths)
-
-
-def _is_prime(number: int) -> bool:
-    return number > 1 and all(number % divisor for divisor in range(2, int(number**0.5) + 1))
+    return bool(lengths) and all(
+        length > 1 and all(length % divisor for divisor in range(2, int(length**0.5) + 1))
+        for length in lengths
+    )
 
 
 def start_verb(text: str, arguments: Arguments) -> bool:

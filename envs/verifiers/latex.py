@@ -143,25 +143,19 @@ def _without_commands(text: str) -> str:
     """One name for commands that have several, without sizes, fonts and colours."""
     if "\\begin" not in text:
         text = _ESCAPED_TWICE.sub(r"\\", text)
-    text = _COMMAND.sub(_alias, _NO_SIDE.sub("", _UNSEEN.sub("", _ROOM.sub(" ", _COLOURED.sub(r"\1", text)))))
-    if len(text) <= _LONGEST_ENVIRONMENT:
-        text = _without_environments(text) if "\\begin" in text else _ROW_END.sub(", ", text)
+    text = _NO_SIDE.sub("", _UNSEEN.sub("", _ROOM.sub(" ", _COLOURED.sub(r"\1", text))))
+    text = _COMMAND.sub(lambda found: _ALIASES.get(found[1], found[0]), text)
+    if len(text) <= _LONGEST_ENVIRONMENT and "\\begin" not in text:
+        text = _ROW_END.sub(", ", text)
+    elif len(text) <= _LONGEST_ENVIRONMENT:
+        # Matrices under one name, lines of equations as a list; a line with two parts or more stays as it is.
+        text = _ROWS.sub(_listed_rows, _BRACKETED_ARRAY.sub(r"\\begin{pmatrix}\1\\end{pmatrix}", text))
     text = _TWO_BRACES.sub(r"{\1}", UNIT_LETTER.sub(unit_in_words, text))
     for _ in range(_FONTS_IN_FONTS):
         text, count = _WORDS.subn(_spaced_words, text)
         if not count:
             break
     return text
-
-
-def _alias(found: re.Match[str]) -> str:
-    return _ALIASES.get(found[1], found[0])
-
-
-def _without_environments(text: str) -> str:
-    """Matrices under one name, lines of equations as a list; a line with two parts or more stays as it is."""
-    text = _BRACKETED_ARRAY.sub(r"\\begin{pmatrix}\1\\end{pmatrix}", text)
-    return _ROWS.sub(_listed_rows, text)
 
 
 def _listed_rows(found: re.Match[str]) -> str:

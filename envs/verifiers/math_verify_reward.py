@@ -1,9 +1,8 @@
-"""The reward `math_verify`: the library's verdict on the final answer, where nothing of that is left to be worked out.
+"""The rewards `math_verify`, the library as it is, and `strict_math_verify`, held to our rules.
 
 The library reads more notations than our own rules and is less strict: it takes `8+3` for 11, `0.333333` for a third, a
-set for a point, `2x=22` for 22. What it accepts must therefore have the gold's variables, words and brackets and as
-many numbers, and these leave no more to be done. Where the gold is one number, our own rules decide.
-`compat_math_verify` is the library as its manual calls it, without any of this.
+set for a point, `2x=22` for 22. What it accepts in `strict_math_verify` must therefore have the gold's variables, words
+and brackets and as many numbers, and these leave no more to be done. Where the gold is one number our own rules decide.
 """
 
 import re
@@ -31,11 +30,13 @@ _NEVER = re.compile(r"\\(?:sum|prod|int|lim|pm|mp)(?![a-z])|:")
 _WORD = re.compile(r"[a-zA-Z]\([^()]*\)|[a-zA-Z]+|_(?:\w|\{[^{}]*\})")
 _PRIMED = re.compile(r"([a-zA-Z])('+)")
 _COMMAND = re.compile(r"\\[a-zA-Z]+")
+_MARKED = re.compile(r"\$|\\\(|\\\[|\\boxed")
+"""What tells the library where a formula is; a gold without it is put in dollars."""
 _OPENING = {")": "(", "]": "[", "}": "{"}
 _CLOSING = {opening: closing for closing, opening in _OPENING.items()}
 
 
-def same_by_math_verify(given: str, gold: str) -> bool:
+def strictly_same(given: str, gold: str) -> bool:
     """Whether the library takes a final answer for the gold, and nothing in it is left to be worked out."""
     given = boxed_together(given) or "" if "\\boxed" in given else given
     gold = boxed_together(gold) or gold if "\\boxed" in gold else gold
@@ -130,7 +131,15 @@ def warm_up() -> None:
 
 @reward("math_verify", system_prompt=BOXED_PROMPT, warm_up=warm_up)
 def math_verify(completion: Completion, example: Example, env: EnvConfig) -> Reward:
+    """1 where the library, called as its manual does, finds the gold in the completion."""
+    gold = str(example.answer)
+    right = compat.math_verify(completion.text, gold, in_dollars=_MARKED.search(gold) is None)
+    return Reward(float(right), {"accuracy": float(right)})
+
+
+@reward("strict_math_verify", system_prompt=BOXED_PROMPT, warm_up=warm_up)
+def strict_math_verify(completion: Completion, example: Example, env: EnvConfig) -> Reward:
     """1 where the library takes the final answer, read as the reward `math` reads it, for the gold, worked out."""
     given = said(completion.full_text)
-    right = given is not None and same_by_math_verify(given, str(example.answer))
+    right = given is not None and strictly_same(given, str(example.answer))
     return Reward(float(right), {"accuracy": float(right), "format": float(given is not None)})

@@ -38,7 +38,7 @@ FORMS = {
     "last_number": "{}",
 }
 """By rule, the form in which it reads a final answer."""
-_STAND_INS = {"math_verify": "math"}
+_STAND_INS = {"strict_math_verify": "math"}
 """The library takes a hundred times as long as the rule that reads the same final answers."""
 _READ_LATEX = ("math", "boxed", "think_answer_tags", "dapo")
 """Rules to which `$2$` and a text with a box are as good as what is inside."""
@@ -193,7 +193,8 @@ def _can_be_met(gold: str, rule: str, env: EnvConfig) -> bool:
     """Whether a reference answer is its own answer, and neither data nor prose."""
     if rule != "exact" and (_is_data(gold) or _is_prose(gold)):
         return False
-    return len(gold) > LONGEST_JUDGED or _is_right(_own_answer(gold, rule), gold, rule, env)
+    answer = gold if rule == "exact" else ", ".join(_elements(gold)) or gold
+    return len(gold) > LONGEST_JUDGED or _is_right(answer, gold, rule, env)
 
 
 def _is_data(gold: str) -> bool:
@@ -219,11 +220,6 @@ def _is_prose(gold: str) -> bool:
         return False
     sentences = _SENTENCE_END.split(gold[:LONGEST_LIST])
     return sum(len(_WORD.findall(sentence)) >= LEAST_WORDS for sentence in sentences) > 1
-
-
-def _own_answer(gold: str, rule: str) -> str:
-    """The final answer that a model would give, without a list's notation."""
-    return gold if rule == "exact" else ", ".join(_elements(gold)) or gold
 
 
 def _is_right(answer: str, gold: str, rule: str, env: EnvConfig) -> bool:

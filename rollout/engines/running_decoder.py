@@ -91,7 +91,8 @@ class RunningDecoder:
         self._version = version
         if self._rows:
             self._decode()
-        return self._collect()
+        done = [number for number, group in self._groups.items() if all(row.done for row in group)]
+        return [Response(number, [row.completion for row in self._groups.pop(number)]) for number in done]
 
     def renew(self) -> None:
         """Drop all keys and values; running sequences go through the model again in the next step."""
@@ -185,10 +186,6 @@ class RunningDecoder:
         self._cache.bands = [band for band in self._cache.bands if band.rows]
         self._rows = rows
         self._filter = Filter([row.request.sampling for row in rows], self.model.device)
-
-    def _collect(self) -> list[Response]:
-        done = [number for number, group in self._groups.items() if all(row.done for row in group)]
-        return [Response(number, [row.completion for row in self._groups.pop(number)]) for number in done]
 
     def _restart(self) -> None:
         """Continue what a push has stopped, each row with its next token."""

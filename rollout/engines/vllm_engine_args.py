@@ -30,7 +30,10 @@ def engine_arguments(settings: VLLMSettings) -> Any:
         max_model_len=s.max_model_len,
         max_num_seqs=s.max_num_seqs,
         gpu_memory_utilization=s.gpu_memory_utilization,
-        kv_cache_memory_bytes=_cache_of_a_worker(s),
+        # vLLM takes the size for each of an engine's devices.
+        kv_cache_memory_bytes=None
+        if s.kv_cache_bytes is None
+        else s.kv_cache_bytes // s.tensor_parallel_size,
         enforce_eager=s.enforce_eager,
         enable_sleep_mode=s.sleep,
         enable_prefix_caching=True,
@@ -42,12 +45,6 @@ def engine_arguments(settings: VLLMSettings) -> Any:
         **_lora(s),
         **_step_size(s),
     )
-
-
-def _cache_of_a_worker(settings: VLLMSettings) -> int | None:
-    """vLLM takes the size for each of an engine's devices."""
-    whole = settings.kv_cache_bytes
-    return None if whole is None else whole // settings.tensor_parallel_size
 
 
 def _head(settings: VLLMSettings) -> dict[str, Any]:

@@ -182,11 +182,11 @@ def _flush() -> None:
     sys.stderr.flush()
 
 
-def end_of_output(path: str | None, lines: int = 15) -> str:
-    """The last lines of such a file, for whoever has to know why a start failed; empty where there are none."""
+def end_of_output(path: str | None) -> str:
+    """The last 15 lines of such a file, for whoever has to know why a start failed; empty where there are none."""
     if path is None or not Path(path).is_file():
         return ""
-    last = Path(path).read_text(encoding="utf-8", errors="replace").splitlines()[-lines:]
+    last = Path(path).read_text(encoding="utf-8", errors="replace").splitlines()[-15:]
     return "\nThe end of what it printed:\n" + "\n".join(f"  {line}" for line in last) if last else ""
 
 

@@ -50,7 +50,7 @@ MEGATRON = {
     "rl-offload-inference-model-weights": "inference_model.colocate",
     "rl-remove-kv-cache-during-training": "inference_model.colocate", "refit-method": "run=plan",
     "rl-verify-model-weights-swap": "train.weight_check_every", "rl-skip-bos-token": "model.chat_template",
-    "rl-profile": "logging.trace", "rl-inference-parsers": "env.tools",
+    "rl-profile": "run=report", "rl-inference-parsers": "env.tools",
     "seq-length": "inference_model.max_model_len",
     "inference-max-seq-length": "inference_model.max_model_len",
     "inference-max-requests": "inference_model.max_num_seqs",
@@ -96,7 +96,7 @@ COLOSSAL = {
     "producer-tensor-parallel-size": "inference_model.tensor_parallel_size",
     "filter_range": "policy.filter_range", "dynamic_batching": "policy.dynamic_batching",
     "clip_eps_low": "policy.clip_epsilon_low", "clip_eps_high": "policy.clip_epsilon_high",
-    "skip_threshold": "policy.skip_threshold", "loss_variation": "policy.aggregation",
+    "skip_threshold": "policy.ratio_max", "loss_variation": "policy.aggregation",
     "soft_over_length_punishment": "policy.overlong_cache", "cache_length": "policy.overlong_cache",
     "filter_truncated_response": "policy.filter_truncated", "response_format_tags": "env.reward",
 }  # fmt: skip

@@ -12,7 +12,7 @@ from envs.verifiers.rules import RULES
 OPENED, CLOSED = "<think>\n", "<think>\n\n</think>\n\n"
 FORMS = {
     "math": "\\boxed{2}", "boxed": "\\boxed{2}", "think_answer_tags": "<answer>2</answer>", "gsm8k": "#### 2",
-    "dapo": "Answer: 2", "exact": "2", "last_number": "2", "math_verify": "\\boxed{2}",
+    "dapo": "Answer: 2", "exact": "2", "last_number": "2", "strict_math_verify": "\\boxed{2}",
 }  # fmt: skip
 
 
@@ -38,7 +38,7 @@ def test_a_thought_that_the_prompt_closed_is_no_answer(rule: str) -> None:
 
 
 def test_every_shipped_rule_is_tried() -> None:
-    assert set(FORMS) == {*RULES, "math_verify"}
+    assert set(FORMS) == {*RULES, "strict_math_verify"}
 
 
 def test_a_number_alone_is_the_final_answer_behind_a_thought_that_the_prompt_closed() -> None:

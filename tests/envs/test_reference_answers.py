@@ -80,11 +80,12 @@ def test_a_list_in_the_row() -> None:
 
 
 @pytest.mark.parametrize(("settings", "rule"), [
-    ({}, "math"), ({"reward": "gsm8k"}, "gsm8k"), ({"reward": "math_verify"}, "math"),
+    ({}, "math"), ({"reward": "gsm8k"}, "gsm8k"), ({"reward": "strict_math_verify"}, "math"),
     ({"reward": ["exact", "math"]}, "exact"), ({"reward": "my_rewards:brief"}, None),
     ({"reward": ["exact", "my_rewards:brief"]}, None), ({"reward": "compat_openai_gsm8k"}, None),
+    ({"reward": "math_verify"}, None),
     ({"reward": "code"}, None), ({"reward_second_opinion": "my_rewards:brief"}, None),
-    ({"reward_second_opinion": "math_verify"}, "math"), ({"dataset": "my_tasks:Mine"}, None),
+    ({"reward_second_opinion": "strict_math_verify"}, "math"), ({"dataset": "my_tasks:Mine"}, None),
 ])  # fmt: skip
 def test_the_rule_that_judges(settings: dict[str, Any], rule: str | None) -> None:
     env = EnvConfig(**{"dataset": "jsonl"} | settings)

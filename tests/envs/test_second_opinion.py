@@ -36,7 +36,7 @@ def judged(second: str, texts: list[str], answer: str = GOLD, **options: object)
 def test_the_library_turns_what_our_rules_cannot_read_and_nothing_that_is_not_worked_out() -> None:
     gold = "\\gcd(a,b)+1"
     right, same, wrong, sum_ = judged(
-        "math_verify",
+        "strict_math_verify",
         ["\\boxed{1+\\gcd(a,b)}", f"\\boxed{{{gold}}}", "\\boxed{\\gcd(a,b)+2}", "\\boxed{\\gcd(a,b)}"],
         gold,
     )
@@ -48,7 +48,7 @@ def test_the_library_turns_what_our_rules_cannot_read_and_nothing_that_is_not_wo
 
 def test_an_expression_that_still_has_to_be_evaluated_stays_wrong() -> None:
     given = [text for texts in NOT_ELEVEN.values() for text in texts]
-    verdicts = judged("math_verify", [f"\\boxed{{{text}}}" for text in given], "11")
+    verdicts = judged("strict_math_verify", [f"\\boxed{{{text}}}" for text in given], "11")
     assert [text for text, verdict in zip(given, verdicts, strict=True) if verdict.score] == []
 
 
@@ -89,7 +89,7 @@ def test_one_that_is_safe_in_this_process_needs_no_worker() -> None:
     assert judges_in_process(task)
     verdict = make_judge(task)(Completion("I say 2."), example(GOLD))
     assert (verdict.score, verdict.parts["second_opinion"]) == (1.0, 1.0)
-    unsafe = make_task(EnvConfig(dataset="arithmetic", reward="exact", reward_second_opinion="math_verify"))
+    unsafe = make_task(EnvConfig(dataset="arithmetic", reward="exact", reward_second_opinion="strict_math_verify"))
     assert not judges_in_process(unsafe)
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from config.env import EnvConfig
 from envs.verifiers.equivalence import same_answer
-from envs.verifiers.math_verify_reward import same_by_math_verify
+from envs.verifiers.math_verify_reward import strictly_same
 from envs.verifiers.rules import RULES
 from envs.verifiers.text_golds import MAX_CHARACTERS, is_text
 
@@ -37,7 +37,7 @@ def test_right_answers_are_right_and_near_misses_are_not(kind: str) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_library_as_a_second_opinion_takes_no_near_miss(kind: str) -> None:
-    assert [pair for pair in pairs(kind, "wrong") if same_by_math_verify(*pair)] == []
+    assert [pair for pair in pairs(kind, "wrong") if strictly_same(*pair)] == []
 
 
 LONG = "so far \\boxed{200} and more " * 3
@@ -97,4 +97,4 @@ def test_formulas_are_no_texts() -> None:
     ("\\gcd(a',b)+1", "1+\\gcd(a,b)", False),
 ])  # fmt: skip
 def test_the_library_is_not_asked_about_texts(given: str, gold: str, right: bool) -> None:
-    assert same_by_math_verify(given, gold) is right
+    assert strictly_same(given, gold) is right

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from config.env import EnvConfig
+from config.errors import ConfigError
 from envs.rewards import find_reward
 from envs.task import Completion, Example
 from envs.verifiers import compat, compat_text
@@ -228,7 +229,7 @@ def test_countdown_graders(answer: str, expected: float) -> None:
 BOXED = "\\boxed{42}"
 ASKED_FOR = {
     **dict.fromkeys(("nanochat_gsm8k", "openai_gsm8k", "verl_gsm8k"), "#### 42"),
-    **dict.fromkeys(("verl_math", "verl_math_verify", "trl_accuracy", "coati_boxed", "math_verify"), BOXED),
+    **dict.fromkeys(("verl_math", "verl_math_verify", "trl_accuracy", "coati_boxed"), BOXED),
     **{name: TAGS.format(42) for name in ("torchrl_gsm8k", "torchrl_math", "coati_think_answer_tags")},
     "megatron_math": BOXED,
     "trl_reasoning_accuracy": f"<think>a</think>{BOXED}",
@@ -275,3 +276,28 @@ def test_a_gold_that_a_grader_cannot_read_is_an_error() -> None:
 
 def test_the_gold_of_torchrl_may_stand_in_a_box() -> None:
     assert rewarded("torchrl_math", TAGS.format(7), "so it is \\boxed{7}")[0] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("text", "gold", "right"),
+    [
+        ("\\boxed{8+3}", "11", 1.0),
+        ("It is $1+x^2$.", "x^2+1", 1.0),
+        ("It is $1+x^2$.", "so $x^2+1$", 1.0),
+        ("\\boxed{2\\sqrt{2}}", "2\\sqrt2", 1.0),
+        ("\\boxed{2}", "2\\sqrt2", 0.0),
+        ("", "11", 0.0),
+    ],
+)
+def test_math_verify_is_the_library_as_it_is(text: str, gold: str, right: float) -> None:
+    verdict = find_reward("math_verify").function(
+        Completion(text), Example((), gold, 0), EnvConfig(dataset="x")
+    )
+    assert (verdict.score, verdict.parts) == (right, {"accuracy": right})
+
+
+def test_the_former_name_of_the_library_says_the_new_one() -> None:
+    with pytest.raises(
+        ConfigError, match=r"^env\.reward='compat_math_verify' is called math_verify now: set env\."
+    ):
+        find_reward("compat_math_verify")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from envs.group import Verdict
-from rollout.balanced_candidates import choose_balanced
+from rollout.generate import choose_balanced
 from tests.groups import make_completion, make_group
 
 

@@ -61,7 +61,6 @@ VARIANTS = {
         "kl_coef": 0.1,
         "entropy_coef": 0.1,
         "dual_clip": 2.0,
-        "skip_threshold": 1.2,
     },
     "sequence": {"ratio": "sequence", "kl_aggregation": "padded_mean"},
     "sequence_token": {"ratio": "sequence_token", "old_log_prob": "trainer", "mismatch": "mask"},

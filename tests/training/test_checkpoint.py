@@ -126,17 +126,6 @@ def test_the_state_of_a_run_is_packed_as_it_is_now() -> None:
     assert was["prompts"] == {"drawn": [1, 2]} and torch.equal(was["generator"], torch.zeros(3))
 
 
-def test_a_file_of_an_older_version_is_named(tmp_path: Path) -> None:
-    old = tmp_path / "checkpoints" / "checkpoint_000003.pt"
-    old.parent.mkdir()
-    torch.save(WHOLE, old)
-    for read in (lambda: load_checkpoint(old), lambda: load_newest(tmp_path)):
-        with pytest.raises(
-            ConfigError, match=rf"train\.resume={old}: an older version of this code wrote it"
-        ):
-            read()
-
-
 @pytest.mark.parametrize("key", [*sorted(KEYS), *(f"learner.{key}" for key in sorted(LEARNER_KEYS))])
 def test_what_an_older_version_did_not_save_is_named(key: str, tmp_path: Path) -> None:
     state = WHOLE | {"learner": dict(WHOLE["learner"])}

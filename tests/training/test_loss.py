@@ -248,14 +248,6 @@ def test_a_truncated_mismatch_weighs_at_most_the_cap() -> None:
     assert loss.item() == pytest.approx(-(2.0 + math.exp(-1.0) + 1.0) / 3)
 
 
-def test_skipped_sequence_stays_in_the_denominator() -> None:
-    engine = torch.full((2, 2), -1.0)
-    now = engine + torch.tensor([[2.0, 2.0], [0.0, 0.0]])
-    policy = PolicyConfig(kl_coef=0.0, skip_threshold=3.0)
-    loss, _ = objective(policy, now, engine, None, None, torch.ones(2, 1), torch.ones(2, 2))
-    assert loss.item() == pytest.approx(-0.5)
-
-
 def test_old_log_prob_defaults_to_the_current_one() -> None:
     policy = PolicyConfig(old_log_prob="trainer", kl_coef=0.0)
     now = torch.tensor([[-1.0, -2.0]], requires_grad=True)

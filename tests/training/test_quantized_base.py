@@ -12,8 +12,7 @@ from torch import nn
 
 from config.errors import ConfigError
 from config.models import LoraConfig, ModelConfig
-from plan.model_shape import read_shape
-from plan.quantization import quantized_bytes
+from plan.model_shape import quantized_bytes, read_shape
 from rollout.engines.transformers_engine import TransformersEngine
 from rollout.weights.push import Weights
 from rollout.weights.weight_check import WeightCheck, WeightMismatch
