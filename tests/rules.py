@@ -4,11 +4,11 @@ python -m tests.rules --write
 """
 
 import sys
+from pathlib import Path
 
 from monitoring.doctor.doctor import RULES
-from tests.house import ROOT
 
-PAGE = ROOT / "docs" / "doctor.md"
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "doctor.md"
 BEGIN, END = "<!-- rules: python -m tests.rules --write -->", "<!-- end of the rules -->"
 
 
