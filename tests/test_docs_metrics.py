@@ -1,4 +1,4 @@
-"""README.md explains every number that a run logs."""
+"""docs/metrics.md explains every number that a run logs."""
 
 import re
 from pathlib import Path
@@ -14,8 +14,8 @@ COUNTED = re.compile(r"(age/histogram/|ess/age_)\d+")
 
 
 def table() -> list[tuple[set[str], str]]:
-    """The rows of README's table of metrics: names, and when to worry."""
-    text = (ROOT / "README.md").read_text().partition("| metric | meaning | worry when |")[2]
+    """The rows of the table of metrics: names, and when to worry."""
+    text = (ROOT / "docs" / "metrics.md").read_text().partition("| metric | meaning | worry when |")[2]
     found = []
     for line in text.partition("\n\n")[0].splitlines()[2:]:
         names, _, worry = (cell.strip() for cell in line.strip("|").split("|"))
