@@ -204,6 +204,11 @@ def test_every_file_that_a_text_names_exists(page: Path) -> None:
     assert [name for name in named if "NAME" not in name and not (ROOT / name).exists()] == []
 
 
+def test_the_loop_of_the_readme_is_that_of_the_script() -> None:
+    (loop,) = re.findall(r"^```python\n(def train.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)
+    assert loop in (ROOT / "grpo.py").read_text()
+
+
 def test_the_index_has_every_page() -> None:
     linked = set(re.findall(r"\]\(([\w.]+\.md)", (DOCS / "index.md").read_text()))
     assert {page.name for page in DOCS.glob("*.md")} - linked == {"index.md"}
