@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from config.command_line import ENDED
 from run.stop import ECHO_S
 from tests.config.test_schema import composed
-from tests.scripts import ENVIRONMENT, Ended, ROOT, called, ended, finish, ran, rows, start, wait_for
+from tests.scripts import ENVIRONMENT, ROOT, Ended, called, ended, finish, ran, rows, start, wait_for
 
 SMALL = ("env.num_envs=4", "env.repeats=4", "train.total_dialog_turns=64")
 ENDLESS = (*SMALL[:2], "train.total_dialog_turns=1600000", "train.checkpoint_frequency=0")

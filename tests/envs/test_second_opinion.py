@@ -89,7 +89,9 @@ def test_one_that_is_safe_in_this_process_needs_no_worker() -> None:
     assert judges_in_process(task)
     verdict = make_judge(task)(Completion("I say 2."), example(GOLD))
     assert (verdict.score, verdict.parts["second_opinion"]) == (1.0, 1.0)
-    unsafe = make_task(EnvConfig(dataset="arithmetic", reward="exact", reward_second_opinion="strict_math_verify"))
+    unsafe = make_task(
+        EnvConfig(dataset="arithmetic", reward="exact", reward_second_opinion="strict_math_verify")
+    )
     assert not judges_in_process(unsafe)
 
 
