@@ -29,8 +29,9 @@ def logged() -> Iterator[Logged]:
     root.removeHandler(handler)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def local_ray() -> Iterator[None]:
+    """A Ray for all tests of this process; runs that need one take it."""
     import ray
 
     from cluster.runtime import start_ray

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.namespaces import USER, nsenter
 
-LIMIT_S = 60.0
+LIMIT_S = 300.0
 NAMESPACE = ["unshare", *USER, "--mount"]
 
 

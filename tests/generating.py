@@ -65,7 +65,7 @@ def collector(
     **more: Any,
 ) -> Collector:
     """Group i is made of the i-th example."""
-    loop = EngineLoop(engine, timeout=60.0, wait_timeout=60.0)
+    loop = EngineLoop(engine, timeout=600.0, wait_timeout=600.0)
     prompts = PromptQueue(Listed(examples))  # type: ignore[arg-type]
     made = generation(loop, grader, repeats, sampling, **more)
     return Collector(loop, made, prompts, wants, attempts)

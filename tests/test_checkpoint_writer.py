@@ -20,7 +20,7 @@ from training.checkpoint import LEARNER
 from training.tensor_files import saved_tensors, write_tensors
 
 SMALL = ("env.num_envs=4", "env.repeats=4", "train.total_dialog_turns=64", "train.checkpoint_frequency=1")
-LIMIT_S = 20.0
+LIMIT_S = 600.0
 
 
 class SlowLearner:

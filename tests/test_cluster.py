@@ -69,7 +69,7 @@ def test_a_run_survives_the_loss_of_a_node(cluster: RayCluster, tmp_path: Path) 
     assert process.returncode == 0, output
     assert "interrupted" in output
     assert [row["policy_version"] for row in rows(tmp_path)] == list(range(steps(tmp_path)))
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 300
     while cluster.engines() and time.monotonic() < deadline:
         time.sleep(0.2)
     assert cluster.engines() == []

@@ -204,7 +204,7 @@ def test_output_that_nobody_reads_to_its_end_ends_in_silence(tmp_path: Path) -> 
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=900,
     )
     assert (result.returncode, result.stdout, result.stderr) == (1, "a line of many\n", "")
 
@@ -288,7 +288,7 @@ def test_ctrl_c_before_the_run_began_leaves_nothing(tmp_path: Path) -> None:
     for _ in range(3):
         process.send_signal(signal.SIGINT)
         time.sleep(0.01)
-    output = finish(process, timeout=100)
+    output = finish(process)
     assert process.returncode == 130, output
     assert "Traceback" not in output
     assert f"error: {ENDED}" in output

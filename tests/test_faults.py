@@ -133,7 +133,7 @@ def test_a_tracker_never_hurts_a_run(fault: str, untracked: Path, tmp_path: Path
         f"{TRACKERS[fault]}runpy.run_path('grpo.py', run_name='__main__')\n"
     )
     process = start(str(script), run_dir, *STEPS, "logging.backend=tensorboard")
-    output = finish(process, timeout=120)
+    output = finish(process)
     assert process.returncode == 0, output
     assert output.count(f"warning: tensorboard (logging.backend) {SAID[fault]}") == 1
     assert output.count("warning: ") <= 3
@@ -161,7 +161,7 @@ def test_a_run_goes_on_without_the_server_of_wandb(untracked: Path, tmp_path: Pa
         }
         options = (*STEPS, "logging.backend=wandb", "logging.mode=online")
         process = start(str(script), run_dir, *options, environment=environment)
-        output = finish(process, timeout=200)
+        output = finish(process)
     assert process.returncode == 0, output
     assert output.count("logging.mode=online: W&B cannot be used") == 1
     assert "Traceback" not in output

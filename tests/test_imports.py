@@ -53,7 +53,7 @@ def imported(code: str, *words: str) -> tuple[set[str], subprocess.CompletedProc
         env={**ENVIRONMENT, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=900,
         check=False,
     )
     (line,) = [line for line in ended.stdout.splitlines() if line.startswith("imported ")]

@@ -109,7 +109,7 @@ def test_vllms_own_transfer(open_pool: OpenPool, ranks: Ranks, model: str, tmp_p
     from tests.rollout.mapped_backend import MAPPED, MappedTransfer, start_engine
 
     settings = replace(tiny_settings(Path(model)), weight_transfer=MAPPED)
-    transport = Transport(SharedMemory(), TransferFromRanks(MappedTransfer(MAPPED, timeout=60)))
+    transport = Transport(SharedMemory(), TransferFromRanks(MappedTransfer(MAPPED, timeout=600)))
     pool = open_pool(lambda: start_engine(settings), transport=transport)
     sequences = [list(range(3, 83)), list(range(90, 140))]
     other = tmp_path / "other"

@@ -13,7 +13,7 @@ from monitoring.ledger_storage import ledger_files, lines_of, read_records
 from monitoring.metrics import without_clocks
 from run.replay import computed_again, replay, replayed_config, start_before
 from tests.recorded_runs import LORA, SETS, STEPS, recorded_run
-from tests.scripts import configured, ended, rows
+from tests.scripts import called, configured, rows
 
 OPD = ("policy.kl_coef=0", "policy.distill_coef=1")
 SHOWN = "policy.teacher_prompt='{answer} {prompt}'"
@@ -191,8 +191,8 @@ def test_a_run_without_a_ledger(run: Path, tmp_path: Path) -> None:
 
 def test_on_the_command_line_it_leaves_no_folder(run: Path, tmp_path: Path) -> None:
     folder = tmp_path / "outputs" / "new"
-    words = ["grpo.py", "run=replay", "step=2", f"run_dir={run}", f"hydra.run.dir={folder}"]
-    process = ended([*words, "device=cpu", "logging.progress=false"])
+    words = ["run=replay", "step=2", f"run_dir={run}", f"hydra.run.dir={folder}"]
+    process = called("grpo.py", *words, "device=cpu", "logging.progress=false")
     assert process.returncode == 0, process.stderr
     assert "bit-identical" in process.stdout
     assert not folder.exists()

@@ -5,6 +5,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,8 @@ from tests.scripts import (
     QUICK,
     ROOT,
     begin,
+    called,
     configured,
-    ended,
     finish,
     ran,
     rows,
@@ -220,15 +221,8 @@ def test_where_none_can_be_read_the_run_does_not_begin_again(trained: Path, tmp_
 def outside(folder: Path, script: str, *overrides: str) -> str:
     """A script started with its default folder names, from a working directory of the user's own."""
     folder.mkdir(exist_ok=True)
-    command = [
-        str(ROOT / script),
-        "--config-name",
-        "grpo_quickstart",
-        *QUICK,
-        *SMALL,
-        *overrides,
-    ]
-    done = ended(command, cwd=folder)
+    with chdir(folder):
+        done = called(script, "--config-name", "grpo_quickstart", *QUICK, *SMALL, *overrides)
     assert done.returncode == 0, done.stderr
     return done.stderr
 

@@ -32,7 +32,7 @@ class Behind(Overlapped):
 
     def push_weights(self) -> None:
         if 0 < self.run.monitor.iteration < self.run.last_iteration:
-            deadline = time.monotonic() + 120
+            deadline = time.monotonic() + 600
             config = self.run.config
             left = self.run.last_iteration - self.run.monitor.iteration
             waiting = min(config.train.max_policy_age, left) * config.optim_batch_groups

@@ -97,7 +97,7 @@ def test_one_process_holds_a_folder_once(tmp_path: Path) -> None:
             cwd=ROOT,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=600,
         )
         assert f"process {os.getpid()} on " in refused.stderr
 

@@ -12,7 +12,7 @@ from monitoring.doctor import diagnose
 from monitoring.events import read_events
 from run.doctor import examine
 from tests.doctor.running import run
-from tests.scripts import ROOT, ended, ran, rows
+from tests.scripts import called, ran, rows
 
 CUT = ("env.num_envs=4", "env.repeats=4", "inference_model.max_tokens=1", "train.total_dialog_turns=112")
 """Seven steps that teach nothing: an alarm at the fifth."""
@@ -59,7 +59,7 @@ def test_warnings_stop_nothing(tmp_path: Path) -> None:
 
 def test_the_job_prints_findings_with_steps_cause_example_and_knob(tmp_path: Path) -> None:
     run(tmp_path, *WORRIED)
-    done = ended(["grpo.py", "run=doctor", f"run_dir={tmp_path}", f"hydra.run.dir={tmp_path}/unused"], ROOT)
+    done = called("grpo.py", "run=doctor", f"run_dir={tmp_path}", f"hydra.run.dir={tmp_path}/unused")
     assert done.returncode == 0 and done.stderr == ""
     first, *told = done.stdout.rstrip().split("\n\n")
     assert "rules over 7 optimizer steps and 0 evaluations" in first
@@ -84,7 +84,7 @@ def test_a_run_that_goes_on_and_one_that_is_well(tmp_path: Path) -> None:
 
 
 def test_folders_that_hold_no_run_are_named(tmp_path: Path) -> None:
-    done = ended(["grpo.py", "run=doctor", f"run_dir={tmp_path}", f"hydra.run.dir={tmp_path}/unused"], ROOT)
+    done = called("grpo.py", "run=doctor", f"run_dir={tmp_path}", f"hydra.run.dir={tmp_path}/unused")
     assert done.returncode == 2 and f"run_dir={tmp_path}: no run's folder" in done.stderr
     with pytest.raises(ConfigError, match="no run has left its settings there"):
         diagnose(tmp_path)

@@ -20,7 +20,7 @@ def bomb(completion: Completion, example: Example) -> Reward:
     word, _, rest = completion.text.partition(" ")
     deeds: dict[str, Any] = {
         "power": lambda: len(str(9**9**9)), "regex": lambda: re.fullmatch(r"(a+)+b", "a" * 60),
-        "sleep": lambda: time.sleep(600), "slow": lambda: time.sleep(0.5), "late": lambda: time.sleep(4.0),
+        "sleep": lambda: time.sleep(600), "slow": lambda: time.sleep(0.5),
         "memory": lambda: bytearray(1 << 40), "recurse": lambda: _recurse(0),
         "die": lambda: os.kill(os.getpid(), signal.SIGKILL), "fork": os.fork,
         "fork_server": lambda: (os.kill(os.getppid(), signal.SIGKILL), time.sleep(600)),

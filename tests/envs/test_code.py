@@ -228,7 +228,7 @@ def test_a_failing_sandbox_is_an_error_and_no_verdict(monkeypatch: pytest.Monkey
 
 
 def test_the_reward_service_judges_code() -> None:
-    judged = task(reward_workers=1, options={"test_seconds": 1}, reward_timeout_s=20.0)
+    judged = task(reward_workers=1, options={"test_seconds": 1}, reward_timeout_s=120.0)
     examples = judged.examples("train")
     with closing(RewardService(judged, judged.env)) as service:
         texts = [

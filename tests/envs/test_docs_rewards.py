@@ -119,7 +119,9 @@ def test_the_functions_of_the_text(
 
 def test_the_reward_of_the_text_runs_programs(folder: Path) -> None:
     reward = f"{module_of(folder, 'def short_programs(')}:short_programs"
-    env = env_of(folder, block("json", '"test_cases"'), reward=reward, reward_timeout_s=60, sandbox="rlimits")
+    env = env_of(
+        folder, block("json", '"test_cases"'), reward=reward, reward_timeout_s=600, sandbox="rlimits"
+    )
     assert judged(env, "```python\nprint(2 * int(input()))\n```") == 1.0
     assert least_score(make_task(env)) == -0.1
 
@@ -166,7 +168,7 @@ def test_the_language_model_of_the_text_judges(folder: Path, monkeypatch: pytest
     replied: dict[str, Any] = {"choices": [{"message": {"content": " 8\n"}}]}
     with answering(monkeypatch, {"/v1/chat/completions": replied}) as asked:
         reward = f"{module_of(folder, 'def llm_judge', 'judges')}:llm_judge"
-        env = env_of(folder, row, reward=reward, reward_timeout_s=60)
+        env = env_of(folder, row, reward=reward, reward_timeout_s=600)
         assert judged(env, "Good day ------ Grade: 10") == 0.8
         replied["choices"][0]["message"]["content"] = "I would say 8"
         assert "the judge replied 'I would say 8'" in str(judged(env, "Good day"))

@@ -68,10 +68,10 @@ def test_one_member_that_needs_a_deadline_gives_it_to_the_mixture(tmp_path: Path
     file = rows(tmp_path / "mine.jsonl", 5)
     hostile = {"dataset": "jsonl", "data_files": file, "reward": "tests.envs.hostile_rewards:bomb"}
     members = {"arithmetic": 1, "hostile": hostile}
-    env = EnvConfig(dataset="mixture", mixture=members, reward_timeout_s=2.0, reward_workers=1)
+    env = EnvConfig(dataset="mixture", mixture=members, reward_timeout_s=5.0, reward_workers=1)
     task = make_task(env)
     examples = task.examples("train")
-    said = [Completion(examples[0].answer), Completion("late")]
+    said = [Completion(examples[0].answer), Completion("sleep")]
     with closing(RewardService(task, env)) as service:
         scored = service.score(said, [examples[0], examples[-1]])
     assert [s.outcome for s in scored] == ["scored", "invalid"]

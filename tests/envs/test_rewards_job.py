@@ -21,7 +21,7 @@ def run(
     )
     (tmp_path / "samples.jsonl").write_text(samples)
     env = EnvConfig(
-        dataset="jsonl", data_files=str(data), samples=str(tmp_path / "samples.jsonl"), reward_timeout_s=3.0,
+        dataset="jsonl", data_files=str(data), samples=str(tmp_path / "samples.jsonl"), reward_timeout_s=60.0,
         **options,
     )  # fmt: skip
     out, report = io.StringIO(), io.StringIO()

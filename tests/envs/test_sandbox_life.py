@@ -117,9 +117,9 @@ sandbox.run("import time; time.sleep(1000)")
     grader.kill()
     grader.wait()
     grader.stdout.close()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 600
     while any(alive(pid) for pid in left) or list(tmp_path.iterdir()):
-        assert time.monotonic() < deadline, "waited 30 s for the sandbox to end after its grader"
+        assert time.monotonic() < deadline, "waited 600 s for the sandbox to end after its grader"
         time.sleep(0.02)
 
 

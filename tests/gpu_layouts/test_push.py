@@ -183,7 +183,7 @@ def test_nccl(
         model, plan = policy_on(LAYOUTS[layout], tied, lora, folder)
         assert plan.transport == "nccl"
         engines = Engines(len(plan.devices.engines))
-        NativeTransfer("nccl", timeout=60).push(published(model, plan), 1, engines)
+        NativeTransfer("nccl", timeout=600).push(published(model, plan), 1, engines)
         assert waited_for(gpus) >= set(plan.devices.train)
     (wire,), (update,) = wires, engines.declared
     assert wire.device == torch.device("cuda", plan.devices.train[0])
@@ -240,7 +240,7 @@ def test_ipc(
         assert plan.devices.train == (own,)
         engines = Engines(1)
         engines.read = read
-        NativeTransfer("ipc", timeout=60).push(published(model, plan), 1, engines)
+        NativeTransfer("ipc", timeout=600).push(published(model, plan), 1, engines)
     assert len(buffers) == 1
     assert len(engines.declared) > 1
     assert same(arrived, plain(tied, torch.bfloat16))

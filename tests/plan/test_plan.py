@@ -358,7 +358,7 @@ def test_the_backend_that_auto_means(qwen: str, asked: str, gpus: int, vllm: str
 def test_a_plan_needs_no_torch() -> None:
     script = "import sys, plan.plan; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     assert (
-        subprocess.run([sys.executable, "-c", script], cwd=PROJECT, timeout=120, check=False).returncode == 0
+        subprocess.run([sys.executable, "-c", script], cwd=PROJECT, timeout=900, check=False).returncode == 0
     )
 
 

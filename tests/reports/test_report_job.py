@@ -52,7 +52,7 @@ def test_beside_a_run_the_page_is_made_by_another_process(tmp_path: Path) -> Non
     told: list[str] = []
     writer = ReportWriter(run, told.append)
     writer.renew()
-    assert writer._writer is not None and writer._writer.wait(120) == 0
+    assert writer._writer is not None and writer._writer.wait(900) == 0
     assert (run / "report.html").is_file()
     writer.finish()
     assert told == [] and b"made_run" not in (run / "report.html").read_bytes()
@@ -62,7 +62,7 @@ def test_a_page_that_took_long_is_not_made_again_soon(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", SMALL)
     writer = ReportWriter(run, print)
     writer.renew()
-    assert writer._writer is not None and writer._writer.wait(60) == 0
+    assert writer._writer is not None and writer._writer.wait(900) == 0
     first = writer._writer
     os.utime(run / "report.html", (writer._begun + 100, writer._begun + 100))
     writer.renew()

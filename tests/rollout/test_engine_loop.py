@@ -220,7 +220,7 @@ class Hanging(ScriptedEngine):
 
     def step(self, timeout: float) -> list[Response]:
         self.hangs.set()
-        self.go.wait(30)
+        self.go.wait(600)
         return super().step(timeout)
 
 
@@ -230,7 +230,7 @@ def test_a_thread_that_hangs_is_named(what: str) -> None:
     told = r"the learner waited 0 s \(train\.wait_timeout_s\) for the rollout thread.* 1 requests in flight"
     with looped(engine, wait_timeout=0.3) as loop, loop.thread(), closing(asyncio.sleep(0)) as nothing:
         loop.call(lambda: loop.spawn(lambda: loop.generate(request(1))))  # type: ignore[arg-type]
-        assert engine.hangs.wait(30)
+        assert engine.hangs.wait(600)
         with pytest.raises(TimeoutError, match=told):
             loop.call(lambda: None) if what == "call" else loop.run(nothing)
         engine.go.set()

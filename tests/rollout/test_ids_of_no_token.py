@@ -44,7 +44,7 @@ def beyond_the_tokenizer(tokens: int) -> torch.nn.Module:
 def drawn_by(engine: SteppedEngine) -> Group:
     tokenizer = AutoTokenizer.from_pretrained(QUICKSTART)
     env = EnvConfig(dataset="x")
-    loop = EngineLoop(engine, timeout=60.0, wait_timeout=60.0)
+    loop = EngineLoop(engine, timeout=600.0, wait_timeout=600.0)
     service = RewardService(Liked(env), env)
     conversation = Conversation(tokenizer, [ThinkAgain("?")], 2)
     greedy = Sampling(temperature=0.0, max_tokens=6)

@@ -207,7 +207,7 @@ def test_through_vllms_own_transfer(
     """And an engine that comes in the place of a lost one takes everything."""
     from tests.rollout.mapped_backend import MAPPED, MappedTransfer, start_engine
 
-    direct, carried = MappedTransfer(MAPPED, timeout=60), []
+    direct, carried = MappedTransfer(MAPPED, timeout=600), []
     send = direct.push
 
     def noted(weights: Outgoing, version: int, engines: Engines) -> None:

@@ -30,7 +30,7 @@ class Driven:
         attempts: int = 10,
     ) -> None:
         self.engine, self.grader = ScriptedEngine(), ScriptedGrader()
-        self.loop = EngineLoop(self.engine, timeout=60.0, wait_timeout=60.0)
+        self.loop = EngineLoop(self.engine, timeout=600.0, wait_timeout=600.0)
         self.buffer: GroupBuffer[Group] = GroupBuffer(
             batch_groups=1, max_age=max_age, batches_per_version=1, capacity=capacity, keep_order=keep_order
         )
@@ -190,7 +190,7 @@ def stream_of(
     engine: ScriptedEngine, grader: ScriptedGrader, batch_groups: int, max_age: int, prompts: int = 20
 ) -> Stream:
     """One that a test enters, so that a thread drives its loop; the test closes that."""
-    loop = EngineLoop(engine, timeout=60.0, wait_timeout=60.0)
+    loop = EngineLoop(engine, timeout=600.0, wait_timeout=600.0)
     buffer: GroupBuffer[Group] = GroupBuffer(
         batch_groups=batch_groups, max_age=max_age, batches_per_version=1, capacity=8, keep_order=True
     )

@@ -111,7 +111,7 @@ def test_another_process_reads_each_push_and_nothing_stays() -> None:
     for size, value in ((4, 2.0), (64, 0.5), (8, 1.0)):
         handle = memory.write(Outgoing.of([("w", torch.full((size, size), value))]))
         command, given = [sys.executable, "-c", READ], pickle.dumps(handle)
-        run = subprocess.run(command, input=given, capture_output=True, cwd=PROJECT, timeout=120)
+        run = subprocess.run(command, input=given, capture_output=True, cwd=PROJECT, timeout=900)
         seen.append(run.stdout.decode().strip())
     assert seen == ["{'w': 32.0}", "{'w': 2048.0}", "{'w': 64.0}"]
     assert open_weights() > before
@@ -177,7 +177,7 @@ def test_the_native_api_with_requests_in_flight(
 
     register()
     engine, sequence = start_engine(True, weight_transfer="mapped"), list(range(3, 203))
-    transfer = vllm_transfer.NativeTransfer("mapped", timeout=60)
+    transfer = vllm_transfer.NativeTransfer("mapped", timeout=600)
     engine.score([sequence])
     engine.submit(Request(1, (5, 6, 7), 2, Sampling(max_tokens=8), seed=1))
     engine.step()

@@ -82,7 +82,7 @@ def additions(count: int) -> list[Example]:
 def generating(
     engine: TransformersEngine, tokenizer: Any, conversation: Conversation | None, n: int, max_tokens: int
 ) -> tuple[EngineLoop, Generation]:
-    loop = EngineLoop(engine, timeout=60.0, wait_timeout=60.0)
+    loop = EngineLoop(engine, timeout=600.0, wait_timeout=600.0)
     sampling = Sampling(max_tokens=max_tokens)
     return loop, generation(loop, LastTurn(), n, sampling, tokenizer=tokenizer, conversation=conversation)
 

@@ -24,7 +24,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Ten
     environment = {**ENVIRONMENT, "PYTHONPATH": str(ROOT)}
     ranks = [begin([script, str(rank), "2", str(folder)], environment=environment) for rank in range(2)]
     try:
-        said = [rank.communicate(timeout=120)[1] for rank in ranks]
+        said = [rank.communicate(timeout=900)[1] for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()

@@ -33,7 +33,7 @@ from training.ranked_learner import RankedLearner
 from training.ranks import Ranks, RankSettings
 
 REPEATS, GROUPS, STEPS, MAX_TOKENS = 4, 5, 5, 12
-TWO = RankSettings(nodes=1, ray_cpus=2, on_gpu=False, timeout_s=60.0)
+TWO = RankSettings(nodes=1, ray_cpus=2, on_gpu=False, timeout_s=600.0)
 SMALL_LR = OptimizerConfig(lr=1e-4)
 
 

@@ -250,7 +250,7 @@ def test_scores_that_nobody_wants_are_not_made(
 
     def waiting(copy: Copy, batch: Batch) -> Tensor:
         asked.extend(batch.group_ids)
-        assert free.wait(60)
+        assert free.wait(600)
         return log_prob(copy, batch)
 
     monkeypatch.setattr(Copy, "log_prob", waiting)
@@ -281,7 +281,7 @@ def test_an_end_does_not_wait_for_a_copy_that_loads(
     config = scored_config(model, 1)
     scorers = Scorers(config, scored_plan(config, tmp_path, "shards"))
     waits = scorers.begin(collate(drawn_groups(small_llama(), numbered_examples(1), 2, 4, judge=judged)))
-    assert loading.wait(60)
+    assert loading.wait(600)
     scorers.close()
     for pid in seen:
         wait_until_gone(pid)
@@ -339,7 +339,7 @@ def test_lost_scorers_are_replaced(
     assert not set(before) & set(process_ids(two_copies))
     killers = [Killer(monkeypatch, "log_prob"), Killer(monkeypatch, "build")]
     assert all(torch.equal(one, expected) for one in scored(two_copies, batch, 6))
-    assert all(killer.done.wait(60) for killer in killers)
+    assert all(killer.done.wait(600) for killer in killers)
     assert all(torch.equal(one, expected) for one in scored(two_copies, batch, 2))
     assert "is lost and replaced: scorer rank" in logged.text
     assert "is lost while it loads, and replaced" in logged.text
