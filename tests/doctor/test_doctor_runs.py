@@ -19,7 +19,10 @@ ASTRAY = (
 )
 
 
-@pytest.mark.parametrize("script", [grpo, grpo_async], ids=["lockstep", "overlapped"])
+@pytest.mark.parametrize(
+    "script",
+    [pytest.param(grpo, id="lockstep"), pytest.param(grpo_async, id="overlapped", marks=pytest.mark.long)],
+)
 def test_a_run_that_learns_is_no_reason_to_worry(script: ModuleType, tmp_path: Path) -> None:
     """The quickstart with 25 of its 120 steps, evaluated: nothing but where the time went is said of it."""
     run(tmp_path, "train.total_dialog_turns=6400", *HELD_OUT, script=script)

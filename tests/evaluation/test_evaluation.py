@@ -3,12 +3,11 @@
 import asyncio
 import io
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-
-import pytest
 
 from envs.group import Group, Sampling
 from envs.task import Example, Outcome
@@ -35,6 +34,17 @@ class Watched(TransformersEngine):
         self.most = max(self.most, self.in_flight)
 
 
+def evaluation_of(loop: EngineLoop, most: int, tell: Callable[..., None] = lambda *stage: None) -> Evaluation:
+    """One of as many completions at a time."""
+    unused: Any = None
+    return Evaluation(configured(), most, [], loop, unused, tell, unused, Path(), unused)
+
+
+def numbered_set(count: int, n: int) -> Any:
+    problems = SimpleNamespace(examples=numbered_examples(count))
+    return SimpleNamespace(name="sums", problems=problems, settings=SimpleNamespace(n=n))
+
+
 def evaluated(loop: EngineLoop, grader: Any, count: int, in_flight: int) -> list[Group]:
     """What `count` problems gave, in their order."""
     groups: dict[int, Group] = {}
@@ -44,21 +54,12 @@ def evaluated(loop: EngineLoop, grader: Any, count: int, in_flight: int) -> list
         found = groups[group_id - FIRST_GROUP_ID] = await made.run_group(example, group_id, drawn)
         return found
 
-    chosen: Any = SimpleNamespace(
-        name="sums",
-        problems=SimpleNamespace(examples=numbered_examples(count)),
-        settings=SimpleNamespace(n=N),
-    )
     maker: Any = SimpleNamespace(run_group=run_group)
     file = io.StringIO()
-    unused: Any = None
     seen: list[Group] = []
     told: list[tuple[str, int, int]] = []
-    evaluation = Evaluation(
-        *(configured(), in_flight * N, [], loop, unused, lambda *stage: told.append(stage), unused, Path()),
-        unused,
-    )
-    tallies = loop.run(evaluation._tallies(chosen, maker, file, seen.append))
+    evaluation = evaluation_of(loop, in_flight * N, lambda *stage: told.append(stage))
+    tallies = loop.run(evaluation._tallies(numbered_set(count, N), maker, file, seen.append))
     assert told == [("eval sums", done, count) for done in range(count + 1)]
     assert tallies == [tally(groups[index]) for index in range(count)]
     assert len(file.getvalue().splitlines()) == count * N
@@ -93,14 +94,11 @@ def test_a_group_without_a_score_takes_the_lowest_of_the_evaluation() -> None:
         drawn()
         return groups[group_id - FIRST_GROUP_ID]
 
-    problems = SimpleNamespace(examples=numbered_examples(3))
-    chosen: Any = SimpleNamespace(name="sums", problems=problems, settings=SimpleNamespace(n=1))
-    unused: Any = None
     loop = EngineLoop(ScriptedEngine(version=0), timeout=600.0, wait_timeout=600.0)
-    evaluation = Evaluation(*(configured(), 4, [], loop, unused, lambda *stage: None, unused, Path()), unused)
     recorded: list[Group] = []
     maker: Any = SimpleNamespace(run_group=run_group)
-    tallies = loop.run(evaluation._tallies(chosen, maker, io.StringIO(), recorded.append))
+    evaluation = evaluation_of(loop, 4)
+    tallies = loop.run(evaluation._tallies(numbered_set(3, 1), maker, io.StringIO(), recorded.append))
     loop.close()
     assert [tally.scores for tally in tallies] == [(-3.0,)] * 3
     assert [group.group_id for group in recorded] == [1, 0, 2]
@@ -120,15 +118,6 @@ def test_the_engines_go_on_while_graders_are_slow() -> None:
     loop.spawn(release)
     assert len(evaluated(loop, grader, 7, in_flight=2)) == 7
     assert grader.rows == list(range(7))
-    loop.close()
-
-
-def test_a_silent_engine_is_named() -> None:
-    loop = EngineLoop(ScriptedEngine(), timeout=0.05, wait_timeout=600.0)
-    with pytest.raises(
-        TimeoutError, match=r"waited 0 s \(inference_model\.request_timeout_s\) .* any of 2 req"
-    ):
-        evaluated(loop, ScriptedGrader(), 5, in_flight=2)
     loop.close()
 
 

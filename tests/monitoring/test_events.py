@@ -12,10 +12,7 @@ def test_events_come_back_in_order(tmp_path: Path) -> None:
         Events(tmp_path, said.append).tell("pushed", step, version=step + 1)
     assert [
         (event["event"], event["optimizer_step"], event["version"]) for event in read_events(tmp_path)
-    ] == [
-        ("pushed", 0, 1),
-        ("pushed", 1, 2),
-    ]
+    ] == [("pushed", 0, 1), ("pushed", 1, 2)]
     with (tmp_path / EVENTS).open("ab") as file:
         file.write(b'{"event": "pus')
     assert len(read_events(tmp_path)) == 2

@@ -222,8 +222,7 @@ def test_an_answer_may_be_anything(tmp_path: Path, answer: Any) -> None:
     assert record["group_id"] == group.group_id
 
 
-def test_pandas_and_datasets_open_it(tmp_path: Path) -> None:
-    import datasets
+def test_pandas_opens_it(tmp_path: Path) -> None:
     import pandas as pd
 
     ledger = Ledger(tmp_path, GIB, QUIET)
@@ -233,6 +232,4 @@ def test_pandas_and_datasets_open_it(tmp_path: Path) -> None:
     (file,) = ledger_files(tmp_path)
     frame = pd.read_json(file.path, lines=True)
     assert list(frame["group_id"][:5]) == [group.group_id for group in groups]
-    cache = str(tmp_path / "cache")
-    opened = datasets.load_dataset("json", data_files=str(file.path), split="train", cache_dir=cache)
-    assert len(opened) == 10 and opened[0]["completions"][0]["log_probs"]
+    assert len(frame) == 10

@@ -1,6 +1,5 @@
 """What groups and their batch say about themselves, against numbers that were counted by hand."""
 
-import random
 from collections.abc import Sequence
 
 import pytest
@@ -9,7 +8,7 @@ import torch
 from envs.group import Group, SampledCompletion
 from envs.task import Outcome
 from monitoring.metrics import rollout_metrics, without_clocks
-from tests.groups import make_completion, make_group, random_group
+from tests.groups import make_completion, make_group
 from training.batch import Batch, collate
 
 LENGTHS = [1, 2, 3, 4, 5, 6, 3, 2, 1]
@@ -172,10 +171,6 @@ def test_candidates_that_were_left_out_count_as_generated() -> None:
     assert {name: metrics[name] for name in told} == pytest.approx(told)
 
 
-def test_where_nothing_was_replaced_only_the_number_of_groups_says_so() -> None:
-    assert metrics_of(three_groups())["groups/generated"] == 3.0
-
-
 def test_where_none_of_it_was_judged_all_numbers_are_finite() -> None:
     groups = three_groups(completions(["error"] * 9))
     for group, other in zip(groups, three_groups(completions(["error"] * 9)), strict=True):
@@ -196,51 +191,6 @@ def test_turns_are_counted_where_the_environment_wrote_some_tokens() -> None:
     metrics = metrics_of(three_groups(rows))
     assert metrics["turns/mean"] == pytest.approx((7 + 2 + 3) / 9)
     assert metrics["turns/drawn_tokens"] == pytest.approx((27 - 4) / 9)
-
-
-def of_tensors(batch: Batch, generated: Sequence[Group], version: int) -> dict[str, float]:
-    """The same by tensors, of which none knows of a record but the rewards'."""
-    verdicts = [one.verdict for group in generated for one in (*group.completions, *group.left_out)]
-    score = torch.tensor([one.score for one in verdicts if one.outcome != "error"], dtype=torch.float64)
-    drawn, response = batch.tokens.loss_mask, batch.tokens.response_mask
-    written = response & ~drawn
-    turns = 1 + (drawn[:, 1:] & written[:, :-1]).sum(-1)
-    trained = batch.mask.any(-1)
-    age = (version - batch.policy_version[batch.mask]).double()
-    return {
-        "reward/mean": score.mean().item(),
-        "reward/std": score.std().item(),
-        "reward/errors": 1 - len(score) / len(verdicts),
-        "reward/invalid": sum(one.outcome == "invalid" for one in verdicts) / len(verdicts),
-        "advantage/mean": batch.advantage[trained].double().mean().item(),
-        "advantage/std": batch.advantage[trained].double().std().item(),
-        "length/response_mean": response.sum(-1).double().mean().item(),
-        "length/response_max": float(response.sum(-1).max()),
-        "length/truncated": (batch.finish_reason == 1).double().mean().item(),
-        "sample_utilization": trained.sum().item() / len(verdicts),
-        "rollout/temperature": batch.temperature.double().mean().item(),
-        "turns/mean": turns.double().mean().item(),
-        "turns/drawn_tokens": drawn.sum(-1).double().mean().item(),
-        "age/mean": age.mean().item(),
-        "age/max": age.max().item(),
-    }
-
-
-@pytest.mark.parametrize(("candidates", "chain"), [(0, 0), (3, 0), (0, 2), (2, 1)])
-def test_random_groups_against_tensors(candidates: int, chain: int) -> None:
-    chance = random.Random(candidates + 10 * chain)
-    for _ in range(10):
-        groups = [random_group(chance, number, 4, "", candidates, chain) for number in range(6)]
-        generated = list(groups)
-        for group in generated:
-            generated += [] if group.in_place_of is None else [group.in_place_of]
-        batch = collate(groups)
-        batch.mask = batch.tokens.loss_mask & (batch.next.reward_status != 2)
-        batch.advantage = torch.randn(len(batch), 1)
-        expected = of_tensors(batch, generated, version=6)
-        found = rollout_metrics(batch, groups, policy_version=6)
-        assert found["groups/generated"] == len(generated)
-        assert {name: found[name] for name in expected} == pytest.approx(expected)
 
 
 def test_what_a_clock_measured_is_left_out() -> None:

@@ -193,6 +193,7 @@ QUICKSTART = ("--config-name", "grpo_quickstart", "logging.sample_frequency=2")
 SETS = "eval={frequency: 2, sets: {sums: {dataset: arithmetic, n: 1, limit: 16}}}"
 
 
+@pytest.mark.long
 def test_a_run_on_a_terminal_that_ctrl_c_ends(tmp_path: Path) -> None:
     """What it says upon Ctrl-C is whole, and the cursor was never hidden."""
     command = [sys.executable, "grpo.py", *QUICKSTART, SETS, f"hydra.run.dir={tmp_path}"]

@@ -17,10 +17,7 @@ CONFIG: dict[str, Any] = {
     "train": {"seed": 3, "resume": None},
     "env": {"options": {}, "data_files": ["a", "b"]},
 }
-SHOWN = [
-    ShownCompletion("2+3=", "5", 1.0, 0.5),
-    ShownCompletion("2+3=", "<script>|*6*\nor 7", 0.0, -0.5),
-]
+SHOWN = [ShownCompletion("2+3=", "5", 1.0, 0.5), ShownCompletion("2+3=", "<script>|*6*\nor 7", 0.0, -0.5)]
 TABLE = [[2, "2+3=", "5", 1.0, 0.5], [2, "2+3=", "<script>|*6*\nor 7", 0.0, -0.5]]
 COLUMNS = ["step", "prompt", "completion", "reward", "advantage"]
 
@@ -85,7 +82,12 @@ def test_wandb_shows_a_failed_run_as_failed(
 
 
 @pytest.mark.parametrize(
-    ("outcome", "status"), [("finished", "FINISHED"), ("interrupted", "KILLED"), ("failed", "FAILED")]
+    ("outcome", "status"),
+    [
+        ("finished", "FINISHED"),
+        pytest.param("interrupted", "KILLED", marks=pytest.mark.long),
+        pytest.param("failed", "FAILED", marks=pytest.mark.long),
+    ],
 )
 def test_mlflow_in_the_runs_folder(
     outcome: RunOutcome, status: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

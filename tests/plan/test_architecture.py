@@ -65,22 +65,15 @@ def test_a_row_of_the_weight_check_reaches_beyond_the_window(tmp_path: Path) -> 
     ).weight_check.prompts == (8, 12)
 
 
+AT_1024 = {"original_max_position_embeddings": 1024}
+
+
 @pytest.mark.parametrize(
     "rope",
     [
-        {
-            "rope_parameters": {
-                "rope_type": "dynamic",
-                "factor": 2.0,
-                "original_max_position_embeddings": 1024,
-            }
-        },
-        {"rope_scaling": {"type": "longrope"}, "original_max_position_embeddings": 1024},
-        {
-            "rope_parameters": {
-                "full_attention": {"rope_type": "longrope", "original_max_position_embeddings": 1024}
-            }
-        },
+        {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0} | AT_1024},
+        {"rope_scaling": {"type": "longrope"}} | AT_1024,
+        {"rope_parameters": {"full_attention": {"rope_type": "longrope"} | AT_1024}},
     ],
 )
 def test_lengths_at_which_rotary_embeddings_change_are_refused(

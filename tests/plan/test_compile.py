@@ -1,6 +1,7 @@
 """What is to be compiled is refused before anything is loaded where it could not be."""
 
 import sysconfig
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -30,15 +31,6 @@ def test_without_a_compiler_one_message_says_what_to_install(monkeypatch: pytest
     )
     assert "apt install g++ python3-dev" in text and "CXX" in text
     assert refused("train.compile=false", missing=missing) == []
-
-
-def test_a_compiler_is_found_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    compiler = tmp_path / "mine"
-    compiler.touch(mode=0o755)
-    (tmp_path / "Python.h").touch()
-    monkeypatch.setenv("CXX", str(compiler))
-    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
-    assert list(missing_to_compile()) == []
 
 
 def test_an_engine_that_switches_compiled_code_off_is_no_neighbour() -> None:
@@ -75,14 +67,22 @@ def test_kernels_of_a_gpu_need_a_c_compiler(monkeypatch: pytest.MonkeyPatch) -> 
     )
 
 
-def test_a_c_compiler_is_found_by_the_name_that_is_given(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("variable", "find", "name"),
+    [("CXX", missing_to_compile, "C++ compiler"), ("CC", missing_for_kernels, "C compiler")],
+)
+def test_a_compiler_is_found_by_the_name_that_is_given(
+    variable: str,
+    find: Callable[[], Iterable[str]],
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     compiler = tmp_path / "mine"
     compiler.touch(mode=0o755)
     (tmp_path / "Python.h").touch()
     monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
-    monkeypatch.setenv("CC", str(compiler))
-    assert list(missing_for_kernels()) == []
-    monkeypatch.setenv("CC", "no-such-compiler")
-    assert list(missing_for_kernels()) == ["the C compiler no-such-compiler"]
+    monkeypatch.setenv(variable, str(compiler))
+    assert list(find()) == []
+    monkeypatch.setenv(variable, "no-such-compiler")
+    assert list(find()) == [f"the {name} no-such-compiler"]

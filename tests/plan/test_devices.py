@@ -186,11 +186,9 @@ def test_on_a_cluster_ray_chooses_the_engines_devices() -> None:
         ({"train": [0, 0]}, r"train_model.devices=\[0, 0\]: a device is listed twice"),
         ({"train": [4]}, r"train_model.devices=\[4\]: \[4\] do not exist; this machine has GPUs 0 to 3"),
         ({"train": [-1]}, "all of them integers from 0"),
-        ({"train": [1, -1]}, "all of them integers from 0"),
         ({"train": ["0", 1]}, "all of them integers from 0"),
         ({"train": [0, True]}, "all of them integers from 0"),
         ({"train": []}, "give at least one device index"),
-        ({"train": ["0"]}, "all of them integers from 0"),
         ({"train": "0,1"}, "give a list of device indices"),
         (
             {"train": [0], "inference": [0, 1]},

@@ -13,12 +13,7 @@ from plan.activations import FLOAT
 from plan.disk import checkpoint_bytes
 from plan.machine import Machine
 from plan.make_plan import make_plan
-from plan.memory import (
-    MASTER_BUCKET,
-    Phase,
-    between_steps,
-    train_phases,
-)
+from plan.memory import MASTER_BUCKET, Phase, between_steps, train_phases
 from plan.microbatches import CHUNK_BYTES, chunk_size
 from plan.model_shape import KNOWN, find_shape
 from plan.plan import Plan
@@ -46,6 +41,8 @@ CASES = {
     "countdown 1.5B on 8, one microbatch": ("1.5B", "grpo_countdown", (EIGHT, *ONE_MICROBATCH)),
 }
 """Model, config and overrides."""
+OFTEN = ("countdown 1.5B LoRA", "countdown 1.5B one microbatch of 16", "countdown 1.5B on 8, one microbatch")
+"""Cases of the first tier."""
 PHASES = {
     "score": ("score",),
     "optimize": ("forward", "backward"),
@@ -71,7 +68,13 @@ def estimated(*asked: str) -> dict[str, Phase]:
     return {phase.name: phase for phase in plan_of(*asked).phases}
 
 
-@pytest.mark.parametrize(("size", "name", "overrides"), CASES.values(), ids=CASES)
+@pytest.mark.parametrize(
+    ("size", "name", "overrides"),
+    [
+        pytest.param(*case, id=key, marks=() if key in OFTEN else pytest.mark.long)
+        for key, case in CASES.items()
+    ],
+)
 def test_every_phase_of_a_model_of_real_width(
     size: str, name: str, overrides: tuple[str, ...], tmp_path: Path
 ) -> None:
@@ -147,11 +150,7 @@ def test_ranks_take_less_memory_each() -> None:
 
 def test_every_part_names_a_knob_that_exists() -> None:
     sections = vars(configured(name="grpo_math"))
-    for asked in (
-        ("7B", "grpo_code", HALF),
-        ("3B", "grpo_gsm8k", LORA),
-        ("1.5B", "grpo_countdown", KEPT),
-    ):
+    for asked in (("7B", "grpo_code", HALF), ("3B", "grpo_gsm8k", LORA), ("1.5B", "grpo_countdown", KEPT)):
         for phase in estimated(*asked).values():
             for use in phase.uses:
                 assert use.bytes >= 0

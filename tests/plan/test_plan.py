@@ -2,8 +2,6 @@
 
 import json
 import math
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +14,7 @@ from config.machine import MachineConfig
 from config.schema import Config
 from plan.machine import Machine, imagined_machine
 from plan.make_plan import make_plan
-from plan.memory import (
-    engine_weights,
-    kv_bytes_per_sequence,
-    train_phases,
-)
+from plan.memory import engine_weights, kv_bytes_per_sequence, train_phases
 from plan.microbatches import microbatch_tokens
 from plan.model_shape import GIB, find_file, kv_cache_bytes, read_shape
 from plan.plan import Plan
@@ -85,10 +79,7 @@ def test_parameters_are_exact_for_the_model_of_this_repository() -> None:
     count = 0
     with safe_open(folder / "model.safetensors", "numpy") as file:
         for name in file.keys():  # noqa: SIM118 (not a dict)
-            size = 1
-            for side in file.get_slice(name).get_shape():
-                size *= side
-            count += size
+            count += math.prod(file.get_slice(name).get_shape())
     path = find_file(str(folder))
     assert path is not None
     assert read_shape(path).parameters == count
@@ -353,13 +344,6 @@ def test_the_reference_stays_visits_or_has_a_gpu(qwen: str) -> None:
 def test_the_backend_that_auto_means(qwen: str, asked: str, gpus: int, vllm: str | None, found: str) -> None:
     config = config_of("grpo_gsm8k", qwen, "device=auto", f"inference_model.backend={asked}")
     assert make_plan(config, False, machine(gpus, vllm=vllm)).engine.backend == found
-
-
-def test_a_plan_needs_no_torch() -> None:
-    script = "import sys, plan.plan; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
-    assert (
-        subprocess.run([sys.executable, "-c", script], cwd=PROJECT, timeout=900, check=False).returncode == 0
-    )
 
 
 def test_folders_and_names_that_hold_no_model(tmp_path: Path) -> None:

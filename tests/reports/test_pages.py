@@ -91,7 +91,7 @@ def scrolled(opened: Opened) -> None:
 
 
 @pytest.mark.parametrize("name", PAGES)
-@pytest.mark.parametrize("width", [1280, 400])
+@pytest.mark.parametrize("width", [1280, pytest.param(400, marks=pytest.mark.long)])
 def test_a_page_draws_itself_and_asks_for_nothing(
     show: Any, pages: dict[str, Path], name: str, width: int
 ) -> None:
@@ -107,6 +107,7 @@ def test_a_page_draws_itself_and_asks_for_nothing(
     assert opened.page.evaluate("document.documentElement.scrollWidth") <= width
 
 
+@pytest.mark.long
 def test_nothing_may_be_asked_for_even_if_it_were_tried(show: Any) -> None:
     opened = show("run")
     told = opened.page.evaluate(
@@ -116,6 +117,7 @@ def test_nothing_may_be_asked_for_even_if_it_were_tried(show: Any) -> None:
     assert any("Content Security Policy" in complaint for complaint in opened.complaints)
 
 
+@pytest.mark.long
 def test_what_a_model_wrote_is_text(show: Any) -> None:
     opened = show("hostile")
     page = opened.page
@@ -138,6 +140,7 @@ def test_what_a_model_wrote_is_text(show: Any) -> None:
     assert opened.complaints == [] and opened.dialogs == []
 
 
+@pytest.mark.long
 def test_filters_keep_what_they_say(show: Any) -> None:
     opened = show("run")
     page = opened.page
@@ -163,6 +166,7 @@ def test_filters_keep_what_they_say(show: Any) -> None:
     assert lengths == sorted(lengths, reverse=True)
 
 
+@pytest.mark.long
 def test_what_flipped_and_one_prompt_over_time(show: Any) -> None:
     opened = show("run")
     page = opened.page
@@ -181,6 +185,7 @@ def test_what_flipped_and_one_prompt_over_time(show: Any) -> None:
     assert opened.complaints == []
 
 
+@pytest.mark.long
 def test_tokens_have_the_colour_of_their_values(show: Any) -> None:
     opened = show("run")
     page = opened.page
@@ -196,6 +201,7 @@ def test_tokens_have_the_colour_of_their_values(show: Any) -> None:
     assert "entropy" in page.locator(".token").first.get_attribute("title")
 
 
+@pytest.mark.long
 def test_a_heading_sorts_its_table(show: Any) -> None:
     opened = show("run")
     heading = opened.page.locator("#time th button", has_text="Share of the run")
@@ -208,6 +214,7 @@ def test_a_heading_sorts_its_table(show: Any) -> None:
     assert shares[0] == sorted(shares[0], reverse=True) and shares[1] == sorted(shares[0])
 
 
+@pytest.mark.long
 def test_pointing_at_a_curve_shows_the_values_of_all(show: Any) -> None:
     opened = show("run")
     page = opened.page
@@ -261,6 +268,7 @@ CONTRAST = """
 """
 
 
+@pytest.mark.long
 def test_light_and_dark_differ_and_can_be_read(show: Any) -> None:
     papers = set()
     for scheme in ("light", "dark"):
@@ -272,6 +280,7 @@ def test_light_and_dark_differ_and_can_be_read(show: Any) -> None:
     assert len(papers) == 2
 
 
+@pytest.mark.long
 def test_the_reader_chooses_the_theme(show: Any) -> None:
     page = show("run").page
 
@@ -290,6 +299,7 @@ def test_the_reader_chooses_the_theme(show: Any) -> None:
         dark = paper() != light
 
 
+@pytest.mark.long
 def test_runs_over_each_other(show: Any) -> None:
     opened = show("comparison")
     assert len(opened.all("#runs tbody tr")) == 2
@@ -302,6 +312,7 @@ def test_runs_over_each_other(show: Any) -> None:
     assert opened.page.locator(faded).count() > 0
 
 
+@pytest.mark.long
 def test_a_sweep_is_a_table_that_sorts(show: Any) -> None:
     opened = show("sweep")
     page = opened.page
@@ -316,6 +327,7 @@ def test_a_sweep_is_a_table_that_sorts(show: Any) -> None:
     page.wait_for_selector("text=GRPO run")
 
 
+@pytest.mark.long
 def test_an_evaluation_alone(show: Any, pages: dict[str, Path], tmp_path: Path) -> None:
     pages["evaluation"] = write_report(make_run(tmp_path / "run", Made(steps=0, evaluate=1)))
     opened = show("evaluation")
@@ -324,6 +336,7 @@ def test_an_evaluation_alone(show: Any, pages: dict[str, Path], tmp_path: Path) 
     assert len(opened.all("#evaluations tbody tr")) == 1 and len(opened.all(".list .row")) == 40
 
 
+@pytest.mark.long
 def test_a_run_of_which_little_is_known(show: Any, pages: dict[str, Path], tmp_path: Path) -> None:
     bare = make_run(tmp_path / "bare", replace(Made(), steps=1, evaluate=0))
     for name in ("events.jsonl", "summary.json", "rollouts/train_000001.jsonl.zst", ".hydra/config.yaml"):

@@ -13,7 +13,7 @@ from cluster.runtime import Place
 from envs.group import ALONE, Sampling
 from plan.machine import installed_vllm
 from rollout.engines.pool import RayPool
-from rollout.engines.sampler import Engine, Request, Response, WeightTarget
+from rollout.engines.sampler import Engine, Request, Response, SteppedEngine, WeightTarget
 from rollout.engines.supervisor import PoolSettings
 from rollout.engines.vllm_engine import VLLMEngine
 from rollout.engines.vllm_settings import VLLMSettings
@@ -22,6 +22,14 @@ from rollout.weights.transports import SharedMemory, Transport
 VOCAB = 320
 EOS = 2
 MAX_LEN = 320
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Engines of vLLM are of the second tier, but for those of one file."""
+    for item in items:
+        engines = {"start_engine", "vllm_pool"} & set(getattr(item, "fixturenames", ()))
+        if engines and item.path.name != "test_vllm_engine.py":
+            item.add_marker(pytest.mark.long)
 
 
 def tiny_llama(tied: bool, seed: int = 0) -> LlamaForCausalLM:
@@ -141,10 +149,7 @@ def open_pool(local_ray: None) -> Iterator[OpenPool]:
     opened: list[RayPool] = []
 
     def open_one(
-        factory: Callable[[], Engine],
-        engines: int = 1,
-        transport: Transport | None = None,
-        **settings: float,
+        factory: Callable[[], Engine], engines: int = 1, transport: Transport | None = None, **settings: float
     ) -> RayPool:
         places = [Place(f"engine {index}") for index in range(engines)]
         way = transport or through_memory()
@@ -160,8 +165,8 @@ def requests(count: int, n: int = 2) -> list[Request]:
     return [Request(i, (3 + i, 4, 5), n, SAMPLING, seed=100 + i) for i in range(count)]
 
 
-def drain(pool: RayPool) -> list[Response]:
-    responses = []
-    while pool.in_flight:
-        responses += pool.step(timeout=1.0)
+def drain(engine: SteppedEngine) -> list[Response]:
+    responses: list[Response] = []
+    while engine.in_flight:
+        responses += engine.step(timeout=1.0)
     return responses

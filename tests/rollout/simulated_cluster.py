@@ -176,7 +176,8 @@ class Simulation:
         engines = self.engines
         if self.learning and engines.clock >= self.learner_free_at:
             self.learning, self.done = False, self.done + 1
-            self._push()
+            self.engines.version += 1
+            self.buffer.pushed(self.engines.version)
         if not self.learning and self._consume():
             self.learning, self.learner_free_at = True, engines.clock + MEAN_S
         while self.due and len(self.consumed) >= self.due[0] and engines.alive:
@@ -198,10 +199,6 @@ class Simulation:
         assert age <= self.max_age, f"a group of age {age} was consumed"
         self.oldest = max(self.oldest, age)
         return True
-
-    def _push(self) -> None:
-        self.engines.version += 1
-        self.buffer.pushed(self.engines.version)
 
     def check(self) -> None:
         """Nothing is lost and nothing comes twice."""

@@ -1,6 +1,7 @@
 """The share of a GPU that a plan gives an engine, put before vLLM's own check of free memory."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -38,12 +39,20 @@ def accepted(config: Config, card: float, model: str) -> Plan | None:
         return None
 
 
+def at_start(plan: Plan, card: float) -> Any:
+    """What is free is what the learner leaves once its optimizer state is there, CUDA's own context taken off."""
+    from vllm.utils.mem_utils import MemorySnapshot
+
+    assert plan.shape is not None
+    total = int(card * GIB)
+    free = int(total - resident(plan, plan.shape) - CONTEXT_BYTES)
+    return MemorySnapshot(total_memory=total, free_memory=free, device="cpu", auto_measure=False)
+
+
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: " ".join(way) or "full")
 def test_vllm_starts_and_wakes_on_every_shared_gpu_that_a_plan_accepts(way: tuple[str, ...]) -> None:
-    """What is free is what the learner leaves once its optimizer state is there, CUDA's own context taken off: at the
-    first start there is more."""
+    """At the first start there is more than at those where the learner has its optimizer state."""
     from vllm.config import CacheConfig
-    from vllm.utils.mem_utils import MemorySnapshot
     from vllm.v1.worker.utils import request_memory
 
     found, bounded, config = 0, 0, configured(*way, name="grpo_gsm8k")
@@ -53,18 +62,16 @@ def test_vllm_starts_and_wakes_on_every_shared_gpu_that_a_plan_accepts(way: tupl
             if plan is None:
                 continue
             assert plan.devices.colocated and plan.shape is not None
-            total = int(card * GIB)
-            free = int(total - resident(plan, plan.shape) - CONTEXT_BYTES)
-            snapshot = MemorySnapshot(total_memory=total, free_memory=free, device="cpu", auto_measure=False)
+            snapshot = at_start(plan, card)
             cache = CacheConfig(gpu_memory_utilization=plan.engine.gpu_memory_utilization)
-            assert request_memory(snapshot, cache) <= free
+            assert request_memory(snapshot, cache) <= snapshot.free_memory
             if plan.engine.kv_cache_bytes is not None:  # vLLM does not look whether it fits
                 engine = plan.engine
                 weights = engine_weights(config, plan.shape, engine.dtype, on_cpu=False)
                 work = engine_work_bytes(
                     plan.shape, engine.max_num_batched_tokens or 0, engine.max_num_seqs, 1
                 )
-                assert plan.engine.kv_cache_bytes + weights + work <= free
+                assert plan.engine.kv_cache_bytes + weights + work <= snapshot.free_memory
                 bounded += 1
             found += 1
     assert found >= 4 and bounded, "plans that are all refused, or leave the cache to vLLM, prove nothing"
@@ -72,17 +79,13 @@ def test_vllm_starts_and_wakes_on_every_shared_gpu_that_a_plan_accepts(way: tupl
 
 def test_vllm_refuses_what_the_plan_has_lowered() -> None:
     from vllm.config import CacheConfig
-    from vllm.utils.mem_utils import MemorySnapshot
     from vllm.v1.worker.utils import request_memory
 
     plan = accepted(configured(name="grpo_gsm8k"), 79.1, "3B")
-    assert plan is not None and plan.shape is not None
-    total = int(79.1 * GIB)
-    free = int(total - resident(plan, plan.shape) - CONTEXT_BYTES)
-    snapshot = MemorySnapshot(total_memory=total, free_memory=free, device="cpu", auto_measure=False)
+    assert plan is not None
     asked = plan.config.inference_model.gpu_memory_utilization
     with pytest.raises(ValueError, match="less than desired GPU memory utilization"):
-        request_memory(snapshot, CacheConfig(gpu_memory_utilization=asked))
+        request_memory(at_start(plan, 79.1), CacheConfig(gpu_memory_utilization=asked))
     assert plan.engine.gpu_memory_utilization < asked
     assert any("of the GPU and not inference_model.gpu_memory_utilization=0.9" in note for note in plan.notes)
 

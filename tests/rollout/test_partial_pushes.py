@@ -147,7 +147,6 @@ def test_an_engine_that_replaces_a_lost_one_has_all_weights(open_pool: OpenPool)
     assert len(pool.supervisor.live) == 2
 
 
-@needs_vllm
 @pytest.mark.parametrize("adapters", [False, True], ids=["frozen embeddings", "adapters"])
 def test_into_a_vllm_engine(vllm_engine: VLLMEngine, tied: bool, adapters: bool) -> None:
     """What is stacked with an adapted matrix goes with it: all of an attention, all of an MLP."""
@@ -164,7 +163,6 @@ def test_into_a_vllm_engine(vllm_engine: VLLMEngine, tied: bool, adapters: bool)
     assert moved[0] == sum(nbytes(tensor) for tensor in learner.publish())
 
 
-@needs_vllm
 def test_written_in_place_is_as_vllm_reloads(vllm_engine: VLLMEngine, tied: bool) -> None:
     model = tiny_llama(tied, seed=6)
     vllm_engine.load(model.state_dict().items(), 1)
@@ -181,7 +179,6 @@ def test_written_in_place_is_as_vllm_reloads(vllm_engine: VLLMEngine, tied: bool
     assert scores_of_one(vllm_engine, SEQUENCES) == ours
 
 
-@needs_vllm
 def test_one_shard_of_a_stacked_matrix_is_refused(vllm_engine: VLLMEngine, tied: bool) -> None:
     name = "model.layers.0.self_attn.q_proj.weight"
     before = scores_of_one(vllm_engine, SEQUENCES)
@@ -200,6 +197,7 @@ def test_parts_of_a_push_count_together() -> None:
     assert moved.bytes == 2 * sum(map(nbytes, outgoing.tensors))
 
 
+@pytest.mark.long
 @needs_vllm
 def test_through_vllms_own_transfer(
     open_pool: OpenPool, tiny_folders: dict[bool, Path], tied: bool, monkeypatch: pytest.MonkeyPatch

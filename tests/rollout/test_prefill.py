@@ -17,6 +17,7 @@ from rollout.engines.running_cache import alike
 from rollout.engines.running_decoder import RunningDecoder
 from rollout.engines.sampler import Request, Response, generate
 from rollout.engines.transformers_engine import TransformersEngine
+from tests.rollout.conftest import drain
 from tests.tiny import EOS, VOCABULARY, tiny_llama
 
 PREFIX = tuple(3 + i % 30 for i in range(40))
@@ -33,21 +34,16 @@ def asked(
     ]
 
 
-@pytest.fixture
-def passed() -> Callable[[PreTrainedModel], list[int]]:
-    """Makes the list of the tokens in each call of a model that computes more than one position a row."""
+def passed(model: PreTrainedModel) -> list[int]:
+    """The tokens in each later call of a model that computes more than one position a row."""
+    calls: list[int] = []
 
-    def watched(model: PreTrainedModel) -> list[int]:
-        calls: list[int] = []
+    def note(module: Any, args: tuple[torch.Tensor], kwargs: dict[str, Any]) -> None:
+        if kwargs["past_key_values"].__class__.__name__ == "DynamicCache":
+            calls.append(args[0].numel())
 
-        def note(module: Any, args: tuple[torch.Tensor], kwargs: dict[str, Any]) -> None:
-            if kwargs["past_key_values"].__class__.__name__ == "DynamicCache":
-                calls.append(args[0].numel())
-
-        model.register_forward_pre_hook(note, with_kwargs=True)
-        return calls
-
-    return watched
+    model.register_forward_pre_hook(note, with_kwargs=True)
+    return calls
 
 
 def check_against_float64(model: PreTrainedModel, requests: list[Request], answers: list[Response]) -> None:
@@ -65,7 +61,7 @@ def check_against_float64(model: PreTrainedModel, requests: list[Request], answe
             torch.testing.assert_close(drawn, expected, atol=1e-4, rtol=0)
 
 
-def test_what_prompts_have_in_common_passes_the_model_once(passed: Any) -> None:
+def test_what_prompts_have_in_common_passes_the_model_once() -> None:
     model = tiny_llama()
     calls = passed(model)
     requests = asked(0, 6)
@@ -74,7 +70,7 @@ def test_what_prompts_have_in_common_passes_the_model_once(passed: Any) -> None:
     check_against_float64(model, requests, answers)
 
 
-def test_later_prompts_of_the_same_version_begin_behind_what_is_known(passed: Any) -> None:
+def test_later_prompts_of_the_same_version_begin_behind_what_is_known() -> None:
     """As an evaluation after a batch of training does; and a prompt that was asked before passes not at all."""
     model = tiny_llama()
     calls = passed(model)
@@ -94,7 +90,7 @@ def test_later_prompts_of_the_same_version_begin_behind_what_is_known(passed: An
     assert calls == []
 
 
-def test_equal_prompts_of_one_batch_pass_once(passed: Any) -> None:
+def test_equal_prompts_of_one_batch_pass_once() -> None:
     model = tiny_llama()
     calls = passed(model)
     (one,) = asked(0, 1)
@@ -102,7 +98,7 @@ def test_equal_prompts_of_one_batch_pass_once(passed: Any) -> None:
     assert calls == [len(one.prompt)]
 
 
-def test_a_push_forgets_what_the_old_weights_computed(passed: Any) -> None:
+def test_a_push_forgets_what_the_old_weights_computed() -> None:
     model = tiny_llama(seed=0)
     calls = passed(model)
     engine = TransformersEngine(model, [EOS])
@@ -114,7 +110,7 @@ def test_a_push_forgets_what_the_old_weights_computed(passed: Any) -> None:
     check_against_float64(tiny_llama(seed=1), asked(0, 4), answers)
 
 
-def test_few_tokens_in_common_are_no_prefix(passed: Any) -> None:
+def test_few_tokens_in_common_are_no_prefix() -> None:
     model = tiny_llama()
     calls = passed(model)
     requests = asked(0, 3, prefix=PREFIX[:4])
@@ -122,9 +118,7 @@ def test_few_tokens_in_common_are_no_prefix(passed: Any) -> None:
     assert calls == [3 * 9]
 
 
-def test_what_is_kept_is_bounded_and_what_is_in_use_stays(
-    passed: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_kept_is_bounded_and_what_is_in_use_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefill, "KEPT_POSITIONS", 150)
     model = tiny_llama()
     calls = passed(model)
@@ -172,8 +166,7 @@ def test_models_of_other_kinds(make: Callable[[], PreTrainedModel], decoder: typ
     for _ in range(5):
         answers |= {one.request_id: one for one in engine.step()}
     engine.load([(name, tensor.clone()) for name, tensor in model.state_dict().items()], version=1)
-    while engine.in_flight:
-        answers |= {one.request_id: one for one in engine.step()}
+    answers |= {one.request_id: one for one in drain(engine)}
     check_against_float64(model, requests, [answers[request.request_id] for request in requests])
 
 

@@ -11,7 +11,7 @@ from rollout.engines.draw import Filter, draw, uniforms
 from rollout.engines.running_decoder import RunningDecoder
 from rollout.engines.sampler import Request, Response, generate
 from rollout.engines.transformers_engine import TransformersEngine
-from tests.rollout.conftest import scores_of_one
+from tests.rollout.conftest import drain, scores_of_one
 from tests.tiny import EOS, VOCABULARY, tiny_llama
 
 
@@ -154,10 +154,7 @@ def pushed_in_the_middle(update: str) -> tuple[list[Request], list[Response]]:
         engine.step()
     engine.load(tiny_llama(seed=1).state_dict().items(), version=1)
     assert engine.in_flight == 6
-    answers: list[Response] = []
-    while engine.in_flight:
-        answers += engine.step()
-    return asked, answers
+    return asked, drain(engine)
 
 
 @pytest.mark.parametrize(("update", "tokens_before"), [("keep", (6,)), ("abort", (6,)), ("wait", (12,))])

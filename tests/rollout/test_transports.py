@@ -128,30 +128,6 @@ def scores_of(model: Any, sequence: list[int]) -> torch.Tensor:
     return logits.log_softmax(-1).gather(1, torch.tensor(sequence[1:])[:, None])[:, 0]
 
 
-@needs_vllm
-def test_a_merged_policy_in_process(vllm_engine: VLLMEngine, tied: bool) -> None:
-    policy, sequence = lora_policy(tied), list(range(3, 203))
-    vllm_engine.load(Outgoing(named_weights(policy)), version=4)
-    assert vllm_engine.policy_version == 4
-    torch.testing.assert_close(
-        torch.tensor(scores_of_one(vllm_engine, [sequence])[0]),
-        scores_of(policy, sequence),
-        atol=1e-4,
-        rtol=0,
-    )
-
-
-@needs_vllm
-def test_shared_memory_into_an_engine(vllm_engine: VLLMEngine, tied: bool) -> None:
-    model, sequence = tiny_llama(tied, seed=9), list(range(3, 203))
-    memory = SharedMemory()
-    vllm_engine.load(memory.write(Outgoing(named_weights(model))).open(), version=5)
-    memory.close()
-    torch.testing.assert_close(
-        torch.tensor(scores_of_one(vllm_engine, [sequence])[0]), scores_of(model, sequence), atol=1e-4, rtol=0
-    )
-
-
 class OneEngine:
     """An engine in this process as all that a native push reaches."""
 

@@ -17,7 +17,6 @@ from rollout.collect import together
 from rollout.engine_loop import EngineLoop
 from rollout.engines.sampler import Request, Response, generate
 from rollout.engines.transformers_engine import TransformersEngine
-from rollout.generate import Generation
 from tests.generating import collector, generation
 from tests.tiny import ImmediateRewards
 from training.batch import collate
@@ -79,22 +78,16 @@ def additions(count: int) -> list[Example]:
     return [Example(({"role": "user", "content": f"{10 + i}+{3 * i}="},), "", i) for i in range(count)]
 
 
-def generating(
-    engine: TransformersEngine, tokenizer: Any, conversation: Conversation | None, n: int, max_tokens: int
-) -> tuple[EngineLoop, Generation]:
-    loop = EngineLoop(engine, timeout=600.0, wait_timeout=600.0)
+def asked(count: int, n: int, max_tokens: int) -> list[Request]:
     sampling = Sampling(max_tokens=max_tokens)
-    return loop, generation(loop, LastTurn(), n, sampling, tokenizer=tokenizer, conversation=conversation)
+    return [Request(i, (1, 4, 22 + i, 17, 23, 35, 5), n, sampling, seed=i) for i in range(count)]
 
 
 def drawn_by(
-    engine: TransformersEngine,
-    tokenizer: Any,
-    conversation: Conversation | None,
-    requests: Sequence[Request],
-    max_tokens: int = 24,
+    engine: TransformersEngine, tokenizer: Any, conversation: Conversation, requests: Sequence[Request]
 ) -> list[list[SampledCompletion]]:
-    loop, made = generating(engine, tokenizer, conversation, 1, max_tokens)
+    loop, sampling = EngineLoop(engine, timeout=600.0, wait_timeout=600.0), Sampling(max_tokens=24)
+    made = generation(loop, LastTurn(), 1, sampling, tokenizer=tokenizer, conversation=conversation)
     completions = loop.run(together([made.generate(request) for request in requests]))
     loop.close()
     return completions
@@ -188,9 +181,7 @@ def test_the_texts_of_a_group_are_its_tokens(model: Any, tokenizer: Any) -> None
 
 
 def test_with_a_silent_environment_it_is_the_engine_alone(model: Any, tokenizer: Any) -> None:
-    requests = [
-        Request(i, (1, 4, 22 + i, 17, 23, 35, 5), 3, Sampling(max_tokens=8), seed=i) for i in range(4)
-    ]
+    requests = asked(4, n=3, max_tokens=8)
     silent = Conversation(tokenizer, [], 5)
     ours = drawn_by(TransformersEngine(model, [EOS]), tokenizer, silent, requests)
     plain = generate(TransformersEngine(model, [EOS]), requests)
@@ -212,9 +203,7 @@ def test_max_tokens_bounds_the_whole_response(model: Any, tokenizer: Any) -> Non
 
 def test_tokens_do_not_depend_on_what_else_is_generated(model: Any, tokenizer: Any) -> None:
     conversation = Conversation(tokenizer, [ThinkAgain("?")], 3)
-    requests = [
-        Request(i, (1, 4, 22 + i, 17, 23, 35, 5), 3, Sampling(max_tokens=20), seed=i) for i in range(4)
-    ]
+    requests = asked(4, n=3, max_tokens=20)
     together_ = drawn_by(TransformersEngine(model, [EOS]), tokenizer, conversation, requests)
     for request, expected in zip(requests, together_, strict=True):
         (alone,) = drawn_by(TransformersEngine(model, [EOS]), tokenizer, conversation, [request])
@@ -243,15 +232,15 @@ class Named(Recorder):
 
 def test_the_engine_of_a_completion_is_that_of_its_last_turn(model: Any, tokenizer: Any) -> None:
     engine = Named(model)
-    request = Request(0, (1, 4, 22, 17, 23, 35, 5), 1, Sampling(max_tokens=24), seed=0)
-    ((completion,),) = drawn_by(engine, tokenizer, Conversation(tokenizer, [ThinkAgain("?")], 3), [request])
+    conversation = Conversation(tokenizer, [ThinkAgain("?")], 3)
+    ((completion,),) = drawn_by(engine, tokenizer, conversation, asked(1, n=1, max_tokens=24))
     assert len(engine.drawn) > 1 and completion.engine == f"engine {len(engine.drawn)}"
 
 
 def test_every_token_has_the_version_that_drew_it(tokenizer: Any) -> None:
     engine = Pushed(load_model(ModelConfig(name=str(QUICKSTART)), torch.device("cpu")), [EOS])
-    request = Request(0, (1, 4, 22, 17, 23, 35, 5), 2, Sampling(max_tokens=24), seed=0)
-    (completions,) = drawn_by(engine, tokenizer, Conversation(tokenizer, [ThinkAgain("?")], 3), [request])
+    conversation = Conversation(tokenizer, [ThinkAgain("?")], 3)
+    (completions,) = drawn_by(engine, tokenizer, conversation, asked(1, n=2, max_tokens=24))
     for completion in completions:
         drawn = [v for v, own in zip(completion.policy_versions, completion.sampled, strict=True) if own]
         assert len(set(drawn)) >= 3 and drawn == sorted(drawn)

@@ -284,6 +284,7 @@ def test_an_adapter_push_acts_at_once_and_in_place(start_engine: StartEngine) ->
     assert far(tiny_llama(False), engine, sequences) > 0.05
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("start_engine")  # skips where vLLM is not installed
 def test_a_push_reaches_every_shard(tiny_folders: dict[bool, Path], tmp_path: Path) -> None:
     """Two tensor-parallel workers, each a process of its own. TMPDIR is too long for the sockets between them."""
@@ -345,6 +346,7 @@ print(len(started), sum(isinstance(value, torch.Tensor) for names in started for
 """
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("start_engine")
 def test_nothing_of_a_run_is_left_when_its_engine_has_ended(
     tiny_folders: dict[bool, Path], tmp_path: Path
