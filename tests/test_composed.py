@@ -19,11 +19,7 @@ VALUES = ("env.num_envs=4", "train_model.lora.r=3", "env.options.max_operand=3")
         ("policy=dapo", "policy.overlong_cache=8", *VALUES),
         (*VALUES, "policy.overlong_cache=8", "policy=dapo"),
         ("++env.options.more=[1,2]", "env.options={more: 2}", "device=cpu"),
-        (
-            "eval.sets={held_out:{dataset:arithmetic,n:4}}",
-            "train.seed=1",
-            "train.seed=2",
-        ),
+        ("eval.sets={held_out:{dataset:arithmetic,n:4}}", "train.seed=1", "train.seed=2"),
         ("policy=grpo", "policy.clip_epsilon_low=0.1", "optimizer.lr=1e-3"),
     ],
 )

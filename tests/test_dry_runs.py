@@ -33,10 +33,7 @@ from training.batch import Batch
 from training.checkpoint import Saved, load_checkpoint
 from training.local_learner import LocalLearner
 
-pytestmark = [
-    pytest.mark.long,
-    pytest.mark.skipif(installed_vllm() is None, reason="vLLM is not installed"),
-]
+pytestmark = [pytest.mark.long, pytest.mark.skipif(installed_vllm() is None, reason="vLLM is not installed")]
 GPU_CONFIGS = [
     path
     for path in sorted((ROOT / "config").glob("grpo_*.yaml"))

@@ -17,12 +17,7 @@ from rollout.engines.vllm_settings import AdapterShape
 from rollout.weights.outgoing import NamedTensors, ReadyTensor
 from rollout.weights.push import Weights
 from rollout.weights.transports import TRANSPORTS, ObjectStore, SharedMemory
-from run.engines import (
-    adapter_shape,
-    build_weights,
-    engine_places,
-    vllm_settings,
-)
+from run.engines import adapter_shape, build_weights, engine_places, vllm_settings
 from tests.rollout.conftest import lora_policy
 from tests.scripts import configured
 from tests.tiny import EOS, tiny_llama

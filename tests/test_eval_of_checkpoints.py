@@ -123,12 +123,7 @@ def test_auto_takes_the_newest_run_beside(trained: tuple[Path, str], tmp_path: P
     folder, lora = trained
     landed, new = (tmp_path / "outputs/2026-01-01" / time for time in ("00-00-01", "00-00-02"))
     shutil.copytree(folder, landed)
-    run_job(
-        configured("run=eval", "train.resume=auto", SETS, lora, *SMALL, *FAST),
-        new,
-        grpo.train,
-        Lockstep,
-    )
+    run_job(configured("run=eval", "train.resume=auto", SETS, lora, *SMALL, *FAST), new, grpo.train, Lockstep)
     assert completions(new, 4) == completions(folder, 4)
 
 

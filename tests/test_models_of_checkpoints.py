@@ -182,10 +182,7 @@ def test_vllm_says_what_the_engine_of_the_run_said(lora: tuple[str, ...], tmp_pa
     path = tmp_path / "run"
     greedy = "eval.sets={sums:{dataset:arithmetic,n:1,temperature:0,limit:20}}"
     given = (*SMALL[:-1], *lora, greedy, "inference_model.backend=vllm")
-    for settings, folder in (
-        ((), path),
-        (("run=eval", f"model.name={path / 'model'}"), tmp_path / "eval"),
-    ):
+    for settings, folder in (((), path), (("run=eval", f"model.name={path / 'model'}"), tmp_path / "eval")):
         process = ran("grpo.py", folder, *given, *settings)
         output = process.output
         assert process.returncode == 0, output

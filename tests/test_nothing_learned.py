@@ -45,10 +45,7 @@ def test_its_exit_code(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "why"),
     [
-        (
-            ("env.reward=tests.rewards:never_right",),
-            r"All 4 groups had equal rewards \(mean 0\.00\)",
-        ),
+        (("env.reward=tests.rewards:never_right",), r"All 4 groups had equal rewards \(mean 0\.00\)"),
         (
             ("env.reward=tests.rewards:never_a_number", "env.max_error_rate=1.0"),
             "100% of the answers could not be judged",

@@ -17,16 +17,7 @@ from plan.machine import installed_vllm
 from tests.config.test_schema import message
 from tests.punkt import OWN_PUNKT, use_punkt
 from tests.scripts import QUICK, ROOT, Ended, called, rows
-from tests.test_dry_runs import (
-    SCRIPTS,
-    SHIPPED,
-    Shipped,
-    check_rows,
-    rows_of,
-    run_script,
-    save_family,
-    small,
-)
+from tests.test_dry_runs import SCRIPTS, SHIPPED, Shipped, check_rows, rows_of, run_script, save_family, small
 
 MACHINE = ("run=plan", "plan.gpus=6", "plan.gpu_memory_gib=80")
 COUNTED = ("train_model.num_devices=2", "ref_model.num_devices=2", "inference_model.num_devices=2")
@@ -156,11 +147,7 @@ def folder_of(base_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Cal
 @pytest.mark.parametrize("script", SCRIPTS)
 @pytest.mark.parametrize("name", RUNS)
 def test_a_command_trains(
-    name: str,
-    script: str,
-    folder_of: Callable[[str], Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    name: str, script: str, folder_of: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A command trains on the CPU, as the shipped configs do."""
     use_punkt(OWN_PUNKT, tmp_path / "nltk", monkeypatch)

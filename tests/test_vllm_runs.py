@@ -11,9 +11,7 @@ from run.jobs import run_job
 from run.lockstep import Lockstep
 from tests.scripts import configured, finish, ran, rows, start
 
-pytestmark = [
-    pytest.mark.skipif(installed_vllm() is None, reason="vLLM is not installed"),
-]
+pytestmark = [pytest.mark.skipif(installed_vllm() is None, reason="vLLM is not installed")]
 SMALL = ("env.num_envs=8", "env.repeats=8", "train.total_dialog_turns=192", "inference_model.backend=vllm")
 ADAPTER = ("train_model.lora.enabled=true", "inference_model.lora=adapter", "optimizer.lr=1e-2")
 TWO_ENGINES = ("inference_model.num_devices=2", "ray.enabled=true", "train.max_policy_age=1")
