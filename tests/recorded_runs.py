@@ -15,6 +15,9 @@ STEPS = ("train.epochs=2", "train.optim_batch_size=8")
 """Four optimizer steps in an iteration."""
 LORA = ("train_model.lora.enabled=true", "train_model.lora.r=4")
 SETS = "eval.sets={held_out:{dataset:arithmetic,n:4,limit:20}}"
+EVERY_SECOND = (SETS, "eval.frequency=2", "train.checkpoint_frequency=2")
+ADAPTER = (*STEPS, *LORA, "train_model.lora.dropout=0.1", *EVERY_SECOND)
+"""Of the `lora_run` of all tests."""
 
 
 def recorded_run(folder: Path, *overrides: str, script: ModuleType = grpo) -> Path:
