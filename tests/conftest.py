@@ -52,7 +52,7 @@ def lockstep_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def lora_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same of an adapter with dropout, four steps in an iteration."""
+    """An adapter with dropout and four steps in an iteration, else as `lockstep_run`."""
     from tests.recorded_runs import ADAPTER, recorded_run
 
     return recorded_run(tmp_path_factory.mktemp("lora"), *ADAPTER)
@@ -60,7 +60,7 @@ def lora_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def overlapped_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Beside generation, with tokens of earlier weights; evaluated after 0 and 4."""
+    """A run beside generation, with tokens of earlier weights; evaluated after 0 and 4."""
     import grpo_async
     from tests.recorded_runs import SETS, STEPS, recorded_run
 
@@ -70,7 +70,7 @@ def overlapped_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def ranked_run(local_ray: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of a learner of two ranks, with a checkpoint after 2 and 4."""
+    """A learner of two ranks, with a checkpoint after 2 and 4."""
     from tests.recorded_runs import recorded_run
 
     two = ("train_model.num_devices=2", "train.checkpoint_frequency=2")

@@ -143,7 +143,7 @@ def save_family(shipped: Shipped, folder: Path) -> None:
 
 @dataclass
 class Seen:
-    """What a run was made of, noted while it went on and when its schedule had ended."""
+    """Parts of a run, noted while it went on and when its schedule had ended."""
 
     engine_dtype: str
     learner_dtype: torch.dtype
