@@ -6,6 +6,7 @@ import signal
 from collections.abc import Sequence
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
@@ -14,9 +15,11 @@ from envs.group import Group
 from run.build import build
 from run.jobs import run_job
 from run.lockstep import Lockstep
+from tests.processes import alive
 from tests.recorded_runs import assert_same_run
 from tests.scripts import QUICK, ROOT, called, configured, finish, rows, start, wait_for
 from training.batch import Batch, collate
+from training.checkpoint import load_checkpoint
 from training.local_learner import LocalLearner
 
 SMALL = ("env.num_envs=4", "env.repeats=4")
@@ -158,6 +161,23 @@ def test_a_full_disk_is_one_message_and_what_is_there_is_whole(tmp_path: Path) -
     assert "Traceback" not in output
     assert [path.name for path in folder.iterdir()] == ["checkpoint_000001"]
     assert json.loads((run_dir / "summary.json").read_text())["outcome"] == "failed"
+
+
+def test_ctrl_c_finishes_the_iteration_and_leaves_a_checkpoint_and_no_process(tmp_path: Path) -> None:
+    process = start(
+        "grpo.py", tmp_path, *SMALL, "train.total_dialog_turns=1600000", "train.checkpoint_frequency=0"
+    )
+    wait_for(lambda: (tmp_path / "metrics.jsonl").exists(), process)
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(signal.SIGINT)
+    output = finish(process)
+    assert process.returncode == 0, output
+    assert "interrupted" in output
+    (checkpoint,) = (tmp_path / "checkpoints").iterdir()
+    done = load_checkpoint(checkpoint)["iteration"]
+    assert rows(tmp_path)[-1]["optimizer_step"] == done
+    _, there = psutil.wait_procs(children, timeout=300)  # they see that it has and end
+    assert not [child for child in there if alive(child.pid)]
 
 
 def test_under_lora_the_base_is_the_reference(tmp_path: Path) -> None:
