@@ -40,14 +40,6 @@ DEADLINE_S = 900.0
 _OF_RUNS = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
 
-class StoppingAfterTheFirst(Lockstep):
-    """A run that is asked to stop in its first iteration."""
-
-    def done(self, iteration: int) -> None:
-        self.run.stop.requested = True
-        super().done(iteration)
-
-
 def configured(*overrides: str, name: str = "grpo_quickstart") -> Config:
     return to_config(composed(name, *QUICK, *overrides))
 
@@ -181,7 +173,7 @@ def begin(
     return subprocess.Popen(
         [*enter, sys.executable, *command],
         cwd=cwd,
-        env={**environment, **_OF_RUNS},
+        env={**_OF_RUNS, **environment},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=stderr,

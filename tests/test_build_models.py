@@ -30,11 +30,7 @@ def plan() -> Plan:
 
 @pytest.mark.parametrize(
     ("home", "train", "loaded_on", "visits"),
-    [
-        ("training GPU", (1,), GPU[1], []),
-        ("host memory", (1,), CPU, [GPU[1]]),
-        ("host memory", (), CPU, []),
-    ],
+    [("training GPU", (1,), GPU[1], []), ("host memory", (1,), CPU, [GPU[1]]), ("host memory", (), CPU, [])],
 )
 def test_the_reference_lives_where_the_plan_says(
     plan: Plan,

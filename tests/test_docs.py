@@ -18,6 +18,7 @@ from config.evaluation import EvalSetConfig
 from config.other_trainers import HERE
 from config.schema import Config
 from tests.reference import meanings
+from tests.test_layers import BELOW_THE_RUN
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -175,7 +176,7 @@ def without_code(text: str) -> str:
 
 
 def anchors(path: Path) -> set[str]:
-    """As GitHub makes them of the headings: small letters, hyphens for spaces, no punctuation."""
+    """GitHub makes them of the headings: small letters, hyphens for spaces, no punctuation."""
     text = re.sub(r"^```.*?^```", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
     found: set[str] = set()
     for title in re.findall(r"^#+ (.*)$", text, re.MULTILINE):
@@ -250,7 +251,7 @@ def cells(line: str) -> list[str]:
 
 
 def translations() -> Iterator[tuple[list[str], str]]:
-    """Of each row of docs/coming_from.md: another trainer's names, and what is here in their place."""
+    """Rows of docs/coming_from.md: another trainer's names, and what is here in their place."""
     for line in (DOCS / "coming_from.md").read_text().splitlines():
         if line.startswith("| `"):
             theirs, here, *_ = cells(line)
@@ -267,7 +268,7 @@ def test_translations_take_presets_and_values_that_exist() -> None:
 
 
 def test_translations_are_those_of_the_messages() -> None:
-    """What is said of a mistyped key leads to the same keys, as far as it names any."""
+    """A message about a mistyped key leads to the same keys, as far as it names any."""
     told = 0
     for theirs, here in translations():
         said = [HERE[name] for name in theirs if name in HERE]
@@ -302,6 +303,17 @@ def made(each: Command) -> Config:
     )
     assert isinstance(config, Config)
     return config
+
+
+def test_every_make_target_that_is_named_is_one() -> None:
+    files = [
+        *PAGES,
+        *ROOT.glob("*.py"),
+        *(path for room in BELOW_THE_RUN | {"run"} for path in (ROOT / room).rglob("*.py")),
+    ]
+    named = {one for path in files for one in re.findall(r"(?:`|^)make (\w[\w-]*)", path.read_text(), re.M)}
+    assert {"run", "vllm", "test"} <= named
+    assert named <= set(re.findall(r"^(\w[\w-]*):", (ROOT / "Makefile").read_text(), re.M))
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "benchmarks").glob("*.py")), ids=lambda path: path.name)

@@ -2,31 +2,20 @@
 
 import re
 from dataclasses import fields, is_dataclass
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
-import grpo
-import grpo_async
 from config.schema import Config
 from monitoring.doctor.rules import RULES
 from monitoring.metric_table import METRICS, is_part_of_reward, meaning_of, pattern_of
-from run.jobs import run_job
-from tests.scripts import SCHEDULE_OF, configured, rows
-
-SMALL = (
-    *("env.num_envs=4", "env.repeats=4", "train.total_dialog_turns=32"),
-    "eval.sets={sums: {dataset: arithmetic, n: 2, limit: 4}}",
-)
+from tests.scripts import rows
 
 
-@pytest.mark.parametrize("script", [grpo, grpo_async])
-def test_every_metric_is_in_the_table(script: ModuleType, tmp_path: Path) -> None:
-    run_job(configured(*SMALL), tmp_path, script.train, SCHEDULE_OF[script])
-    logged = {name for row in rows(tmp_path) for name in row}
-    assert "eval/sums/pass@2" in logged
+@pytest.mark.parametrize("run", ["lockstep_run", "overlapped_run"])
+def test_every_metric_is_in_the_table(run: str, request: pytest.FixtureRequest) -> None:
+    logged = {name for row in rows(request.getfixturevalue(run)) for name in row}
+    assert "eval/held_out/pass@2" in logged
     assert {name for name in logged if not meaning_of(name)} == set()
     parts = {name for name in logged if is_part_of_reward(name)}
     assert parts == {"reward/accuracy"}

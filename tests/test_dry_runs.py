@@ -33,10 +33,7 @@ from training.batch import Batch
 from training.checkpoint import Saved, load_checkpoint
 from training.local_learner import LocalLearner
 
-pytestmark = [
-    pytest.mark.long,
-    pytest.mark.skipif(installed_vllm() is None, reason="vLLM is not installed"),
-]
+pytestmark = [pytest.mark.long, pytest.mark.skipif(installed_vllm() is None, reason="vLLM is not installed")]
 GPU_CONFIGS = [
     path
     for path in sorted((ROOT / "config").glob("grpo_*.yaml"))
@@ -146,7 +143,7 @@ def save_family(shipped: Shipped, folder: Path) -> None:
 
 @dataclass
 class Seen:
-    """What a run was made of, noted while it went on and when its schedule had ended."""
+    """Parts of a run, noted while it went on and when its schedule had ended."""
 
     engine_dtype: str
     learner_dtype: torch.dtype

@@ -3,6 +3,7 @@
 import gc
 import json
 import os
+import shutil
 import signal
 import subprocess
 import weakref
@@ -12,7 +13,6 @@ import pytest
 import torch
 
 import grpo
-import grpo_async
 from config.checkpoints import checkpoint_path
 from config.errors import ConfigError
 from monitoring import trackers
@@ -20,9 +20,9 @@ from rollout.engines.transformers_engine import TransformersEngine
 from run.build import build
 from run.jobs import run_job
 from run.lockstep import Lockstep
-from run.overlapped import Overlapped
 from run.resume import find
 from run.run import Run
+from tests import recorded_runs
 from tests.saved import save_checkpoint
 from tests.scripts import QUICK, begin, configured, finish, rows, wait_for
 from training.local_learner import LocalLearner
@@ -117,14 +117,6 @@ def test_checkpoints_in_the_way_of_a_new_run_are_named(tmp_path: Path) -> None:
         build(configured(*SMALL), tmp_path, Lockstep)
 
 
-def test_a_checkpoint_of_another_version_is_named(tmp_path: Path) -> None:
-    save_checkpoint(checkpoint_path(tmp_path, 7), {"iteration": 7}, keep=0)
-    with pytest.raises(
-        ConfigError, match=r"checkpoint_000007: it holds no config, evaluated, .*another version"
-    ):
-        build(configured(*SMALL, "train.resume=auto"), tmp_path, Lockstep)
-
-
 def test_an_evaluation_that_was_given_up_is_made_up_for(tmp_path: Path) -> None:
     config = configured(*SMALL, SETS, "eval.frequency=2", "train.resume=auto")
 
@@ -164,27 +156,27 @@ def test_an_interrupted_sweep_begins_no_other_run(tmp_path: Path) -> None:
     assert "runs side by side: " in output and (tmp_path / "summary.csv").exists()
 
 
-def test_each_script_goes_on_from_its_own_checkpoints(tmp_path: Path) -> None:
-    run_job(configured(*SMALL), tmp_path, grpo_async.train, Overlapped)
+def test_each_script_goes_on_from_its_own_checkpoints(overlapped_run: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"grpo_async\.py wrote it, .* go on with grpo_async\.py"):
-        build(configured(*SMALL, "train.resume=auto"), tmp_path, Lockstep)
+        build(configured(*SMALL, f"train.resume={overlapped_run}"), tmp_path, Lockstep)
 
 
-def test_auto_passes_over_what_is_not_this_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_passes_over_what_is_not_this_run(
+    lockstep_run: Path, overlapped_run: Path, tmp_path: Path
+) -> None:
     """Among the sibling runs: of the other script, of another seed, torn, and no checkpoint of ours."""
-    config = configured(*SMALL, "train.resume=auto")
+    given = (*recorded_runs.SMALL, *recorded_runs.EVERY_SECOND)
     siblings = [tmp_path / "outputs" / "2026-01-01" / f"00-00-0{second}" for second in range(5)]
-    for folder in siblings:
-        folder.mkdir(parents=True)
-    run_job(configured(*SMALL), siblings[0], grpo.train, Lockstep)
-    run_job(configured(*SMALL), siblings[1], grpo_async.train, Overlapped)
-    run_job(configured(*SMALL, "train.seed=1"), siblings[2], grpo.train, Lockstep)
+    for source, folder in zip((lockstep_run, overlapped_run), siblings, strict=False):
+        shutil.copytree(source, folder)
+    run_job(configured(*given, "train.seed=1"), siblings[2], grpo.train, Lockstep)
     ours = checkpoint_path(siblings[0], 4)
     for folder in siblings[3:]:
         checkpoint_path(folder, 1).mkdir(parents=True)
     torn, foreign = (checkpoint_path(folder, 1) / "run.pt" for folder in siblings[3:])
     torn.write_bytes((ours / "run.pt").read_bytes()[:1000])
     torch.save({"iteration": 1}, foreign)
+    config = configured(*given, "train.resume=auto")
     assert find(config, siblings[0].parent / "09-00-00", Lockstep)[0].path == ours
 
 

@@ -17,12 +17,7 @@ from rollout.engines.vllm_settings import AdapterShape
 from rollout.weights.outgoing import NamedTensors, ReadyTensor
 from rollout.weights.push import Weights
 from rollout.weights.transports import TRANSPORTS, ObjectStore, SharedMemory
-from run.engines import (
-    adapter_shape,
-    build_weights,
-    engine_places,
-    vllm_settings,
-)
+from run.engines import adapter_shape, build_weights, engine_places, vllm_settings
 from tests.rollout.conftest import lora_policy
 from tests.scripts import configured
 from tests.tiny import EOS, tiny_llama
@@ -34,7 +29,7 @@ Calls = list[str]
 
 
 def a_config() -> Config:
-    """Of a model whose sizes are not known here."""
+    """The config of a model whose sizes are not known here."""
     config = Config()
     config.model.name = "some/model"
     return config
@@ -85,6 +80,7 @@ def weights(noting: Noting, in_turns: bool) -> Weights:
 
 
 def test_engines_sleep_only_between_collecting_and_the_next_push() -> None:
+    """Before they wake the learner gives back what its allocator keeps, which another process cannot have."""
     noting = Noting()
     pushed = weights(noting, in_turns=True)
     pushed.push()
@@ -105,17 +101,6 @@ def test_engines_with_gpus_of_their_own_never_sleep() -> None:
     pushed.rest_engines()
     pushed.push()
     assert not {"sleep", "wake"} & set(noting.calls)
-
-
-def test_the_learners_spare_gpu_memory_is_given_back_before_engines_wake() -> None:
-    """An engine in another process cannot have what the learner's allocator keeps."""
-    noting = Noting()
-    pushed = weights(noting, in_turns=True)
-    pushed.push()
-    assert "learner releases memory" not in noting.calls
-    pushed.rest_engines()
-    pushed.push()
-    assert noting.calls[1:4] == ["sleep", "learner releases memory", "wake"]
 
 
 # --- as the plan says -------------------------------------------------------------------------------------

@@ -13,23 +13,19 @@ from config.models import ModelConfig
 from plan.machine import installed_vllm
 from run.jobs import run_job
 from run.lockstep import Lockstep
+from tests.recorded_runs import ADAPTER, EVERY_SECOND, SETS, SMALL
 from tests.scripts import configured, ran, rows
 from tests.tiny import resized_quickstart
 from training.model_loading import load_tokenizer
 
-SMALL = ("env.num_envs=4", "env.repeats=4", "train.total_dialog_turns=64", "train.checkpoint_frequency=2")
-FAST = ("optimizer.lr=3e-3", "train_model.lora.r=4")  # so that two iterations show
-SETS = "eval.sets={held_out:{dataset:arithmetic,n:4,limit:20}}"
-LORA = {"full weights": "false", "adapter": "true"}
+GIVEN = {"lockstep_run": (*SMALL, *EVERY_SECOND), "lora_run": (*SMALL, *ADAPTER)}
+Trained = tuple[Path, tuple[str, ...]]
 
 
-@pytest.fixture(scope="module", params=LORA)
-def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """A run's folder, and the setting of its adapter. Evaluated after 0, 2 and 4 iterations."""
-    folder = tmp_path_factory.mktemp("trained")
-    lora = f"train_model.lora.enabled={LORA[request.param]}"
-    run_job(configured(*SMALL, *FAST, SETS, "eval.frequency=2", lora), folder, grpo.train, Lockstep)
-    return folder, lora
+@pytest.fixture(params=GIVEN)
+def trained(request: pytest.FixtureRequest) -> Trained:
+    """A run's folder and its settings."""
+    return request.getfixturevalue(request.param), GIVEN[request.param]
 
 
 def completions(run_dir: Path, iteration: int) -> list[dict[str, Any]]:
@@ -44,15 +40,15 @@ def evaluation(run_dir: Path, iteration: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize("iteration", [2, 4])
 def test_a_checkpoint_says_what_its_run_said(
-    trained: tuple[Path, str], iteration: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    trained: Trained, iteration: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder, lora = tmp_path / "run", trained[1]
+    folder, given = tmp_path / "run", trained[1]
     tmp_path /= "eval"
     tmp_path.mkdir()
     shutil.copytree(trained[0], folder, symlinks=True)
     shutil.rmtree(folder / "models")  # one is made of the checkpoint, and removed
     path = folder / f"checkpoints/checkpoint_{iteration:06d}"
-    run_job(configured("run=eval", SETS, lora, *FAST, f"train.resume={path}"), tmp_path, grpo.train, Lockstep)
+    run_job(configured("run=eval", *given, f"train.resume={path}"), tmp_path, grpo.train, Lockstep)
     assert f"evaluating checkpoint_{iteration:06d} of {folder}" in capsys.readouterr().err
     assert completions(tmp_path, iteration) == completions(folder, iteration)
     assert completions(folder, iteration) != completions(folder, 0)
@@ -64,41 +60,23 @@ def test_a_checkpoint_says_what_its_run_said(
 
 
 @pytest.mark.parametrize("key", ["train.resume", "model.name"])
-def test_the_folder_of_a_run_is_its_newest_checkpoint(
-    trained: tuple[Path, str], key: str, tmp_path: Path
-) -> None:
-    folder, lora = trained
-    run_job(configured("run=eval", SETS, lora, *FAST, f"{key}={folder}"), tmp_path, grpo.train, Lockstep)
+def test_the_folder_of_a_run_is_its_newest_checkpoint(trained: Trained, key: str, tmp_path: Path) -> None:
+    folder, given = trained
+    run_job(configured("run=eval", *given, f"{key}={folder}"), tmp_path, grpo.train, Lockstep)
     assert completions(tmp_path, 4) == completions(folder, 4)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(installed_vllm() is None, reason="vLLM is not installed")
-def test_on_vllm_in_ray_actors(trained: tuple[Path, str], tmp_path: Path) -> None:
-    """As a user starts it; draws of vLLM differ, what the policy can do does not."""
-    folder, lora = trained
-    process = ran(
-        "grpo.py",
-        tmp_path,
-        *(
-            "run=eval",
-            f"train.resume={folder}",
-            lora,
-            *FAST,
-            "inference_model.backend=vllm",
-            "ray.enabled=true",
-        ),
-        "eval.sets={held_out:{dataset:arithmetic,n:1,temperature:0,limit:20}}",
-    )
-    output = process.output
-    assert process.returncode == 0, output
-    by_transformers = tmp_path / "transformers"
+def test_on_vllm_in_ray_actors(trained: Trained, tmp_path: Path) -> None:
+    """Draws of vLLM differ, what the policy can do does not."""
+    folder, given = trained
     greedy = "eval.sets={held_out:{dataset:arithmetic,n:1,temperature:0,limit:20}}"
-    run_job(
-        configured("run=eval", f"train.resume={folder}", lora, *FAST, greedy),
-        by_transformers,
-        grpo.train,
-        Lockstep,
-    )
+    asked = ("run=eval", *given, f"train.resume={folder}", greedy)
+    process = ran("grpo.py", tmp_path, *asked, "inference_model.backend=vllm", "ray.enabled=true")
+    assert process.returncode == 0, process.output
+    by_transformers = tmp_path / "transformers"
+    run_job(configured(*asked), by_transformers, grpo.train, Lockstep)
     texts = [[line["completion"] for line in completions(where, 4)] for where in (tmp_path, by_transformers)]
     assert sum(a == b for a, b in zip(*texts, strict=True)) >= 19  # of 20: equal but for a tie
 
@@ -119,16 +97,11 @@ def test_what_is_not_there_is_refused(given: str, expected: str, tmp_path: Path)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_auto_takes_the_newest_run_beside(trained: tuple[Path, str], tmp_path: Path) -> None:
-    folder, lora = trained
+def test_auto_takes_the_newest_run_beside(trained: Trained, tmp_path: Path) -> None:
+    folder, given = trained
     landed, new = (tmp_path / "outputs/2026-01-01" / time for time in ("00-00-01", "00-00-02"))
     shutil.copytree(folder, landed)
-    run_job(
-        configured("run=eval", "train.resume=auto", SETS, lora, *SMALL, *FAST),
-        new,
-        grpo.train,
-        Lockstep,
-    )
+    run_job(configured("run=eval", "train.resume=auto", *given), new, grpo.train, Lockstep)
     assert completions(new, 4) == completions(folder, 4)
 
 
@@ -142,31 +115,31 @@ def test_auto_takes_the_newest_run_beside(trained: tuple[Path, str], tmp_path: P
 )
 @pytest.mark.parametrize("what", ["run=eval", "run=train"])
 def test_a_checkpoint_of_another_model_is_refused_by_name(
-    trained: tuple[Path, str], what: str, settings: dict[str, Any], expected: str, tmp_path: Path
+    trained: Trained, what: str, settings: dict[str, Any], expected: str, tmp_path: Path
 ) -> None:
-    folder, lora = trained
+    folder, given = trained
     resized_quickstart(tmp_path / "other", **settings)
-    given = (what, SETS, lora, *SMALL, *FAST, f"model.name={tmp_path / 'other'}", f"train.resume={folder}")
+    other = (what, *given, f"model.name={tmp_path / 'other'}", f"train.resume={folder}")
     with pytest.raises(ConfigError) as refused:
-        run_job(configured(*given), tmp_path / "run", grpo.train, Lockstep)
+        run_job(configured(*other), tmp_path / "run", grpo.train, Lockstep)
     assert "checkpoint_000004" in str(refused.value)
     assert expected in str(refused.value)
 
 
-def test_an_evaluation_leaves_the_folder_of_a_training_run_alone(trained: tuple[Path, str]) -> None:
-    folder, lora = trained
+def test_an_evaluation_leaves_the_folder_of_a_training_run_alone(trained: Trained) -> None:
+    folder, given = trained
     before = (folder / "metrics.jsonl").read_bytes()
     with pytest.raises(ConfigError, match="is the folder of a training run"):
-        run_job(configured("run=eval", SETS, lora, "train.resume=auto"), folder, grpo.train, Lockstep)
+        run_job(configured("run=eval", *given, "train.resume=auto"), folder, grpo.train, Lockstep)
     assert (folder / "metrics.jsonl").read_bytes() == before
 
 
-def test_training_goes_on_from_the_weights_of_a_checkpoint(trained: tuple[Path, str], tmp_path: Path) -> None:
+def test_training_goes_on_from_the_weights_of_a_checkpoint(trained: Trained, tmp_path: Path) -> None:
     """With a fresh optimizer and iterations from 1; resumed where it stopped, though the checkpoint has gone."""
-    source, lora = tmp_path / "source", trained[1]
+    source = tmp_path / "source"
     shutil.copytree(trained[0], source)
     checkpoint = source / "checkpoints/checkpoint_000002"
-    given = (*SMALL, *FAST, lora, SETS, f"model.name={checkpoint}")
+    given = (*trained[1], "train_model.lora.dropout=0", f"model.name={checkpoint}")
     run_job(configured(*given), tmp_path / "run", grpo.train, Lockstep)
     first = evaluation(tmp_path / "run", 0)
     assert first["eval/held_out/pass@1"] == evaluation(source, 2)["eval/held_out/pass@1"]
@@ -177,18 +150,18 @@ def test_training_goes_on_from_the_weights_of_a_checkpoint(trained: tuple[Path, 
     shutil.rmtree(checkpoint)
     more = ("train.total_dialog_turns=80", "train.resume=auto")
     run_job(configured(*given, *more), tmp_path / "run", grpo.train, Lockstep)
-    assert rows(tmp_path / "run")[-1]["optimizer_step"] == 5
+    assert rows(tmp_path / "run")[-1]["optimizer_step"] == 5 * rows(source)[-1]["optimizer_step"] // 4
 
 
 def test_a_plan_for_a_checkpoint_makes_no_folder(
-    trained: tuple[Path, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder, lora = tmp_path / "run", trained[1]
+    folder, given = tmp_path / "run", trained[1]
     shutil.copytree(trained[0], folder, symlinks=True)
     shutil.rmtree(folder / "models")
     (tmp_path / "plan").mkdir()
     named = (f"model.name={folder}", f"ref_model.name={folder}", "policy.kl_coef=0.1")
-    run_job(configured("run=plan", lora, *FAST, *named), tmp_path / "plan", grpo.train, Lockstep)
+    run_job(configured("run=plan", *given, *named), tmp_path / "plan", grpo.train, Lockstep)
     told = capsys.readouterr().out
     assert "checkpoints" in told and f"; {folder} (of models/quickstart), float32" in told
     assert not (folder / "models").exists()

@@ -11,15 +11,15 @@ import torch
 
 import grpo
 import grpo_async
+from config.checkpoints import checkpoint_path
 from config.errors import ConfigError
-from evaluation.sets import load_sets
-from run.build import build
 from run.jobs import run_job
 from run.lockstep import Lockstep
 from run.overlapped import Overlapped
+from tests.recorded_runs import EVERY_SECOND, recorded_run
+from tests.recorded_runs import SETS as HELD_OUT
 from tests.saved import saved_model
 from tests.scripts import configured, rows, without_clocks
-from training.model_loading import load_tokenizer
 
 SMALL = ("env.num_envs=4", "env.repeats=4", "train.total_dialog_turns=64")
 SETS = "eval.sets={held_out:{dataset:arithmetic,n:4,limit:20},greedy:{dataset:arithmetic,temperature:0,limit:10}}"
@@ -37,47 +37,33 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def folders(tmp_path: Path) -> tuple[Path, Path]:
-    plain, evaluated = tmp_path / "plain", tmp_path / "evaluated"
-    plain.mkdir()
-    evaluated.mkdir()
-    return plain, evaluated
-
-
 def last_weights(run_dir: Path) -> dict[str, torch.Tensor]:
-    (path,) = (run_dir / "checkpoints").iterdir()
-    return saved_model(path)
+    return saved_model(checkpoint_path(run_dir, 4))
 
 
-def test_training_has_the_same_bits_with_and_without(tmp_path: Path) -> None:
-    plain, evaluated = folders(tmp_path)
-    run_job(configured(*SMALL), plain, grpo.train, Lockstep)
-    run_job(configured(*SMALL, SETS, "eval.frequency=2"), evaluated, grpo.train, Lockstep)
-    assert optimizer_rows(evaluated) == optimizer_rows(plain)
-    after = last_weights(evaluated)
+def test_training_has_the_same_bits_with_and_without(lockstep_run: Path, tmp_path: Path) -> None:
+    plain = recorded_run(tmp_path, *EVERY_SECOND[2:])
+    assert optimizer_rows(lockstep_run) == optimizer_rows(plain)
+    after = last_weights(lockstep_run)
     for name, tensor in last_weights(plain).items():
         assert torch.equal(tensor, after[name]), name
-    found = evaluations(evaluated)
+    found = evaluations(lockstep_run)
     assert [(row["iteration"], row["optimizer_step"]) for row in found] == [(0, 0), (2, 2), (4, 4)]
     assert [row["policy_version"] for row in found] == [0, 2, 4]
     assert {f"eval/held_out/pass@{k}" for k in range(1, 5)} <= set(found[0])
-    assert found[-1]["eval/held_out/pass@1"] > found[0]["eval/held_out/pass@1"]
-    summary = json.loads((evaluated / "summary.json").read_text())
+    assert found[-1]["eval/held_out/pass@1"] != found[0]["eval/held_out/pass@1"]
+    summary = json.loads((lockstep_run / "summary.json").read_text())
     assert summary["evaluation"]["eval/held_out/pass@1"] == found[-1]["eval/held_out/pass@1"]
     assert summary["first_reward"] == optimizer_rows(plain)[0]["reward/mean"]
 
 
-def test_every_completion_is_written(tmp_path: Path) -> None:
-    config = configured(*SMALL, SETS)
-    run_job(config, tmp_path, grpo.train, Lockstep)
-    assert sorted(path.name for path in (tmp_path / "eval/held_out").iterdir()) == [
-        "iteration_0.jsonl",
-        "iteration_4.jsonl",
-    ]
-    written = lines(tmp_path / "eval/held_out/iteration_0.jsonl")
+def test_every_completion_is_written(lockstep_run: Path) -> None:
+    folder = lockstep_run / "eval/held_out"
+    assert sorted(path.name for path in folder.iterdir()) == [f"iteration_{i}.jsonl" for i in (0, 2, 4)]
+    written = lines(folder / "iteration_0.jsonl")
     assert set(Counter(line["row"] for line in written).values()) == {4}
     assert len(written) == 80
-    row = evaluations(tmp_path)[0]
+    row = evaluations(lockstep_run)[0]
     assert row["eval/held_out/pass@1"] == pytest.approx(sum(line["correct"] for line in written) / 80)
     for line in written:
         a, b = line["prompt"].removeprefix("<bos><user>").removesuffix("=<assistant>").split("+")
@@ -86,7 +72,7 @@ def test_every_completion_is_written(tmp_path: Path) -> None:
 
 def test_beside_running_generation(tmp_path: Path) -> None:
     """At age 0 with and without agree; with groups in flight every set is still whole."""
-    plain, evaluated = folders(tmp_path)
+    plain, evaluated, ahead = (tmp_path / name for name in ("plain", "evaluated", "ahead"))
     run_job(configured(*SMALL, "train.max_policy_age=0"), plain, grpo_async.train, Overlapped)
     run_job(
         configured(*SMALL, "train.max_policy_age=0", SETS, "eval.frequency=2"),
@@ -97,8 +83,6 @@ def test_beside_running_generation(tmp_path: Path) -> None:
     for ours, theirs in zip(optimizer_rows(evaluated), optimizer_rows(plain), strict=True):
         for name, value in ours.items():
             assert theirs[name] == pytest.approx(value, rel=1e-4, abs=1e-5), name
-    ahead = tmp_path / "ahead"
-    ahead.mkdir()
     beside = "train.max_policy_age=2", "train.weight_update_frequency=3", SETS, "eval.frequency=1"
     run_job(configured(*SMALL, *beside), ahead, grpo_async.train, Overlapped)
     found = evaluations(ahead)
@@ -109,36 +93,20 @@ def test_beside_running_generation(tmp_path: Path) -> None:
 
 
 def test_alone_it_says_what_training_says_before_its_first_iteration(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    lockstep_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    beside, alone = folders(tmp_path)
-    run_job(configured(*SMALL, SETS), beside, grpo.train, Lockstep)
     teacher = ("ref_model.name=no/such/folder", "ref_model.num_devices=2", "policy.kl_coef=0.1")
-    run_job(configured("run=eval", SETS, *teacher), alone, grpo.train, Lockstep)  # which asks none
+    run_job(configured("run=eval", HELD_OUT, *teacher), tmp_path, grpo.train, Lockstep)  # which asks none
     assert "held_out: 20 problems, 4 completions each" in capsys.readouterr().out
-    for name in ("held_out", "greedy"):
-        ours, theirs = (
-            sorted(
-                lines(folder / f"eval/{name}/iteration_0.jsonl"),
-                key=lambda line: (line["row"], line["sample"]),
-            )
-            for folder in (beside, alone)
+    ours, theirs = (
+        sorted(
+            lines(folder / "eval/held_out/iteration_0.jsonl"), key=lambda line: (line["row"], line["sample"])
         )
-        assert ours == theirs
-    assert evaluations(alone)[0]["eval/greedy/pass@1"] > 0
-    assert not (alone / "checkpoints").exists()
-
-
-def test_a_file_that_repeats_its_problems_counts_each_once(tmp_path: Path) -> None:
-    problems = [{"prompt": f"{i}+{i}=", "answer": str(2 * i)} for i in range(5)]
-    path = tmp_path / "repeated.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in problems * 8))
-    config = configured(
-        "run=eval", f"eval.sets={{aime:{{dataset:jsonl,data_files:{path},n:3}}}}", "logging.progress=true"
+        for folder in (lockstep_run, tmp_path)
     )
-    run_job(config, tmp_path, grpo.train, Lockstep)
-    assert len(lines(tmp_path / "eval/aime/iteration_0.jsonl")) == 15
-    assert evaluations(tmp_path)[0]["eval/aime/problems"] == 5
+    assert ours == theirs
+    assert evaluations(tmp_path)[0]["eval/held_out/pass@1"] > 0
+    assert not (tmp_path / "checkpoints").exists()
 
 
 def test_a_stop_gives_the_evaluation_up(tmp_path: Path) -> None:
@@ -157,18 +125,6 @@ def test_a_stop_gives_the_evaluation_up(tmp_path: Path) -> None:
     assert not (tmp_path / "eval/held_out/iteration_2.jsonl").exists()
     assert (tmp_path / "checkpoints/checkpoint_000002").exists()
     assert json.loads((tmp_path / "summary.json").read_text())["outcome"] == "interrupted"
-
-
-def test_random_states_are_left_alone(tmp_path: Path) -> None:
-    run = build(configured(*SMALL, SETS), tmp_path, Lockstep).run
-    run.push_weights()
-    before = torch.get_rng_state(), run.generator.get_state(), run.prompts.state_dict()
-    run.evaluate(0)
-    after = torch.get_rng_state(), run.generator.get_state(), run.prompts.state_dict()
-    assert torch.equal(before[0], after[0]) and torch.equal(before[1], after[1])
-    assert before[2] == after[2]
-    assert run.prompts.next_group_id == 0
-    run.close("finished")
 
 
 AIME = Path(__file__).resolve().parents[1] / ".." / "shared" / "data" / "aime2024.jsonl"
@@ -199,20 +155,8 @@ def test_a_set_that_cannot_be_read_is_named_before_anything_is_loaded(
         run_job(configured(f"eval.sets={given}"), tmp_path, grpo.train, Lockstep)
 
 
-def test_prompts_over_the_limit_are_named() -> None:
-    config = configured("eval.sets={a:{dataset:arithmetic}}", "env.max_prompt_tokens=7")
-    tokenizer = load_tokenizer(config.model)
-    sets = load_sets(config, tokenizer)
-    assert 0 < len(sets[0].problems.examples) < 250
-    assert sets[0].problems.too_long == 250 - len(sets[0].problems.examples)
-    with pytest.raises(ConfigError, match=r"eval\.sets\.a: all 250 prompts are longer"):
-        load_sets(configured("eval.sets={a:{dataset:arithmetic}}", "env.max_prompt_tokens=3"), tokenizer)
-
-
 def test_a_resumed_run_keeps_its_evaluations_and_repeats_none(tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
-    for folder in (first, second):
-        folder.mkdir()
     evaluated = (*SMALL[:2], SETS, "eval.frequency=1", "train.checkpoint_frequency=1")
     run_job(configured(*evaluated, "train.total_dialog_turns=32"), first, grpo.train, Lockstep)
     checkpoint = first / "checkpoints/checkpoint_000001"

@@ -29,33 +29,31 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder: Path = tmp_path_factory.mktemp("trained")
-    run_job(configured(*SMALL, SETS), folder, grpo.train, Lockstep)
-    return folder
-
-
 def export(tmp_path: Path, *given: str) -> None:
     (tmp_path / "own").mkdir(exist_ok=True)
     run_job(configured("run=export", *given), tmp_path / "own", grpo.train, Lockstep)
     assert not (tmp_path / "own").exists()
 
 
-def test_models_go_with_their_checkpoints(trained: Path) -> None:
-    assert names(trained / "models") == names(trained / "checkpoints")
-    assert len(names(trained / "models")) == 3
-    assert os.readlink(trained / "model") == "models/checkpoint_000004"
+def test_models_go_with_their_checkpoints(lockstep_run: Path) -> None:
+    assert names(lockstep_run / "models") == names(lockstep_run / "checkpoints")
+    assert len(names(lockstep_run / "models")) == 2
+    assert os.readlink(lockstep_run / "model") == "models/checkpoint_000004"
 
 
-def test_the_card_says_what_it_is_and_its_command_gives_the_settings_again(trained: Path) -> None:
-    card = (trained / "model" / "README.md").read_text()
+def test_the_card_says_what_it_is_and_its_command_gives_the_settings_again(lockstep_run: Path) -> None:
+    card = (lockstep_run / "model" / "README.md").read_text()
     _, head, body = card.split("---\n", 2)
     assert yaml.safe_load(head)["tags"] == ["grpo", "reinforcement-learning"]
-    last = rows(trained)[-1]
-    assert f"| sums | 4 | 4 | {last['eval/sums/pass@1']:.3f} [{last['eval/sums/pass@1_low']:.3f}," in body
-    assert f"| 4 | {[row for row in rows(trained) if 'reward/mean' in row][3]['reward/mean']:.3f} |" in body
-    assert "python grpo.py --config-name base" in body and "checkpoint_frequency=1" in body
+    last = rows(lockstep_run)[-1]
+    assert (
+        f"| held_out | 4 | 4 | {last['eval/held_out/pass@1']:.3f} [{last['eval/held_out/pass@1_low']:.3f},"
+        in body
+    )
+    assert (
+        f"| 4 | {[row for row in rows(lockstep_run) if 'reward/mean' in row][3]['reward/mean']:.3f} |" in body
+    )
+    assert "python grpo.py --config-name base" in body and "checkpoint_frequency=2" in body
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in (ROOT / "config").glob("grpo_*.yaml")))
@@ -77,21 +75,15 @@ def test_the_differences_of_a_config_give_it_again(name: str) -> None:
 
 
 @pytest.mark.parametrize("which", ["the run", "a checkpoint", "made anew"])
-def test_an_exported_folder_is_a_model(trained: Path, which: str, tmp_path: Path) -> None:
-    checkpoint = trained / "checkpoints" / "checkpoint_000003"
-    source = trained if which == "the run" else checkpoint
+def test_an_exported_folder_is_a_model(lockstep_run: Path, which: str, tmp_path: Path) -> None:
+    checkpoint = lockstep_run / "checkpoints" / "checkpoint_000002"
+    source = lockstep_run if which == "the run" else checkpoint
     if which == "made anew":
-        source = tmp_path / "run" / "checkpoints" / "checkpoint_000003"
-        source.parent.mkdir(parents=True)
-        source.symlink_to(checkpoint)
-        source = tmp_path / "run" / "checkpoints" / "kept"
-        import shutil
-
-        shutil.copytree(checkpoint, source)
+        source = shutil.copytree(checkpoint, tmp_path / "run" / "checkpoints" / "kept")
     export(tmp_path, f"checkpoint={source}", f"to={tmp_path / 'new' / 'model'}")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "new" / "model").state_dict()
-    number = 4 if which == "the run" else 3
-    of_run = AutoModelForCausalLM.from_pretrained(trained / "models" / f"checkpoint_{number:06d}")
+    number = 4 if which == "the run" else 2
+    of_run = AutoModelForCausalLM.from_pretrained(lockstep_run / "models" / f"checkpoint_{number:06d}")
     assert all((tensor == model[name]).all() for name, tensor in of_run.state_dict().items())
     assert names(tmp_path / "new") == ["model"]
 
@@ -109,27 +101,27 @@ def test_an_exported_folder_is_a_model(trained: Path, which: str, tmp_path: Path
     ],
 )
 def test_what_cannot_be_exported(
-    trained: Path, given: tuple[str, ...], expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lockstep_run: Path, given: tuple[str, ...], expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
     with pytest.raises(ConfigError) as raised:
-        export(tmp_path, *(text.format(run=trained) for text in given))
+        export(tmp_path, *(text.format(run=lockstep_run) for text in given))
     assert expected in str(raised.value)
     assert not Path("new").exists()
 
 
-def test_a_place_that_takes_no_model_is_one_message(trained: Path, tmp_path: Path) -> None:
+def test_a_place_that_takes_no_model_is_one_message(lockstep_run: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     to = tmp_path / "file" / "new"
     with pytest.raises(
         ConfigError, match=rf"to={to}: the model could not be written there \(.*File exists\)"
     ):
-        export(tmp_path, f"checkpoint={trained}", f"to={to}")
+        export(tmp_path, f"checkpoint={lockstep_run}", f"to={to}")
 
 
-def test_of_a_run_that_only_may_be_read(trained: Path, tmp_path: Path) -> None:
+def test_of_a_run_that_only_may_be_read(lockstep_run: Path, tmp_path: Path) -> None:
     """The copy gets modes of its own, else nobody but root could put a card into it, or remove it."""
-    archive = shutil.copytree(trained, tmp_path / "archive")
+    archive = shutil.copytree(lockstep_run, tmp_path / "archive")
     for path in (*archive.rglob("*"), archive):
         path.chmod(0o555 if path.is_dir() else 0o444)
     export(tmp_path, f"checkpoint={archive}", f"to={tmp_path / 'new'}")
@@ -138,10 +130,11 @@ def test_of_a_run_that_only_may_be_read(trained: Path, tmp_path: Path) -> None:
 
 
 def test_where_the_model_has_moved_it_is_named_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a run that has not made the model itself; an adapter needs what it was trained on."""
+    """The run has not made the model itself; an adapter needs what it was trained on."""
     base = shutil.copytree(ROOT / "models" / "quickstart", tmp_path / "base")
     lora = ("train_model.lora.enabled=true", "train.export=false", "train.total_dialog_turns=16")
     run_job(configured(*SMALL, *lora, f"model.name={base}"), tmp_path / "run", grpo.train, Lockstep)
+    assert not (tmp_path / "run" / "models").exists() and not (tmp_path / "run" / "model").is_symlink()
     base.rename(tmp_path / "moved")
     asked = (f"checkpoint={tmp_path / 'run'}", f"to={tmp_path / 'new'}")
     with pytest.raises(ConfigError, match=rf"began from the model {base}, which is not there.*model\.name="):
@@ -153,7 +146,7 @@ def test_where_the_model_has_moved_it_is_named_anew(tmp_path: Path, monkeypatch:
 
 
 class Hub(BaseHTTPRequestHandler):
-    """As much of the hub as an upload asks for; it remembers the files of the commit."""
+    """The hub as far as an upload asks for it; it remembers the files of the commit."""
 
     files: dict[str, int]
 
@@ -192,7 +185,7 @@ class Hub(BaseHTTPRequestHandler):
 
 
 @pytest.mark.parametrize("there", [True, False], ids=["hub", "no hub"])
-def test_a_folder_is_uploaded(trained: Path, there: bool, tmp_path: Path) -> None:
+def test_a_folder_is_uploaded(lockstep_run: Path, there: bool, tmp_path: Path) -> None:
     """To a server on this machine that answers as the hub does; and to one that is not there."""
     Hub.files = {}
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
@@ -202,9 +195,9 @@ def test_a_folder_is_uploaded(trained: Path, there: bool, tmp_path: Path) -> Non
         server.server_close()
     environment = {**ENVIRONMENT, "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_TOKEN": "hf_x"}
     environment |= {"HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
-    command = ("grpo.py", "--config-name", "grpo_quickstart", "run=export", f"checkpoint={trained}")
+    command = ("grpo.py", "--config-name", "grpo_quickstart", "run=export", f"checkpoint={lockstep_run}")
     done = ended([*command, f"to={tmp_path / 'to'}", "hub=me/model"], environment=environment)
-    assert names(tmp_path / "to") == names(trained / "model")
+    assert names(tmp_path / "to") == names(lockstep_run / "model")
     if there:
         assert done.returncode == 0, done.stderr
         assert set(Hub.files) == set(names(tmp_path / "to")) and "uploaded to me/model" in done.stdout
@@ -278,6 +271,7 @@ def test_a_full_disk_in_the_middle_of_a_model_leaves_all_others(
     assert "checkpoint_000003 is whole, but no model of it was written" in said and "No space left" in said
 
 
+@pytest.mark.long
 def test_a_run_killed_in_the_middle_of_a_model_loses_nothing(tmp_path: Path) -> None:
     script, run_dir = tmp_path / "slow.py", tmp_path / "run"
     script.write_text(
@@ -303,8 +297,3 @@ def test_a_run_killed_in_the_middle_of_a_model_loses_nothing(tmp_path: Path) -> 
     assert names(models) == ["checkpoint_000004"], said
     assert said.splitlines()[-3].startswith(f"model: {run_dir}/model")
     assert f"run=eval model.name={run_dir}/model" in said.splitlines()[-1]
-
-
-def test_without_export_there_is_no_model(tmp_path: Path) -> None:
-    run_job(configured(*SMALL, "train.export=false"), tmp_path, grpo.train, Lockstep)
-    assert not (tmp_path / "models").exists() and not (tmp_path / "model").is_symlink()

@@ -11,17 +11,16 @@ import pytest
 import torch
 
 import grpo
-from config.checkpoints import checkpoint_path
 from envs.group import Group
 from run.build import build
 from run.jobs import run_job
 from run.lockstep import Lockstep
 from tests.processes import alive
-from tests.scripts import ROOT, called, configured, finish, rows, start, wait_for, without_clocks
+from tests.recorded_runs import assert_same_run
+from tests.scripts import QUICK, ROOT, called, configured, finish, rows, start, wait_for
 from training.batch import Batch, collate
-from training.checkpoint import LEARNER, load_checkpoint
+from training.checkpoint import load_checkpoint
 from training.local_learner import LocalLearner
-from training.tensor_files import saved_tensors
 
 SMALL = ("env.num_envs=4", "env.repeats=4")
 LOGGED = {
@@ -134,14 +133,10 @@ def test_killed_and_resumed_is_bit_identical_to_never_stopped(
     wait_for(lambda: (broken / "checkpoints" / "checkpoint_000003").exists(), killed)
     killed.send_signal(signal.SIGKILL)
     killed.wait()
-    whole.mkdir()
     run_job(configured(*RESUMED), whole, grpo.train, Lockstep)
     run_job(configured(*RESUMED, "train.resume=auto"), broken, grpo.train, Lockstep)
     assert "resumed from" in capsys.readouterr().err
-    assert without_clocks(rows(broken)) == without_clocks(rows(whole))
-    saved = [saved_tensors(checkpoint_path(path, 10) / LEARNER) for path in (whole, broken)]
-    for name, tensor in saved[0].items():
-        assert torch.equal(tensor, saved[1][name]), name
+    assert_same_run(broken, whole, 10)
 
 
 def test_a_full_disk_is_one_message_and_what_is_there_is_whole(tmp_path: Path) -> None:
@@ -185,19 +180,6 @@ def test_ctrl_c_finishes_the_iteration_and_leaves_a_checkpoint_and_no_process(tm
     assert not [child for child in there if alive(child.pid)]
 
 
-def test_a_plan_is_printed_and_nothing_is_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "run").mkdir()
-    run_job(configured("run=plan"), tmp_path / "run", grpo.train, Lockstep)
-    printed = capsys.readouterr().out
-    for expected in (
-        "train_model      CPU",
-        "32 prompts x 8 completions",
-        "[train.gradient_accumulation_steps",
-    ):
-        assert expected in printed
-    assert not (tmp_path / "run").exists()
-
-
 def test_under_lora_the_base_is_the_reference(tmp_path: Path) -> None:
     """On one GPU the reference has no memory of its own; the CPU run of it gives the same numbers."""
     from training.reference import Reference
@@ -216,6 +198,10 @@ def test_under_lora_the_base_is_the_reference(tmp_path: Path) -> None:
     ("arguments", "expected"),
     [
         (["--config-name", "grpo_quickstart", "train.epoch=2"], "did you mean train.epochs"),
+        (
+            ["--config-name", "grpo_quickstart", "+inference_model.min_pp=0.1"],
+            "min_pp: no such configuration key",
+        ),
         (["--config-name", "grpo_quickstart", "env.repeats=1"], "policy.baseline=none"),
         (["--config-name", "grpo_quickstart", "env.dataset=nonsense"], "known: "),
         (
@@ -240,19 +226,12 @@ def test_bad_input_is_one_message_and_nothing_half_written(
 
 def test_multirun_sweeps(tmp_path: Path) -> None:
     command = [
-        "--config-name",
-        "grpo_quickstart",
-        "--multirun",
-        f"hydra.sweep.dir={tmp_path}",
-        "optimizer.lr=1e-4,1e-5",
-        "optimizer.warmup_steps=0",
-        "policy.kl_coef=0.01,0.1",
-        "train.total_dialog_turns=16",
-        *SMALL,
-        "logging.progress=false",
-        "train_model.num_threads=1",
+        *("--config-name", "grpo_quickstart", "--multirun", f"hydra.sweep.dir={tmp_path}", *QUICK, *SMALL),
+        *("optimizer.lr=1e-4,1e-5", "policy.kl_coef=0.01,0.1"),
+        *("optimizer.warmup_steps=0", "train.total_dialog_turns=32"),
     ]
     result = called("grpo.py", *command)
     assert result.returncode == 0, result.stderr
     assert [rows(tmp_path / str(job))[0]["lr"] for job in range(4)] == [1e-4, 1e-4, 1e-5, 1e-5]
     assert all((tmp_path / str(job) / ".hydra" / "config.yaml").exists() for job in range(4))
+    assert len({rows(tmp_path / str(job))[1]["loss/kl"] for job in range(4)}) == 4, "both keys reach the loss"

@@ -42,7 +42,7 @@ def finished_after_kills(
 
 
 def prompts_of(ledger: Path) -> list[str]:
-    """Of the last attempt at every optimizer step: a kill rolls back to the checkpoint."""
+    """Prompts of the last attempt at every step: a kill rolls back to the checkpoint."""
     last = dict(line.split("\t") for line in ledger.read_text().splitlines())
     assert len(last) == 11
     return [prompt for line in last.values() for prompt in line.split()]
@@ -71,6 +71,7 @@ def test_after_random_kills_every_prompt_is_trained_on_exactly_once(stale: str, 
         assert len(trained) == len(set(trained)) == 44
 
 
+@pytest.mark.long
 def test_with_a_curriculum_kills_lose_and_repeat_nothing(tmp_path: Path) -> None:
     """Which prompt is next depends on the verdicts, so no list says it; but as many were trained on and are handed back
     as were drawn, and what is handed back was neither judged nor trained on since it was drawn, or waits ready."""

@@ -68,7 +68,7 @@ def module_of(path: Path) -> str:
 
 
 def modules_imported(path: Path, known: set[str]) -> set[str]:
-    """Those of the known modules that a file imports anywhere, functions and what is for types alone included."""
+    """Known modules that a file imports anywhere, in functions and for types alone too."""
     names: set[str] = set()
     for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
@@ -146,6 +146,6 @@ def test_only_the_start_of_the_scripts_starts_the_self_test() -> None:
 
 
 def test_the_self_test_tells_of_a_torch_that_does_not_load() -> None:
-    """What runs outside the processes of the checks imports none."""
+    """Modules outside the processes of the checks import none."""
     for name in ("main", "check", "catalogue", "runner", "child"):
         assert not imported(ROOT / "selftest" / f"{name}.py") & {"torch", "transformers", "vllm", "ray"}, name

@@ -85,6 +85,7 @@ def test_of_one_process(base: Path, lora: tuple[str, ...], tmp_path: Path) -> No
     assert any(not torch.equal(tensor, before[name]) for name, tensor in after.items())
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("local_ray")
 @pytest.mark.parametrize("lora", [(), LORA], ids=["full", "lora"])
 def test_of_two_ranks(base: Path, lora: tuple[str, ...], tmp_path: Path) -> None:
@@ -144,7 +145,7 @@ def test_experts_have_the_names_that_they_had(kind: Any, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("lora", [(), LORA], ids=["full", "lora"])
 def test_several_files(lora: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a model of tens of billions of parameters has them: of the base, and of what is written."""
+    """The base has several files, as large models have, and so has what is written."""
     base = tmp_path / "base"
     resized_quickstart(base)
     model = AutoModelForCausalLM.from_pretrained(base)
@@ -175,6 +176,7 @@ def test_an_adapter_of_a_base_that_cannot_be_streamed(kind: str, tmp_path: Path)
     assert_loads_as(tmp_path / "new", found)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(installed_vllm() is None, reason="vLLM is not installed")
 @pytest.mark.parametrize("lora", [(), LORA], ids=["full", "lora"])
 def test_vllm_says_what_the_engine_of_the_run_said(lora: tuple[str, ...], tmp_path: Path) -> None:
@@ -182,13 +184,9 @@ def test_vllm_says_what_the_engine_of_the_run_said(lora: tuple[str, ...], tmp_pa
     path = tmp_path / "run"
     greedy = "eval.sets={sums:{dataset:arithmetic,n:1,temperature:0,limit:20}}"
     given = (*SMALL[:-1], *lora, greedy, "inference_model.backend=vllm")
-    for settings, folder in (
-        ((), path),
-        (("run=eval", f"model.name={path / 'model'}"), tmp_path / "eval"),
-    ):
+    for settings, folder in (((), path), (("run=eval", f"model.name={path / 'model'}"), tmp_path / "eval")):
         process = ran("grpo.py", folder, *given, *settings)
-        output = process.output
-        assert process.returncode == 0, output
+        assert process.returncode == 0, process.output
     ours, theirs = path / "eval/sums/iteration_2.jsonl", tmp_path / "eval/eval/sums/iteration_0.jsonl"
     texts = [[json.loads(line)["completion"] for line in sorted(each.open())] for each in (ours, theirs)]
     assert len(texts[0]) == 20 and texts[0] == texts[1]

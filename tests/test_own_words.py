@@ -25,20 +25,18 @@ needs_vllm = pytest.mark.skipif(installed_vllm() is None, reason="vLLM is not in
     ],
 )
 def test_every_line_is_ours(script: str, overrides: tuple[str, ...], tmp_path: Path) -> None:
-    """What imports say, too: those of torch, of Ray, of vLLM."""
+    """Imports of torch, Ray and vLLM say nothing either."""
     data = tmp_path / "rows.jsonl"
     rows = [{"prompt": f"{number}+1=", "answer": str(number + 1)} for number in range(20)]
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     of_a_file = ("env.dataset=jsonl", f"env.data_files={data}")
     process = ran(script, tmp_path / "run", *SMALL, *of_a_file, *overrides)
-    output = process.output
-    assert process.returncode == 0, output
-    check_every_line_is_ours(output)
+    assert process.returncode == 0, process.output
+    check_every_line_is_ours(process.output)
 
 
 def test_a_plan_is_all_that_a_plan_prints(tmp_path: Path) -> None:
     process = ran("grpo.py", tmp_path / "run", "run=plan")
-    output = process.output
-    assert process.returncode == 0, output
-    assert output.startswith("machine:\n")
-    assert "arning" not in output
+    assert process.returncode == 0, process.output
+    assert process.output.startswith("machine:\n")
+    assert "arning" not in process.output

@@ -42,12 +42,7 @@ def restored_threads() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def answers(
-    model: Any,
-    tokenizer: Any,
-    operands: list[tuple[int, int]],
-    sample: bool,
-) -> list[str]:
+def answers(model: Any, tokenizer: Any, operands: list[tuple[int, int]], sample: bool) -> list[str]:
     """One completion for each addition: the decoded text with its `<eos>`, padding removed."""
     chats = [[{"role": "user", "content": f"{a}+{b}="}] for a, b in operands]
     texts = [str(tokenizer.apply_chat_template(c, add_generation_prompt=True, tokenize=False)) for c in chats]

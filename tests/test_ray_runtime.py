@@ -19,7 +19,7 @@ from tests.rollout.conftest import through_memory
 
 
 def test_engines_see_the_gpus_that_their_places_name(local_ray: None) -> None:
-    """As CUDA_VISIBLE_DEVICES named them to the learner: not the learner's own indices, and UUIDs too."""
+    """Names are those of the learner's CUDA_VISIBLE_DEVICES, UUIDs too, and not its own indices."""
     names = [("4", "6"), ("GPU-8a9b2c1d-0000-1111-2222-333344445555",)]
     places = [Place(f"engine {index}", gpus) for index, gpus in enumerate(names)]
     pool = RayPool(pool_engines.CountingEngine, places, PoolSettings(), through_memory())

@@ -7,12 +7,11 @@ from pathlib import Path
 import orjson
 import pytest
 
-import grpo_async
 from config.errors import ConfigError
 from monitoring.ledger_storage import ledger_files, lines_of, read_records
 from monitoring.metrics import without_clocks
 from run.replay import computed_again, replay, replayed_config, start_before
-from tests.recorded_runs import LORA, SETS, STEPS, recorded_run
+from tests.recorded_runs import LORA, STEPS, recorded_run
 from tests.scripts import called, configured, rows
 
 OPD = ("policy.kl_coef=0", "policy.distill_coef=1")
@@ -20,13 +19,6 @@ SHOWN = "policy.teacher_prompt='{answer} {prompt}'"
 
 ROUNDING = 2e-5
 """Of a log-prob near 10, whose parts are added up in another order: 20 of its last places in float32."""
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Four iterations of four steps, adapters with dropout, a checkpoint after every second one."""
-    checkpoints = ("train.checkpoint_frequency=2", "train_model.lora.dropout=0.1")
-    return recorded_run(tmp_path_factory.mktemp("run"), *STEPS, *LORA, *checkpoints, SETS)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -51,17 +43,17 @@ def assert_same_bits(run: Path, iteration: int, step: int, scratch: Path, starte
         assert len(shared) > 30
 
 
-def test_from_a_checkpoint(run: Path, tmp_path: Path) -> None:
-    before = contents(run)
-    assert_same_bits(run, 4, 15, tmp_path, "checkpoint_000002")
-    assert "bit-identical" in replay(run, 16, [])
-    assert contents(run) == before
+def test_from_a_checkpoint(lora_run: Path, tmp_path: Path) -> None:
+    before = contents(lora_run)
+    assert_same_bits(lora_run, 4, 15, tmp_path, "checkpoint_000002")
+    assert "bit-identical" in replay(lora_run, 16, [])
+    assert contents(lora_run) == before
 
 
-def test_from_the_initial_weights(run: Path, tmp_path: Path) -> None:
+def test_from_the_initial_weights(lora_run: Path, tmp_path: Path) -> None:
     """Also where the run has kept no checkpoint: what was drawn for adapters and dropout is drawn again."""
-    assert_same_bits(run, 2, 7, tmp_path, None)
-    bare = shutil.copytree(run, tmp_path / "bare", ignore=shutil.ignore_patterns("checkpoints"))
+    assert_same_bits(lora_run, 2, 7, tmp_path, None)
+    bare = shutil.copytree(lora_run, tmp_path / "bare", ignore=shutil.ignore_patterns("checkpoints"))
     assert_same_bits(bare, 4, 16, tmp_path, None)
 
 
@@ -101,7 +93,10 @@ def test_a_teacher_that_is_shown_the_answer(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "settings",
-    [("train.packing=false",), (*LORA, "train_model.lora.quantization=nf4")],
+    [
+        ("train.packing=false",),
+        pytest.param((*LORA, "train_model.lora.quantization=nf4"), marks=pytest.mark.long),
+    ],
     ids=["whole rows", "nf4"],
 )
 def test_other_ways_to_compute(settings: tuple[str, ...], tmp_path: Path) -> None:
@@ -111,27 +106,26 @@ def test_other_ways_to_compute(settings: tuple[str, ...], tmp_path: Path) -> Non
     assert_same_bits(run, 4, 4, tmp_path, "checkpoint_000002")
 
 
-@pytest.mark.usefixtures("local_ray")
-def test_several_ranks_agree_to_rounding(tmp_path: Path) -> None:
-    run = recorded_run(tmp_path / "run", "train_model.num_devices=2", "train.checkpoint_frequency=2")
+@pytest.mark.long
+def test_several_ranks_agree_to_rounding(ranked_run: Path, tmp_path: Path) -> None:
     (computed,) = (
         one.metrics(3)
-        for one in computed_again(run, replayed_config(run, []), start_before(run, 4), (4, 4), tmp_path)
+        for one in computed_again(
+            ranked_run, replayed_config(ranked_run, []), start_before(ranked_run, 4), (4, 4), tmp_path
+        )
         if one.number == 4
     )
-    recorded = next(row for row in rows(run) if row["optimizer_step"] == 4)
+    recorded = next(row for row in rows(ranked_run) if row["optimizer_step"] == 4)
     for name in ("loss/objective", "grad_norm", "entropy"):
         assert computed[name] == pytest.approx(recorded[name], rel=1e-4, abs=1e-6), name
     # Of log-probs it is the rounding itself, of which processors have each their own.
     assert max(computed["mismatch/max"], recorded["mismatch/max"]) < ROUNDING
 
 
-def test_beside_generation_with_old_tokens(tmp_path: Path) -> None:
-    ahead = ("train.max_policy_age=2", "train.weight_update_frequency=3", "train.checkpoint_frequency=4")
-    run = recorded_run(tmp_path / "run", "train.epochs=2", *ahead, script=grpo_async)
-    assert max(row["age/max"] for row in rows(run)) > 0
-    total = rows(run)[-1]["optimizer_step"]
-    assert_same_bits(run, total // 2, total, tmp_path, None)
+def test_beside_generation_with_old_tokens(overlapped_run: Path, tmp_path: Path) -> None:
+    assert max(row.get("age/max", 0) for row in rows(overlapped_run)) > 0
+    total = rows(overlapped_run)[-1]["optimizer_step"]
+    assert_same_bits(overlapped_run, total // 2, total, tmp_path, None)
 
 
 def test_a_resumed_run(tmp_path: Path) -> None:
@@ -146,9 +140,9 @@ def test_a_resumed_run(tmp_path: Path) -> None:
         replay(second, 23, [])
 
 
-def test_it_says_where_numbers_part(run: Path, tmp_path: Path) -> None:
+def test_it_says_where_numbers_part(lora_run: Path, tmp_path: Path) -> None:
     """One reward of the ledger is another one than the run had."""
-    changed = shutil.copytree(run, tmp_path / "changed", ignore=shutil.ignore_patterns("checkpoints"))
+    changed = shutil.copytree(lora_run, tmp_path / "changed", ignore=shutil.ignore_patterns("checkpoints"))
     files = [file for file in ledger_files(changed) if not file.evaluated]
     records = [orjson.loads(line) for file in files for line in lines_of(file.path)]
     touched = next(record for record in records if record["optimizer_steps"] == [2, 3])
@@ -178,22 +172,22 @@ def test_it_says_where_numbers_part(run: Path, tmp_path: Path) -> None:
         (3, ["policy=dr_grpo"], "run=replay policy=dr_grpo: .*What may differ: device, model.name"),
     ],
 )
-def test_what_cannot_be_replayed(run: Path, step: int | None, typed: list[str], expected: str) -> None:
+def test_what_cannot_be_replayed(lora_run: Path, step: int | None, typed: list[str], expected: str) -> None:
     with pytest.raises(ConfigError, match=expected):
-        replay(run, step, typed)
+        replay(lora_run, step, typed)
 
 
-def test_a_run_without_a_ledger(run: Path, tmp_path: Path) -> None:
-    bare = shutil.copytree(run, tmp_path / "bare", ignore=shutil.ignore_patterns("rollouts"))
+def test_a_run_without_a_ledger(lora_run: Path, tmp_path: Path) -> None:
+    bare = shutil.copytree(lora_run, tmp_path / "bare", ignore=shutil.ignore_patterns("rollouts"))
     with pytest.raises(ConfigError, match=r"there is no rollouts/ .* logging\.rollouts_gb=0"):
         replay(bare, 3, [])
 
 
-def test_on_the_command_line_it_leaves_no_folder(run: Path, tmp_path: Path) -> None:
+def test_on_the_command_line_it_leaves_no_folder(lora_run: Path, tmp_path: Path) -> None:
     folder = tmp_path / "outputs" / "new"
-    words = ["run=replay", "step=2", f"run_dir={run}", f"hydra.run.dir={folder}"]
+    words = ["run=replay", "step=2", f"run_dir={lora_run}", f"hydra.run.dir={folder}"]
     process = called("grpo.py", *words, "device=cpu", "logging.progress=false")
     assert process.returncode == 0, process.stderr
     assert "bit-identical" in process.stdout
     assert not folder.exists()
-    assert json.loads((run / "summary.json").read_text())["outcome"] == "finished"
+    assert json.loads((lora_run / "summary.json").read_text())["outcome"] == "finished"

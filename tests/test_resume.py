@@ -6,11 +6,11 @@ import signal
 import subprocess
 import sys
 from contextlib import chdir
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import yaml
 
 import grpo
@@ -22,7 +22,8 @@ from plan.model_shape import find_shape
 from run.jobs import run_job
 from run.lockstep import Lockstep
 from run.overlapped import Overlapped
-from run.resume import find, siblings
+from run.resume import NO_PART_OF_IT, changed_settings, find, siblings, under
+from tests import recorded_runs
 from tests.scripts import (
     QUICK,
     ROOT,
@@ -37,45 +38,36 @@ from tests.scripts import (
     without_clocks,
 )
 from tests.tiny import resized_quickstart
-from training.checkpoint import LEARNER, load_checkpoint
+from training.checkpoint import LEARNER, Saved, load_checkpoint
 from training.local_learner import LocalLearner
 from training.tensor_files import saved_tensors
 
-SMALL = ("env.num_envs=4", "env.repeats=4", "train.total_dialog_turns=64", "train.checkpoint_frequency=2")
-LORA = ("train_model.lora.enabled=true", "train_model.lora.dropout=0.1", "optimizer.lr=3e-3")
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Four iterations."""
-    folder = tmp_path_factory.mktemp("trained")
-    run_job(configured(*SMALL), folder, grpo.train, Lockstep)
-    return folder
+SMALL = (*recorded_runs.SMALL, *recorded_runs.EVERY_SECOND)
+"""Settings of the `lockstep_run`."""
 
 
 @pytest.fixture
-def halfway(trained: Path, tmp_path: Path) -> Path:
-    """A copy of it that was killed after the second iteration."""
-    folder = tmp_path / "halfway"
-    shutil.copytree(trained, folder)
+def halfway(lockstep_run: Path, tmp_path: Path) -> Path:
+    """A copy of a run that was killed after the second iteration."""
+    folder = shutil.copytree(lockstep_run, tmp_path / "halfway")
     shutil.rmtree(checkpoint_path(folder, 4))
     return folder
 
 
 def rates(folder: Path) -> list[float]:
-    return [row["lr"] for row in rows(folder)]
+    return [row["lr"] for row in rows(folder) if "lr" in row]
 
 
 def test_nothing_changed_says_nothing_and_is_the_same_run(
-    trained: Path, halfway: Path, capsys: pytest.CaptureFixture[str]
+    lockstep_run: Path, halfway: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run_job(configured(*SMALL, "train.resume=auto"), halfway, grpo.train, Lockstep)
     assert "applied" not in capsys.readouterr().err
-    assert without_clocks(rows(halfway)) == without_clocks(rows(trained))
+    assert without_clocks(rows(halfway)) == without_clocks(rows(lockstep_run))
 
 
 def test_a_changed_learning_rate_and_schedule_take_effect_and_are_said(
-    trained: Path, halfway: Path, capsys: pytest.CaptureFixture[str]
+    lockstep_run: Path, halfway: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     changed = (
         "optimizer.lr=1e-3",
@@ -99,11 +91,11 @@ def test_a_changed_learning_rate_and_schedule_take_effect_and_are_said(
         Lockstep,
     )
     told = capsys.readouterr().err
-    for line in ("optimizer.lr: 0.0003 -> 0.001 applied", "optimizer.warmup_steps: 5 -> 0 applied"):
+    for line in ("optimizer.lr: 0.003 -> 0.001 applied", "optimizer.warmup_steps: 5 -> 0 applied"):
         assert line in told
     assert sorted({group["weight_decay"] for group in seen}) == [0.0, 0.1]
     assert all(tuple(group["betas"]) == (0.8, 0.9) for group in seen)
-    assert rates(halfway)[:2] == rates(trained)[:2]
+    assert rates(halfway)[:2] == rates(lockstep_run)[:2]
     assert rates(halfway)[2:] == pytest.approx([1e-3 * (1 - step / 8) for step in range(2, 8)])
     saved = load_checkpoint(checkpoint_path(halfway, 8))["config"]
     assert saved["optimizer"]["lr"] == 1e-3 and saved["policy"]["kl_coef"] == 0
@@ -130,7 +122,6 @@ def test_a_changed_learning_rate_and_schedule_take_effect_and_are_said(
         ("env.options.max_operand=9", "env.options.max_operand: "),
         ("env.system_prompt=Add.", "env.system_prompt: "),
         ("model.dtype=bfloat16", "model.dtype: float32 -> bfloat16"),
-        ("ref_model.name=models/quickstart", "ref_model.name: None -> models/quickstart"),
         ("optimizer=muon_adamw", "optimizer.name: adamw -> muon_adamw"),
         ("train_model.lora.enabled=true", "train_model.lora.enabled: False -> True"),
         ("optimizer.group_lr={model.*:1e-5}", "optimizer.group_lr.model.*: absent -> 1e-05"),
@@ -151,14 +142,13 @@ def test_what_a_run_began_with_is_refused_by_name_with_a_way_out(
 
 
 def test_what_a_refused_run_would_have_saved_is_not_saved(tmp_path: Path) -> None:
-    """As a user starts it: `.hydra` tells of the run that is there, and of a change once it takes effect."""
+    """`.hydra` tells of the run that is there, and of a change once it takes effect."""
     folder = tmp_path / "run"
 
     def said(*overrides: str) -> tuple[int, str, float]:
         process = ran("grpo.py", folder, *SMALL, *overrides)
-        output = process.output
         composed = yaml.safe_load((folder / ".hydra/config.yaml").read_text())
-        return process.returncode, output, composed["optimizer"]["lr"]
+        return process.returncode, process.output, composed["optimizer"]["lr"]
 
     assert said("optimizer.lr=1e-4")[::2] == (0, 1e-4)
     code, output, rate = said("optimizer.lr=1e-3", "train.seed=1", "train.resume=auto")
@@ -181,37 +171,34 @@ def test_of_two_pushes_a_batch_count_is_kept(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("given", ["the run", "checkpoints"])
 def test_the_folder_of_a_run_is_its_newest_checkpoint(
-    given: str, trained: Path, halfway: Path, tmp_path: Path
+    given: str, lockstep_run: Path, halfway: Path, tmp_path: Path
 ) -> None:
     folder = halfway if given == "the run" else halfway / "checkpoints"
     run_job(configured(*SMALL, f"train.resume={folder}"), tmp_path / "new", grpo.train, Lockstep)
-    assert without_clocks(rows(tmp_path / "new")) == without_clocks(rows(trained))
+    assert without_clocks(rows(tmp_path / "new")) == without_clocks(rows(lockstep_run))
 
 
 @pytest.mark.parametrize("file", ["run.pt", "learner/.metadata", "learner/__0_0.distcp"])
 @pytest.mark.parametrize("damage", [b"", b"no checkpoint", b"half", None])
 def test_a_newest_checkpoint_that_cannot_be_read_is_passed_over(
-    damage: bytes | None, file: str, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    damage: bytes | None, file: str, lockstep_run: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "torn"
-    shutil.copytree(trained, folder)
+    shutil.copytree(lockstep_run, folder)
     newest = checkpoint_path(folder, 4)
     damaged = newest / file
     if damage is None:
         damaged.unlink()
     else:
         damaged.write_bytes(damaged.read_bytes()[:1000] if damage == b"half" else damage)
-    run_job(configured(*SMALL, "train.resume=auto"), folder, grpo.train, Lockstep)
-    told = capsys.readouterr().err
-    assert told.count("passed over, as it cannot be read: ") == 1
-    assert f"passed over, as it cannot be read: {newest}: " in told
-    assert f"resumed from {checkpoint_path(folder, 2)} at iteration 2" in told
-    assert without_clocks(rows(folder)) == without_clocks(rows(trained))
+    saved, (told,) = find(configured(*SMALL, "train.resume=auto"), folder, Lockstep)
+    assert saved is not None and saved.path == checkpoint_path(folder, 2)
+    assert told.startswith(f"passed over, as it cannot be read: {newest}: ")
 
 
-def test_where_none_can_be_read_the_run_does_not_begin_again(trained: Path, tmp_path: Path) -> None:
+def test_where_none_can_be_read_the_run_does_not_begin_again(lockstep_run: Path, tmp_path: Path) -> None:
     folder = tmp_path / "torn"
-    shutil.copytree(trained, folder)
+    shutil.copytree(lockstep_run, folder)
     for path in (folder / "checkpoints").glob("*/run.pt"):
         path.write_bytes(b"")
     with pytest.raises(ConfigError, match=r"none of the 2 checkpoints in .* can be read"):
@@ -237,7 +224,7 @@ def test_auto_looks_where_runs_land_outside_the_checkout_too(tmp_path: Path) -> 
     swept = outside(tmp_path, "grpo.py", "train.resume=auto", more, "--multirun")
     assert "resumed from " in swept and "at iteration 5" in swept
     other = outside(tmp_path, "grpo.py", "train.resume=auto", "optimizer.lr=1e-3")
-    assert "differs in optimizer.lr: 0.0003 -> 0.001" in other
+    assert "differs in optimizer.lr: 0.003 -> 0.001" in other
 
 
 def test_auto_reads_where_runs_land_from_the_name_of_this_one(tmp_path: Path) -> None:
@@ -254,9 +241,9 @@ def test_auto_reads_where_runs_land_from_the_name_of_this_one(tmp_path: Path) ->
     assert set(siblings(by_hand[3])) == set(by_hand[:3])
 
 
-def test_auto_leaves_a_run_that_is_at_work_alone(trained: Path, tmp_path: Path) -> None:
+def test_auto_leaves_a_run_that_is_at_work_alone(lockstep_run: Path, tmp_path: Path) -> None:
     landed = tmp_path / "outputs/2026-01-01/00-00-00"
-    shutil.copytree(trained, landed)
+    shutil.copytree(lockstep_run, landed)
     script = (
         "import sys; from pathlib import Path; from config.folders import held\n"
         "with held(Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
@@ -274,7 +261,7 @@ def test_auto_leaves_a_run_that_is_at_work_alone(trained: Path, tmp_path: Path) 
     assert saved is not None and saved.run_dir == landed
 
 
-@pytest.mark.parametrize("script", ["grpo.py", "grpo_async.py"])
+@pytest.mark.parametrize("script", ["grpo.py", pytest.param("grpo_async.py", marks=pytest.mark.long)])
 def test_a_run_killed_before_its_first_checkpoint_starts_its_metrics_anew(
     script: str, tmp_path: Path
 ) -> None:
@@ -293,18 +280,7 @@ def test_a_run_killed_before_its_first_checkpoint_starts_its_metrics_anew(
     assert (summary["first_reward"], summary["best_reward"]) == (rewards[0], max(rewards))
 
 
-def test_one_bad_line_of_metrics_does_not_block_a_resume(
-    trained: Path, halfway: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = halfway / "metrics.jsonl"
-    first, *others = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(b"".join([first, b"garbage}\n\xff\xfe}\n", bytes(100), b"\n", *others]))
-    run_job(configured(*SMALL, "train.resume=auto"), halfway, grpo.train, Lockstep)
-    told = capsys.readouterr().err
-    assert f"{path}: 3 lines are no rows of metrics and are left out (line 2, 3, 4)" in told
-    assert without_clocks(rows(halfway)) == without_clocks(rows(trained))
-
-
+@pytest.mark.long
 def test_runs_begun_at_once_get_folders_of_their_own(tmp_path: Path) -> None:
     """A run and a sweep, with their default names, which name microseconds."""
     given = [str(ROOT / "grpo.py"), "--config-name", "grpo_quickstart"]
@@ -315,7 +291,7 @@ def test_runs_begun_at_once_get_folders_of_their_own(tmp_path: Path) -> None:
     landed = [*tmp_path.glob("outputs/*/*"), *tmp_path.glob("multirun/*/*/0")]
     assert len(landed) == 4
     for folder in landed:
-        assert [row["optimizer_step"] for row in rows(folder)] == [1, 2, 3, 4]
+        assert [row["optimizer_step"] for row in rows(folder) if "lr" in row] == [1, 2, 3, 4]
 
 
 def test_a_second_run_in_a_folder_is_refused_while_the_first_lives(tmp_path: Path) -> None:
@@ -342,7 +318,12 @@ def test_a_second_run_in_a_folder_is_refused_while_the_first_lives(tmp_path: Pat
 def test_a_lora_checkpoint_is_what_the_plan_says(tmp_path: Path) -> None:
     """The adapter and its optimizer state, of a model whose base is far larger."""
     resized_quickstart(tmp_path / "model", hidden_size=384, intermediate_size=1024)
-    given = (*SMALL[:2], *LORA, f"model.name={tmp_path / 'model'}", "train.total_dialog_turns=16")
+    given = (
+        *SMALL[:2],
+        *recorded_runs.LORA,
+        f"model.name={tmp_path / 'model'}",
+        "train.total_dialog_turns=16",
+    )
     config = configured(*given)
     with pytest.raises(RunError, match="nothing was learned"):  # its weights are random
         run_job(config, tmp_path / "run", grpo.train, Lockstep)
@@ -360,14 +341,42 @@ def test_a_lora_checkpoint_is_what_the_plan_says(tmp_path: Path) -> None:
     assert written < planned + 200_000 < whole
 
 
-def test_a_resumed_lora_run_is_the_same_run(tmp_path: Path) -> None:
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    given = (*SMALL, *LORA)
-    run_job(configured(*given), whole, grpo.train, Lockstep)
-    shutil.copytree(whole, broken)
+def test_a_resumed_lora_run_is_the_same_run(lora_run: Path, tmp_path: Path) -> None:
+    broken = shutil.copytree(lora_run, tmp_path / "broken")
     shutil.rmtree(checkpoint_path(broken, 4))
-    run_job(configured(*given, "train.resume=auto"), broken, grpo.train, Lockstep)
-    assert without_clocks(rows(broken)) == without_clocks(rows(whole))
-    ends = [saved_tensors(checkpoint_path(folder, 4) / LEARNER) for folder in (whole, broken)]
-    for name, tensor in ends[0].items():
-        assert torch.equal(tensor, ends[1][name]), name
+    given = (*recorded_runs.SMALL, *recorded_runs.ADAPTER, "train.resume=auto")
+    run_job(configured(*given), broken, grpo.train, Lockstep)
+    recorded_runs.assert_same_run(broken, lora_run, 4)
+
+
+def saved_by(*overrides: str) -> Saved:
+    return Saved(Path("checkpoint_000002"), {"config": asdict(configured(*overrides)), "iteration": 2})
+
+
+def test_another_frozen_model_is_refused() -> None:
+    saved = saved_by("ref_model.name=models/quickstart")
+    assert changed_settings(saved, configured("ref_model.name=models/quickstart"), Lockstep) == []
+    with pytest.raises(
+        ConfigError, match=r"ref_model.name: models/quickstart -> None. Give these as they were"
+    ):
+        changed_settings(saved, configured(), Lockstep)
+    with pytest.raises(ConfigError, match=r"ref_model.dtype: None -> bfloat16"):
+        changed_settings(saved_by(), configured("ref_model.dtype=bfloat16"), Lockstep)
+
+
+def test_devices_of_the_frozen_model_may_change() -> None:
+    now = configured("ref_model.num_devices=2", "ref_model.shard_size=2")
+    assert changed_settings(saved_by("ref_model.num_devices=4"), now, Lockstep) == [
+        "ref_model.num_devices: 4 -> 2 applied",
+        "ref_model.shard_size: None -> 2 applied",
+    ]
+    apart = [key for key in vars(now.ref_model) if not under(f"ref_model.{key}", NO_PART_OF_IT)]
+    assert apart == ["name", "dtype"], "another run to train.resume=auto"
+
+
+def test_a_checkpoint_from_before_there_were_names_is_as_one_without() -> None:
+    saved = saved_by()
+    del saved.state["config"]["ref_model"]["name"]
+    changed_settings(saved, configured(), Lockstep)
+    with pytest.raises(ConfigError, match=r"ref_model.name: absent -> models/quickstart"):
+        changed_settings(saved, configured("ref_model.name=models/quickstart"), Lockstep)

@@ -9,7 +9,7 @@ import grpo
 import grpo_async
 from config.errors import ConfigError
 from run.jobs import run_job
-from tests.scripts import SCHEDULE_OF, configured, ran, rows
+from tests.scripts import SCHEDULE_OF, configured, rows
 
 SMALL = ("env.num_envs=4", "env.repeats=2", "train.checkpoint_frequency=2", "env.dataset=jsonl")
 SCRIPTS = {"grpo.py": grpo, "grpo_async.py": grpo_async}
@@ -55,16 +55,3 @@ def test_other_data_are_refused_before_anything_is_loaded(
     monkeypatch.setattr("run.engines.build_engine", None)
     with pytest.raises(ConfigError, match=rf"train\.resume=.*env\.data_files={file}: not the data of the"):
         train(script, file, folder, 32, "train.resume=auto")
-
-
-def test_fewer_rows_end_in_one_line(tmp_path: Path) -> None:
-    file, folder = tmp_path / "rows.jsonl", tmp_path / "run"
-    given = (*SMALL, f"env.data_files={file}", "train.resume=auto")
-    write(file, range(10, 26))
-    train("grpo.py", file, folder, 16)
-    write(file, range(10, 16))
-    process = ran("grpo.py", folder, *given, "train.total_dialog_turns=32")
-    output = process.output
-    assert process.returncode == 2 and "Traceback" not in output
-    last = output.strip().splitlines()[-1]
-    assert "it had 16 rows, there are 6 now; the first that differs is row 6, which is gone" in last

@@ -15,13 +15,7 @@ from config.errors import ConfigError
 from config.rollouts import RolloutsConfig
 from monitoring.ledger_storage import read_records
 from run.rollouts import extremes, flipped, matching, reward, rollouts, shown, success
-from tests.recorded_runs import SETS, STEPS, recorded_run
 from tests.scripts import called
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return recorded_run(tmp_path_factory.mktemp("run"), *STEPS, SETS)
 
 
 def chosen(run: Path, **wanted: Any) -> list[dict[str, Any]]:
@@ -32,31 +26,31 @@ def completions(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [one for record in records for one in record["completions"]]
 
 
-def test_groups_are_chosen_by_where_they_come_from(run: Path) -> None:
-    everything = list(read_records(run))
-    assert chosen(run) == everything
-    assert len(chosen(run, set="train")) == 16
-    assert len(chosen(run, set="held_out")) == 40
-    assert {record["iteration"] for record in chosen(run, set="held_out", iteration=4)} == {4}
-    of_step = chosen(run, step=6)
-    assert len(of_step) == 2 and all(6 in record["optimizer_steps"] for record in of_step)
+def test_groups_are_chosen_by_where_they_come_from(lockstep_run: Path) -> None:
+    everything = list(read_records(lockstep_run))
+    assert chosen(lockstep_run) == everything
+    assert len(chosen(lockstep_run, set="train")) == 16
+    assert len(chosen(lockstep_run, set="held_out")) == 60
+    assert {record["iteration"] for record in chosen(lockstep_run, set="held_out", iteration=4)} == {4}
+    of_step = chosen(lockstep_run, step=3)
+    assert len(of_step) == 4 and all(record["optimizer_steps"] == [3] for record in of_step)
     one = everything[7]
-    assert one in chosen(run, row=one["row"])
-    same = chosen(run, prompt=one["prompt_id"][:6])
+    assert one in chosen(lockstep_run, row=one["row"])
+    same = chosen(lockstep_run, prompt=one["prompt_id"][:6])
     assert one in same and {record["prompt_id"] for record in same} == {one["prompt_id"]}
-    assert chosen(run, set="train", row=one["row"], step=99) == []
+    assert chosen(lockstep_run, set="train", row=one["row"], step=99) == []
 
 
-def test_completions_are_chosen_by_what_they_are(run: Path) -> None:
-    right, wrong = (chosen(run, outcome=outcome) for outcome in ("right", "wrong"))
+def test_completions_are_chosen_by_what_they_are(lockstep_run: Path) -> None:
+    right, wrong = (chosen(lockstep_run, outcome=outcome) for outcome in ("right", "wrong"))
     assert all(one["verdict"]["success"] == 1 for one in completions(right))
     assert all(one["verdict"]["success"] == 0 for one in completions(wrong))
     assert len(completions(right)) + len(completions(wrong)) == len(
-        completions(chosen(run, outcome="scored"))
+        completions(chosen(lockstep_run, outcome="scored"))
     )
-    assert chosen(run, outcome="error") == []
+    assert chosen(lockstep_run, outcome="error") == []
     text = right[0]["completions"][0]["text"]
-    found = chosen(run, contains=text, outcome="right")
+    found = chosen(lockstep_run, contains=text, outcome="right")
     assert all(
         text in one["text"] or text in record["prompt_text"]
         for record in found
@@ -80,17 +74,17 @@ def test_what_cannot_be_judged_is_neither_right_nor_wrong() -> None:
     assert success(record) != success(record)  # NaN
 
 
-def test_the_best_and_the_worst(run: Path) -> None:
-    records = list(read_records(run))
+def test_the_best_and_the_worst(lockstep_run: Path) -> None:
+    records = list(read_records(lockstep_run))
     falling, rising = (sorted(records, key=lambda one: sign * reward(one)) for sign in (-1, 1))
     assert reward(falling[0]) > reward(rising[0])
     assert extremes(records, 3, 2) == falling[:3] + rising[:2]  # of equal ones the earlier
     assert extremes(records, 3, 0) == falling[:3]
 
 
-def test_prompts_that_flipped(run: Path) -> None:
+def test_prompts_that_flipped(lockstep_run: Path) -> None:
     def held_out() -> Iterator[dict[str, Any]]:
-        return matching(read_records(run), RolloutsConfig(set="held_out"))
+        return matching(read_records(lockstep_run), RolloutsConfig(set="held_out"))
 
     first, last = (
         {r["prompt_id"]: success(r) >= 0.5 for r in held_out() if r["iteration"] == i} for i in (0, 4)
@@ -133,19 +127,19 @@ def test_a_group_for_a_person() -> None:
     assert ", stale: row 12" in shown(record | {"fate": "stale", "optimizer_steps": []})
 
 
-def test_what_is_printed_is_limited(run: Path) -> None:
-    text = rollouts(run, RolloutsConfig(set="train", limit=3))
+def test_what_is_printed_is_limited(lockstep_run: Path) -> None:
+    text = rollouts(lockstep_run, RolloutsConfig(set="train", limit=3))
     assert text.count("training, iteration") == 3
     assert text.endswith(
         "... and more than these 3: rollouts.limit=0 prints all, rollouts.to=FILE.csv writes them"
     )
-    assert rollouts(run, RolloutsConfig(set="train", limit=0)).count("training, iteration") == 16
+    assert rollouts(lockstep_run, RolloutsConfig(set="train", limit=0)).count("training, iteration") == 16
 
 
 @pytest.mark.parametrize("ending", ["csv", "jsonl", "parquet"])
-def test_a_table_has_a_row_for_every_completion(run: Path, ending: str, tmp_path: Path) -> None:
+def test_a_table_has_a_row_for_every_completion(lockstep_run: Path, ending: str, tmp_path: Path) -> None:
     path = tmp_path / f"table.{ending}"
-    assert rollouts(run, RolloutsConfig(to=str(path))) == f"224 completions in {path}"
+    assert rollouts(lockstep_run, RolloutsConfig(to=str(path))) == f"304 completions in {path}"
     table: list[dict[str, Any]]
     if ending == "parquet":
         table = pyarrow.parquet.read_table(path).to_pylist()
@@ -153,8 +147,8 @@ def test_a_table_has_a_row_for_every_completion(run: Path, ending: str, tmp_path
         table = [json.loads(line) for line in path.read_text().splitlines()]
     else:
         table = list(csv.DictReader(path.open()))
-    expected = [(record, one) for record in read_records(run) for one in record["completions"]]
-    assert len(table) == len(expected) == 224
+    expected = [(record, one) for record in read_records(lockstep_run) for one in record["completions"]]
+    assert len(table) == len(expected) == 304
     for row, (record, one) in zip(table, expected, strict=True):
         assert (row["prompt_id"], row["completion"]) == (record["prompt_id"], one["text"])
         assert float(row["score"]) == float(row["part/accuracy"]) == one["verdict"]["score"]
@@ -167,37 +161,37 @@ def test_a_table_has_a_row_for_every_completion(run: Path, ending: str, tmp_path
 
 
 @pytest.mark.parametrize("ending", ["csv", "jsonl", "parquet"])
-def test_a_table_that_does_not_fit_is_not_there(run: Path, ending: str, tmp_path: Path) -> None:
+def test_a_table_that_does_not_fit_is_not_there(lockstep_run: Path, ending: str, tmp_path: Path) -> None:
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limit[1]))
     try:
         with pytest.raises(ConfigError, match=r"cannot be written \(File too large\)"):
-            rollouts(run, RolloutsConfig(to=str(tmp_path / f"table.{ending}")))
+            rollouts(lockstep_run, RolloutsConfig(to=str(tmp_path / f"table.{ending}")))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
     assert not list(tmp_path.iterdir())
 
 
-def test_what_is_not_there_is_named(run: Path, tmp_path: Path) -> None:
+def test_what_is_not_there_is_named(lockstep_run: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no group .* \(rollouts\.step=99, rollouts\.outcome=right\)"):
-        rollouts(run, RolloutsConfig(step=99, outcome="right"))
+        rollouts(lockstep_run, RolloutsConfig(step=99, outcome="right"))
     with pytest.raises(ConfigError, match=r"rollouts\.to='\.xls': choose one of \.csv"):
         RolloutsConfig(to="a.xls")
     with pytest.raises(ConfigError, match=r"rollouts\.outcome='bad': choose one of right, wrong"):
         RolloutsConfig(outcome="bad")
     with pytest.raises(ConfigError, match="cannot be written"):
-        rollouts(run, RolloutsConfig(to=str(tmp_path / "nowhere" / "a.csv")))
-    bare = shutil.copytree(run, tmp_path / "bare", ignore=shutil.ignore_patterns("rollouts"))
+        rollouts(lockstep_run, RolloutsConfig(to=str(tmp_path / "nowhere" / "a.csv")))
+    bare = shutil.copytree(lockstep_run, tmp_path / "bare", ignore=shutil.ignore_patterns("rollouts"))
     with pytest.raises(ConfigError, match=r"there is no rollouts/ in this folder"):
         rollouts(bare, RolloutsConfig())
 
 
-def test_on_the_command_line(run: Path, tmp_path: Path) -> None:
+def test_on_the_command_line(lockstep_run: Path, tmp_path: Path) -> None:
     folder = f"hydra.run.dir={tmp_path / 'new'}"
-    printed = called("grpo.py", "run=rollouts", f"run_dir={run}", "rollouts.step=3", folder)
+    printed = called("grpo.py", "run=rollouts", f"run_dir={lockstep_run}", "rollouts.step=3", folder)
     assert printed.returncode == 0, printed.stderr
-    assert printed.stdout.rstrip("\n") == rollouts(run, RolloutsConfig(step=3))
-    removed = called("grpo.py", "run=diff", f"a={run}", f"b={run}", folder)
+    assert printed.stdout.rstrip("\n") == rollouts(lockstep_run, RolloutsConfig(step=3))
+    removed = called("grpo.py", "run=diff", f"a={lockstep_run}", f"b={lockstep_run}", folder)
     assert removed.returncode == 2 and "run=report run_dir=A,B" in removed.stderr
     wrong = called("grpo.py", "run=rollouts", f"run_dir={tmp_path}", folder)
     assert wrong.returncode == 2 and "no run's folder" in wrong.stderr

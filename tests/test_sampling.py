@@ -12,7 +12,7 @@ from envs.group import Group
 from run.build import build
 from run.jobs import run_job
 from run.lockstep import Lockstep
-from tests.scripts import SCHEDULE_OF, StoppingAfterTheFirst, configured, rows, without_clocks
+from tests.scripts import SCHEDULE_OF, configured, rows
 from training.batch import Batch
 
 SMALL = ("env.num_envs=8", "env.repeats=4", "train.total_dialog_turns=96", "policy.kl_coef=0")
@@ -118,18 +118,6 @@ def test_the_log_probs_follow_a_moving_temperature(script: ModuleType, tmp_path:
         assert row["ratio/max"] == pytest.approx(1.0, abs=1e-3)
         assert row["kl/inference"] == pytest.approx(0.0, abs=1e-6)
     assert metrics[0]["entropy"] > metrics[1]["entropy"] > metrics[2]["entropy"]
-
-
-def test_a_resumed_run_replaces_groups_and_cools_as_if_never_stopped(tmp_path: Path) -> None:
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    options = (*DYNAMIC, "env.oversample=6", "inference_model.temperature_end=0.8")
-    for folder in (whole, broken):
-        folder.mkdir()
-    run_job(configured(*options), whole, grpo.train, Lockstep)
-
-    run_job(configured(*options), broken, grpo.train, StoppingAfterTheFirst)
-    run_job(configured(*options, "train.resume=auto"), broken, grpo.train, Lockstep)
-    assert without_clocks(rows(broken)) == without_clocks(rows(whole))
 
 
 def test_what_length_costs_is_logged(tmp_path: Path) -> None:

@@ -187,10 +187,12 @@ IN_THIS_PROCESS = [
     "output head, CPU",
     "fp16, CPU",
     "reference homes, CPU",
-    "two learner ranks, CPU",
+    pytest.param("two learner ranks, CPU", marks=pytest.mark.long),
     "resume, CPU",
 ]
-ENGINES = ["push in mid-flight, CPU"] if main.vllm_build() == "cpu" else []
+ENGINES = (
+    [pytest.param("push in mid-flight, CPU", marks=pytest.mark.long)] if main.vllm_build() == "cpu" else []
+)
 
 
 @pytest.mark.parametrize("name", [*IN_THIS_PROCESS, *ENGINES])

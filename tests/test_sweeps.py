@@ -56,7 +56,7 @@ def foreign_listeners(process: subprocess.Popen[str]) -> Iterator[str]:
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_a_failed_job_loses_no_other(launcher: str, tmp_path: Path) -> None:
-    """By every launcher: each job has a folder with all that is its own, nothing listens beyond loopback."""
+    """Each job has a folder of its own, and nothing listens beyond loopback."""
     pytest.importorskip(LAUNCHERS[launcher])
     folder = tmp_path / "sweep"
     jobs = ["hydra.launcher.n_jobs=2"] if launcher == "joblib" else []
@@ -80,7 +80,7 @@ def test_a_failed_job_loses_no_other(launcher: str, tmp_path: Path) -> None:
 
 
 def test_a_study_goes_on_after_failed_trials(tmp_path: Path) -> None:
-    """Of four trials some are refused; the best one is that with the highest objective, for it is maximised."""
+    """Some trials are refused; the best one has the highest objective, for it is maximised."""
     pytest.importorskip("hydra_plugins.hydra_optuna_sweeper")
     study = ("hydra/sweeper=optuna", "hydra.sweeper.n_trials=4", "hydra.sweeper.sampler.seed=1")
     searched = ("optimizer.lr=tag(log,interval(1e-5,1e-3))", "inference_model.max_tokens=choice(8,1000000)")

@@ -26,7 +26,7 @@ TEACHER = ("policy.kl_coef=0", "policy.distill_coef=1", "policy.teacher_prompt='
 
 @contextmanager
 def lockstep(run_dir: Path, *overrides: str) -> Iterator[Lockstep]:
-    """What grpo.py works with, its engine on the learner's weights."""
+    """The schedule of grpo.py, its engine on the learner's weights."""
     run_dir.mkdir(exist_ok=True)
     schedule = build(configured(*SMALL, *overrides), run_dir, Lockstep)
     try:
@@ -56,7 +56,7 @@ def assert_same(batch: Batch, expected: Batch) -> None:
 
 
 def records(groups: list[Group]) -> list[object]:
-    """All of a group but its seconds."""
+    """Groups without their seconds."""
     return [
         (
             group.group_id,

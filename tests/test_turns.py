@@ -18,7 +18,11 @@ SETS = "eval.sets={held_out:{dataset:arithmetic,n:2,limit:5}}"
 
 @pytest.mark.parametrize(
     ("script", "age", "more"),
-    [(grpo, 0, ()), (grpo_async, 2, ()), (grpo_async, 2, ("ray.enabled=true",))],
+    [
+        (grpo, 0, ()),
+        (grpo_async, 2, ()),
+        pytest.param(grpo_async, 2, ("ray.enabled=true",), marks=pytest.mark.long),
+    ],
     ids=["lockstep", "overlapped", "overlapped, a Ray actor"],
 )
 def test_a_run_of_two_turns(script: ModuleType, age: int, more: tuple[str, ...], tmp_path: Path) -> None:

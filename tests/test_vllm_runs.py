@@ -11,15 +11,15 @@ from run.jobs import run_job
 from run.lockstep import Lockstep
 from tests.scripts import configured, finish, ran, rows, start
 
-pytestmark = [
-    pytest.mark.skipif(installed_vllm() is None, reason="vLLM is not installed"),
-]
+pytestmark = [pytest.mark.skipif(installed_vllm() is None, reason="vLLM is not installed")]
 SMALL = ("env.num_envs=8", "env.repeats=8", "train.total_dialog_turns=192", "inference_model.backend=vllm")
 ADAPTER = ("train_model.lora.enabled=true", "inference_model.lora=adapter", "optimizer.lr=1e-2")
 TWO_ENGINES = ("inference_model.num_devices=2", "ray.enabled=true", "train.max_policy_age=1")
 
 
-@pytest.mark.parametrize("more", [(), ADAPTER], ids=["full weights", "adapter"])
+@pytest.mark.parametrize(
+    "more", [(), pytest.param(ADAPTER, marks=pytest.mark.long)], ids=["full weights", "adapter"]
+)
 def test_three_iterations_in_one_process(more: tuple[str, ...], tmp_path: Path) -> None:
     run_job(configured(*SMALL, *more), tmp_path, grpo.train, Lockstep)
     metrics = rows(tmp_path)
@@ -27,14 +27,14 @@ def test_three_iterations_in_one_process(more: tuple[str, ...], tmp_path: Path) 
     assert all(row["mismatch/max"] < 1e-3 for row in metrics)
 
 
+@pytest.mark.long
 def test_three_iterations_with_two_ray_engines_overlapped(tmp_path: Path) -> None:
-    """As a user starts it."""
     process = ran("grpo_async.py", tmp_path, *SMALL, *TWO_ENGINES)
-    output = process.output
-    assert process.returncode == 0, output
+    assert process.returncode == 0, process.output
     check(rows(tmp_path))
 
 
+@pytest.mark.long
 def test_three_iterations_overlapped_in_one_process(tmp_path: Path) -> None:
     """With the threads that a user's machine has: the learner leaves some of them to the engine."""
     two = ("env", "OMP_NUM_THREADS=2")
@@ -55,23 +55,23 @@ def check(metrics: list[dict[str, Any]]) -> None:
 NOISE = ("INFO", "WARNING", "FutureWarning", "NUMA", "safetensors", "Triton")
 
 
-@pytest.mark.parametrize("engines", [(), ("ray.enabled=true",)], ids=["in process", "Ray"])
+@pytest.mark.parametrize(
+    "engines", [(), pytest.param(("ray.enabled=true",), marks=pytest.mark.long)], ids=["in process", "Ray"]
+)
 def test_what_vllm_prints_as_it_starts_is_in_a_file(engines: tuple[str, ...], tmp_path: Path) -> None:
     process = ran("grpo.py", tmp_path, *SMALL, *engines, "train.total_dialog_turns=64")
-    output = process.output
-    assert process.returncode == 0, output
+    assert process.returncode == 0, process.output
     printed = (tmp_path / "engine.log").read_text()
     assert any(word in printed for word in NOISE), printed
     for line in printed.splitlines():
-        assert not line.strip() or line not in output, line
+        assert not line.strip() or line not in process.output, line
     for word in NOISE:
-        assert word not in output, output
+        assert word not in process.output, process.output
 
 
 def test_why_vllm_did_not_start_reaches_the_user(tmp_path: Path) -> None:
     process = ran("grpo.py", tmp_path / "run", *SMALL, "inference_model.quantization=nonsense")
-    output = process.output
-    assert process.returncode == 2, output
-    assert output.count("error: ") == 1
-    assert "vLLM could not start" in output
-    assert "nonsense" in output
+    assert process.returncode == 2, process.output
+    assert process.output.count("error: ") == 1
+    assert "vLLM could not start" in process.output
+    assert "nonsense" in process.output

@@ -120,8 +120,7 @@ def test_a_lost_push_is_found_at_the_latest_one_step_later(
     assert f"the checkpoint before it is {tmp_path}/checkpoints/checkpoint_00000" in str(raised.value)
 
 
-@pytest.mark.parametrize("optimizer", [(), ("optimizer.lr=1e-7",)])
-@pytest.mark.parametrize("age", [1, 2])
+@pytest.mark.parametrize(("age", "optimizer"), [(1, ()), (2, ("optimizer.lr=1e-7",))])
 def test_so_is_an_overlapped_one(
     age: int, optimizer: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
