@@ -1,24 +1,11 @@
 """Which member of a mixture the next prompt comes from: as evenly as whole prompts allow, by shares."""
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from config.curriculum import CurriculumConfig
 from envs.curriculum.member import Member
 from envs.curriculum.worth_of_success import RULES, shares
-
-
-class Sources(Protocol):
-    """Chooses the member that the next prompt comes from."""
-
-    def next(self) -> str:
-        """Name of the member that is drawn from next."""
-
-    def metrics(self) -> dict[str, float]: ...
-
-    def state(self) -> Any: ...
-
-    def load(self, state: Any) -> None: ...
 
 
 class FixedWeights:
@@ -28,6 +15,7 @@ class FixedWeights:
         self.members, self.weights = members, weights
 
     def next(self) -> str:
+        """Name of the member that is drawn from next."""
         return min(self.members, key=lambda name: ((self.members[name].drawn + 1) / self.weights[name], name))
 
     def metrics(self) -> dict[str, float]:
@@ -80,3 +68,6 @@ class WeightsBySuccess:
 
     def load(self, state: Any) -> None:
         self.owed = dict.fromkeys(self.members, 0.0) | dict(state or {})
+
+
+Sources = FixedWeights | WeightsBySuccess

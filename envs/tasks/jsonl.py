@@ -86,11 +86,8 @@ class JSONLines(Task):
             return json.loads(json.dumps(row.at(path), default=str)) if chosen or row.has(path) else None
         found = row.at(path)
         tests = read_json(found, row.place) if is_json_object(found) else found
-        if (
-            self.env.reward in (None, "code")
-            and isinstance(tests, dict)
-            and {"inputs", "outputs"} <= tests.keys()
-        ):
+        has_tests = isinstance(tests, dict) and {"inputs", "outputs"} <= tests.keys()
+        if has_tests and self.env.reward in (None, "code"):
             return checked_tests(tests, row.place)
         answer = reference_answer(found, self.env)
         if isinstance(answer, date | time):

@@ -124,11 +124,7 @@ def _scorer(generator: str, settings: str) -> Callable[[str, dict[str, Any]], fl
 
 
 def _specifications(given: Any) -> list[Any]:
-    """What `composite` draws from.
-
-    Raises:
-        ValueError: not a list of generators.
-    """
+    """The generators that `composite` draws from. Raises ValueError for other than a list of them."""
     from reasoning_gym.composite import DatasetSpec
 
     known = _generators()
