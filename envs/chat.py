@@ -39,9 +39,8 @@ def _encode_plain(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     ids: list[int] = tokenizer.encode(text)
     if len(ids) > 1 and ids[0] == ids[1] == tokenizer.bos_token_id:
         ids = ids[1:]
-    return (
-        ids[:-1] if ids[-1:] == [tokenizer.eos_token_id] and not text.endswith(tokenizer.eos_token) else ids
-    )
+    ends = ids[-1:] == [tokenizer.eos_token_id] and not text.endswith(tokenizer.eos_token)
+    return ids[:-1] if ends else ids
 
 
 def answer_prefill(prompt_text: str, prefill: str = "") -> str:

@@ -62,9 +62,8 @@ def _read_message(row: Row, entry: Any, column: str) -> Message:
             f'{place}: "{column}" must be {{"role": ..., "content": ...}} or a list of them, it has {shown(entry)}'
         )
     message = {name: value for name, value in entry.items() if value is not None}
-    message["content"] = _text_of(
-        message.get("content", "" if message.get("tool_calls") else None), place, column
-    )
+    content = message.get("content", "" if message.get("tool_calls") else None)
+    message["content"] = _text_of(content, place, column)
     if "tool_calls" in message:
         message["tool_calls"] = _read_calls(row, message["tool_calls"])
     return message

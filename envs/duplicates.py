@@ -49,7 +49,7 @@ def distinct_examples(task: Task, split: str) -> Sequence[Example]:
 
 
 def _asked(example: Example) -> Asked:
-    texts = []
+    texts: list[str] = []
     for message in example.messages:
         texts += [message["role"], " ".join(message["content"].split())]
     other = [message for message in example.messages if len(message) > 2]

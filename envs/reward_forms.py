@@ -228,7 +228,7 @@ class _Verification:
                 asked[name] = what
         if signature.rest:
             of_trl = [*TRL, *(name for name in {**row, "answer": None} if name not in NO_COLUMNS)]
-            rest = of_trl if signature.lists else filter(self._is_known, VERL)
+            rest = of_trl if signature.lists else list(filter(self._is_known, VERL))
             asked |= {name: name for name in rest if name not in {*signature.named, *signature.bound}}
         return {name: self.value(what) for name, what in asked.items()}
 

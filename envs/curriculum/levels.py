@@ -71,12 +71,8 @@ class Levels:
         return any(can_be_asked(row) for row, level in enumerate(self.of_rows) if level == self.newest)
 
     def state(self) -> dict[str, Any]:
-        return {
-            "newest": self.newest,
-            "last": self.last,
-            "labels": list(self.labels),
-            "success": [window.state() for window in self.success],
-        }
+        success = [window.state() for window in self.success]
+        return {"newest": self.newest, "last": self.last, "labels": list(self.labels), "success": success}
 
     def load(self, state: dict[str, Any]) -> None:
         """Restore the levels; of changed ones those whose labels are still there."""

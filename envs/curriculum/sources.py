@@ -59,9 +59,8 @@ class WeightsBySuccess:
     def metrics(self) -> dict[str, float]:
         found = {f"curriculum/weight/{name}": share for name, share in self.shares().items()}
         means = {name: member.success.mean for name, member in self.members.items()}
-        return found | {
-            f"curriculum/success/{name}": mean for name, mean in means.items() if mean is not None
-        }
+        known = {name: mean for name, mean in means.items() if mean is not None}
+        return found | {f"curriculum/success/{name}": mean for name, mean in known.items()}
 
     def state(self) -> Any:
         return dict(self.owed)

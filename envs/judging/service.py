@@ -51,10 +51,7 @@ class RewardService:
     def __init__(
         self, task: Task, env: EnvConfig, step: Callable[[], int] = lambda: 0, total_steps: int = 1
     ) -> None:
-        self.env = env
-        self.task = task
-        self.step = step
-        self.total_steps = total_steps
+        self.env, self.task, self.step, self.total_steps = env, task, step, total_steps
         self._reads_progress = any(reads_progress(each.env) for each in (task, *task.members.values()))
         self.judge = make_judge(task)
         self.num_workers = env.reward_workers or max(1, (os.cpu_count() or 2) - 1)

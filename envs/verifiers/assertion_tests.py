@@ -81,9 +81,8 @@ def _code(value: Any, column: str) -> str:
 
 def _imports(code: str) -> list[str]:
     """The imports at the top of some code."""
-    return [
-        ast.unparse(node) for node in ast.parse(code).body if isinstance(node, (ast.Import, ast.ImportFrom))
-    ]
+    body = ast.parse(code).body
+    return [ast.unparse(node) for node in body if isinstance(node, ast.Import | ast.ImportFrom)]
 
 
 def is_program(text: str) -> bool:
