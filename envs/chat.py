@@ -39,9 +39,8 @@ def _encode_plain(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     ids: list[int] = tokenizer.encode(text)
     if len(ids) > 1 and ids[0] == ids[1] == tokenizer.bos_token_id:
         ids = ids[1:]
-    return (
-        ids[:-1] if ids[-1:] == [tokenizer.eos_token_id] and not text.endswith(tokenizer.eos_token) else ids
-    )
+    ends = ids[-1:] == [tokenizer.eos_token_id] and not text.endswith(tokenizer.eos_token)
+    return ids[:-1] if ends else ids
 
 
 def answer_prefill(prompt_text: str, prefill: str = "") -> str:
@@ -99,7 +98,10 @@ class Encoder:
         # Decoding fails at ids of no token with some tokenizers, and what is marked no reward sees.
         last = self._texts([[] if bad else of_one[-1] for of_one, bad in zip(turns, marked, strict=True)])
         for one, of_one, bad, shown in zip(completions, turns, marked, last, strict=True):
-            start = prefill if len(of_one) == 1 else self._reply_prefill(one, of_one[-1])
+            start = prefill
+            if len(of_one) > 1:  # the chat template wrote it after the environment's reply
+                before = one.token_ids[: len(one.token_ids) - len(of_one[-1])]
+                start = answer_prefill(self.prompt_text(before))
             one.shown = Completion(shown, one.num_drawn, one.finish_reason == "length", bad, start)
             if bad:
                 one.text = self.control.spelled(one.token_ids)
@@ -107,10 +109,6 @@ class Encoder:
                 one.text = shown
             else:
                 (one.text,) = self._texts([one.token_ids])
-
-    def _reply_prefill(self, one: SampledCompletion, last_turn: Sequence[int]) -> str:
-        """The beginning of the last turn that the chat template wrote after the environment's reply."""
-        return answer_prefill(self.prompt_text(one.token_ids[: len(one.token_ids) - len(last_turn)]))
 
     def _texts(self, rows: list[list[int]]) -> list[str]:
         texts: list[str] = self.tokenizer.batch_decode(rows, skip_special_tokens=True)

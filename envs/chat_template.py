@@ -67,27 +67,22 @@ def render_chat(
 def _apply_template(
     tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], tools: Sequence[dict[str, Any]]
 ) -> str:
+    known = list(tools) or None
     return str(
-        tokenizer.apply_chat_template(
-            list(messages), tools=list(tools) or None, add_generation_prompt=True, tokenize=False
-        )
+        tokenizer.apply_chat_template(list(messages), tools=known, add_generation_prompt=True, tokenize=False)
     )
 
 
 def _with_json_arguments(message: Message) -> Message:
-    calls = message.get("tool_calls")
-    if not calls:
-        return message
-    return message | {"tool_calls": [_call_with_json_arguments(call) for call in calls]}
-
-
-def _call_with_json_arguments(call: dict[str, Any]) -> dict[str, Any]:
-    function = call.get("function", call)
-    arguments = function.get("arguments")
-    if isinstance(arguments, str):
-        return call
-    written = function | {"arguments": json.dumps(arguments, ensure_ascii=False)}
-    return call | {"function": written} if "function" in call else written
+    calls = []
+    for call in message.get("tool_calls") or ():
+        function = call.get("function", call)
+        arguments = function.get("arguments")
+        if not isinstance(arguments, str):
+            written = function | {"arguments": json.dumps(arguments, ensure_ascii=False)}
+            call = call | {"function": written} if "function" in call else written
+        calls.append(call)
+    return message | {"tool_calls": calls} if calls else message
 
 
 def texts_in(value: Any) -> Iterator[str]:

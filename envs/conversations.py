@@ -62,9 +62,8 @@ def _read_message(row: Row, entry: Any, column: str) -> Message:
             f'{place}: "{column}" must be {{"role": ..., "content": ...}} or a list of them, it has {shown(entry)}'
         )
     message = {name: value for name, value in entry.items() if value is not None}
-    message["content"] = _text_of(
-        message.get("content", "" if message.get("tool_calls") else None), place, column
-    )
+    content = message.get("content", "" if message.get("tool_calls") else None)
+    message["content"] = _text_of(content, place, column)
     if "tool_calls" in message:
         message["tool_calls"] = _read_calls(row, message["tool_calls"])
     return message
@@ -93,15 +92,15 @@ def _read_calls(row: Row, calls: Any) -> list[dict[str, Any]]:
         raise ConfigError(
             f'{row.place}: "tool_calls" must be a list of objects, it is {shown(calls)}; {_REMEDY}'
         )
-    return [_read_call(call, row.place) for call in _own_fields(row, calls)]
-
-
-def _read_call(call: dict[str, Any], place: str) -> dict[str, Any]:
-    function = call.get("function", call)
-    if not isinstance(function, dict) or not is_json_object(function.get("arguments")):
-        return call
-    read = function | {"arguments": read_json(function["arguments"], f"{place}: the arguments of a call")}
-    return call | {"function": read} if "function" in call else read
+    found = []
+    for call in _own_fields(row, calls):
+        function = call.get("function", call)
+        if isinstance(function, dict) and is_json_object(function.get("arguments")):
+            read = read_json(function["arguments"], f"{row.place}: the arguments of a call")
+            function = function | {"arguments": read}
+            call = call | {"function": function} if "function" in call else function
+        found.append(call)
+    return found
 
 
 def _check_roles(roles: list[str], place: str, column: str) -> None:

@@ -98,11 +98,6 @@ def usable_columns(values: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if not _holds_bytes(value)}
 
 
-def is_medium(column: str, value: Any) -> bool:
-    """Whether a column holds images, sounds or films: by its name, or as bytes."""
-    return bool(value) and (column in MEDIA_COLUMNS or _holds_bytes(value))
-
-
 def _holds_bytes(value: Any) -> bool:
     """Whether bytes are somewhere inside; elements of a list are alike."""
     if isinstance(value, list):
@@ -164,7 +159,9 @@ def load_rows(env: EnvConfig, hub_name: str | None, hub_config: str | None, spli
     if paths:
         rows: list[Row] = []
         for path in paths:
-            located = _rows_of(path)
+            located = list(local_rows(path))
+            if not located:
+                raise ConfigError(f"{path}: the file has no rows")
             with path.open("rb") as file:
                 table = file.read(4) == PARQUET
             rows += [Row(values, place, len(rows) + at, table) for at, (values, place) in enumerate(located)]
@@ -178,14 +175,11 @@ def load_rows(env: EnvConfig, hub_name: str | None, hub_config: str | None, spli
         name: row.place
         for row in reversed(rows)
         for name, value in row.values.items()
-        if is_medium(name, value)
+        if value and (name in MEDIA_COLUMNS or _holds_bytes(value))
     }
     for name, place in media.items():
-        log.warning(
-            "%s: column %r holds images, sound or bytes, which no model here reads: it is not used",
-            place,
-            name,
-        )
+        unread = "holds images, sound or bytes, which no model here reads: it is not used"
+        log.warning("%s: column %r %s", place, name, unread)
     if not env.holdout:
         return rows
     columns = (env.options["prompt"],) if "prompt" in env.options else PROMPT_COLUMNS
@@ -201,13 +195,6 @@ def held_out(row: Row, share: float, columns: Sequence[str] = PROMPT_COLUMNS) ->
     prompt = row.values if column is None else row.at(column)
     text = " ".join(json.dumps(prompt, sort_keys=True, default=str).split())
     return zlib.crc32(text.encode()) / 2**32 < share
-
-
-def _rows_of(path: Path) -> list[tuple[dict[str, Any], str]]:
-    rows = list(local_rows(path))
-    if not rows:
-        raise ConfigError(f"{path}: the file has no rows")
-    return rows
 
 
 def _hub_rows(env: EnvConfig, name: str, config: str | None, split: str) -> list[Row]:

@@ -36,10 +36,8 @@ class DataDigest:
         The commonest system prompt and prefill are those of the config, not of a row: they may be others when a run
         goes on, and are no part of a digest.
         """
-        system, prefill = (
-            _commonest(map(_system_prompt, examples)),
-            _commonest(one.prefill for one in examples),
-        )
+        system = _commonest(map(_system_prompt, examples))
+        prefill = _commonest(one.prefill for one in examples)
         rows = "".join(_digest(_own_parts(example, system, prefill)) for example in examples)
         names = tuple(sorted(map(str, examples[0].row_data))) if examples else ()
         return cls(rows, "".join(_digest(example.row_data) for example in examples) if names else "", names)

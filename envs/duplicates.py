@@ -16,15 +16,15 @@ Asked = tuple[str, ...]
 
 @dataclass(frozen=True)
 class DuplicateReport:
-    """Counts of repeated rows, and the rows of the first contradiction."""
+    """Counts of repeated rows, and the rows of the first contradiction.
+
+    repeated: rows whose prompt an earlier row has too. contradictory: prompts whose rows do not agree on the answer.
+    """
 
     rows: int
     repeated: int
-    """Rows whose prompt an earlier row has too."""
     contradictory: int
-    """Prompts whose rows do not agree on the answer."""
     first_contradiction: tuple[int, int] | None
-    """Two rows of the source with one prompt and different answers."""
 
     def __str__(self) -> str:
         text = f"{self.rows} rows, {self.repeated} of them repeat a prompt"
@@ -49,11 +49,9 @@ def distinct_examples(task: Task, split: str) -> Sequence[Example]:
 
 
 def _asked(example: Example) -> Asked:
-    texts = [
-        text
-        for message in example.messages
-        for text in (message["role"], " ".join(message["content"].split()))
-    ]
+    texts: list[str] = []
+    for message in example.messages:
+        texts += [message["role"], " ".join(message["content"].split())]
     other = [message for message in example.messages if len(message) > 2]
     more = [*other, *example.tools, *filter(None, [example.prefill])]
     return (*texts, json.dumps(more, sort_keys=True, default=str)) if more else tuple(texts)

@@ -87,9 +87,7 @@ class CompletionInRun(Completion):
 
 def in_run(completion: Completion) -> CompletionInRun:
     """The completion as one of a run."""
-    if isinstance(completion, CompletionInRun):
-        return completion
-    return CompletionInRun(**vars(completion))
+    return completion if isinstance(completion, CompletionInRun) else CompletionInRun(**vars(completion))
 
 
 def without_run(completion: Completion) -> Completion:

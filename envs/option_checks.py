@@ -29,9 +29,8 @@ def hub_notes(config: Config) -> list[str]:
         for name, one in {"": task, **task.members}.items():
             if reads_hub(one):
                 member = f"env.mixture.{name}: " if name else ""
-                found.append(
-                    f"{place}{member}env.dataset={one.env.dataset} is read from the hub: its rows were not looked at"
-                )
+                asked = f"{place}{member}env.dataset={one.env.dataset}"
+                found.append(f"{asked} is read from the hub: its rows were not looked at")
     return found
 
 

@@ -40,12 +40,11 @@ def check_prompts(tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example
     ]
     if spelled:
         example, token = spelled[0]
+        counts = f"{name}: {len(spelled)} of {len(examples)}"
         log.warning(
-            "%s: %d of %d prompts spell control tokens of this model (row %d: %r), which are encoded as text; if "
-            "these are chats that are rendered already, model.chat_template=none takes them as they are",
-            name,
-            len(spelled),
-            len(examples),
+            "%s prompts spell control tokens of this model (row %d: %r), which are encoded as text; if these are chats "
+            "that are rendered already, model.chat_template=none takes them as they are",
+            counts,
             example.row,
             token,
         )

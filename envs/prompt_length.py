@@ -36,8 +36,7 @@ class PromptLimit:
             yield self.teacher.example(example)
 
     def _fits(self, example: Example) -> bool:
-        """Most are seen to fit by their length in bytes alone, without being tokenized a second time: a token covers
-        a byte or more, the prefix a tokenizer adds apart."""
+        """Most do by their bytes alone: a token covers one or more, the tokenizer's prefix apart."""
         if len(render_prompt(self.tokenizer, example).encode()) + _PREFIX_TOKENS <= self.limit:
             return True
         return self._tokens(example)[0] <= self.limit

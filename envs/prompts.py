@@ -82,11 +82,7 @@ class PromptSource:
         return len(self.rows.left_out)
 
     def draw(self) -> Example:
-        """The next example.
-
-        Raises:
-            ConfigError: when no row of a data set passes `keep`.
-        """
+        """The next example. Raises ConfigError where no row of a data set passes `keep`."""
         return self.members[self.sources.next()].draw()
 
     def observe(self, example: Example, success: float) -> None:

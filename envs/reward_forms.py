@@ -107,11 +107,7 @@ class Signature:
 
 
 def signature_of(place: str, function: Callable[..., Any]) -> Signature:
-    """Reads the parameters of a function.
-
-    Raises:
-        ConfigError: they do not say what it takes.
-    """
+    """Reads the parameters of a function. Raises ConfigError where they do not say what it takes."""
     try:
         parameters = list(_own_signature(function).parameters.values())
     except ValueError as error:  # some that are written in C have none
@@ -224,26 +220,21 @@ class _Verification:
     logged: dict[str, float]
 
     def keywords(self) -> dict[str, Any]:
-        asked = {name: what for name, what in self.signature.named.items() if self._has(name, what)}
-        taken = {*self.signature.named, *self.signature.bound}
-        if self.signature.rest:
-            asked |= {name: name for name in self._rest() if name not in taken}
+        signature, row = self.signature, self.example.row_data
+        asked = {}
+        for name, what in signature.named.items():
+            required = self._is_known(what) or name not in signature.optional
+            if required or (signature.lists and what in row):
+                asked[name] = what
+        if signature.rest:
+            of_trl = [*TRL, *(name for name in {**row, "answer": None} if name not in NO_COLUMNS)]
+            rest = of_trl if signature.lists else list(filter(self._is_known, VERL))
+            asked |= {name: name for name in rest if name not in {*signature.named, *signature.bound}}
         return {name: self.value(what) for name, what in asked.items()}
-
-    def _has(self, name: str, asked: str) -> bool:
-        if self._is_known(asked) or name not in self.signature.optional:
-            return True
-        return self.signature.lists and asked in self.example.row_data
 
     def _is_known(self, name: str) -> bool:
         """Whether every row has a value by that name, or verl would give it."""
         return name in GIVEN[self.signature.lists] or (name in VERL and name in self.example.row_data)
-
-    def _rest(self) -> list[str]:
-        """Names for `**kwargs`: all that verl or TRL would give."""
-        if not self.signature.lists:
-            return list(filter(self._is_known, VERL))
-        return [*TRL, *(name for name in {**self.example.row_data, "answer": None} if name not in NO_COLUMNS)]
 
     def value(self, name: str) -> Any:
         step, total = self.completion.step, self.completion.total_steps
@@ -257,6 +248,9 @@ class _Verification:
         if name == "log_metric":
             return self._log_metric
         return _log_nothing if name == "log_extra" else [self._in_list(name)]
+
+    def _log_metric(self, name: str, value: float) -> None:
+        self.logged[name] = value
 
     def _in_list(self, name: str) -> Any:
         is_chat = _is_chat(self.example, self.env)
@@ -281,9 +275,6 @@ class _Verification:
             of_verl = graded if isinstance(graded, Mapping) else {}
             return of_verl.get(name, row.get(name, answer))
         return row.get(name, answer if name in ("answer", "labels") else None)
-
-    def _log_metric(self, name: str, value: float) -> None:
-        self.logged[name] = value
 
 
 def _log_nothing(column: str, values: Any) -> None:

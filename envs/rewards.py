@@ -160,6 +160,5 @@ def _own_reward(path: str, key: str) -> NamedReward:
     if warm_up is not None and not callable(warm_up):
         raise ConfigError(f"{place}: its warm_up is {warm_up!r}; set a function that loads what it needs")
     signature, least = signature_of(place, found), declared_minimum(place, found)
-    return NamedReward(
-        path, reward_function(signature, found), min_score=least, warm_up=warm_up, signature=signature
-    )
+    function = reward_function(signature, found)
+    return NamedReward(path, function, min_score=least, warm_up=warm_up, signature=signature)

@@ -147,11 +147,7 @@ def _trouble(value: Any, depth: int = 0) -> str | None:
 
 def is_message(entry: object) -> bool:
     """Whether it is {"role": text, "content": text}."""
-    return (
-        isinstance(entry, dict)
-        and isinstance(entry.get("role"), str)
-        and isinstance(entry.get("content"), str)
-    )
+    return isinstance(entry, dict) and all(isinstance(entry.get(key), str) for key in ("role", "content"))
 
 
 def is_text(value: str) -> bool:

@@ -235,9 +235,8 @@ def checked_examples(task: Task, split: str) -> Sequence[Example]:
         clean = not own and all(is_text(message["content"]) for message in example.messages)
         trouble = None if clean else _trouble(example)
         if own and not trouble and places.setdefault(example.row, place) != place:
-            trouble = (
-                f"has row={example.row}, as example {places[example.row]} has; give each a number of its own"
-            )
+            first = places[example.row]
+            trouble = f"has row={example.row}, as example {first} has; give each a number of its own"
         if trouble:
             raise ConfigError(f"env.dataset={task.env.dataset}: example {place} {trouble}")
     if examples:

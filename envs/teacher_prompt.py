@@ -46,11 +46,7 @@ class TeacherPrompt:
         return replace(example, messages=tuple(messages))
 
     def check(self, examples: Sequence[Example], name: str) -> None:
-        """Refuse rows whose teacher prompt cannot be made. name: the data set, for messages.
-
-        Raises:
-            ConfigError: as `example`.
-        """
+        """Raises ConfigError as `example`, for any of them. name: the data set, for messages."""
         for example in examples:
             try:
                 self.example(example)

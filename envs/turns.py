@@ -10,7 +10,6 @@ from asyncio import get_running_loop
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Protocol
 
 from transformers import PreTrainedTokenizerBase
 
@@ -19,21 +18,9 @@ from config.errors import ConfigError
 from envs.chat_template import render_chat
 from envs.control_tokens import control_tokens
 from envs.example import SYSTEM_ROLES, Example, Mixed
-from envs.tools.tool import instructions, make_tools
+from envs.tools.tool import Tool, instructions, make_tools
 
 _MARK = "the-turn-goes-here"
-
-
-class Replier(Protocol):
-    """One way for the environment to reply. `slow`: replying is done in a thread, beside generation."""
-
-    slow: bool
-
-    def reply(self, text: str) -> str | None:
-        """The message that follows a turn with this text; None: this one has nothing to say."""
-        ...
-
-    def close(self) -> None: ...
 
 
 class ThinkAgain:
@@ -49,6 +36,9 @@ class ThinkAgain:
 
     def close(self) -> None:
         pass
+
+
+Replier = Tool | ThinkAgain
 
 
 def make_repliers(env: EnvConfig) -> list[Replier]:

@@ -3,7 +3,6 @@
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 from config.curriculum import CurriculumConfig
 from config.env import DifficultyConfig
@@ -30,23 +29,6 @@ class Asked:
     replay: bool = False
 
 
-class Chooser(Protocol):
-    """What a data set asks of either."""
-
-    def next(self, chance: random.Random) -> tuple[int, float]:
-        """A row, and the weight of its success in the means of its level and source (`Window.add`).
-
-        Raises:
-            ConfigError: no row can be asked.
-        """
-
-    def changed(self, row: int) -> None:
-        """A row was drawn, or judged."""
-
-    def refresh(self) -> None:
-        """A level opened, or the state was restored."""
-
-
 class ByEpoch:
     """Every open row once an epoch, but those whose recent success rate lies outside `env.difficulty`.
 
@@ -65,17 +47,21 @@ class ByEpoch:
         self.difficulty, self.rates = difficulty, rates
 
     def next(self, chance: random.Random) -> tuple[int, float]:
+        """A row, and the weight of its success in the means of its level and source (`Window.add`).
+
+        Raises:
+            ConfigError: no row can be asked.
+        """
         order = self.order
         while True:
             row = order.next()
             if row is None:
                 self.rows.check(order.start, order.end)
-            elif self._is_open(row) and self.rows.accepts(row) and not self._passed_over(row):
+                continue
+            is_open = self.levels.is_open(row - order.start)
+            if is_open and self.rows.accepts(row) and not self._passed_over(row):
                 order.served += 1
                 return row, 1.0
-
-    def _is_open(self, row: int) -> bool:
-        return self.levels.is_open(row - self.order.start)
 
     def _passed_over(self, row: int) -> bool:
         """Too easy or too hard lately."""
@@ -87,10 +73,10 @@ class ByEpoch:
         return not self.difficulty.low <= known[0] <= self.difficulty.high
 
     def changed(self, row: int) -> None:
-        """The order is fixed."""
+        """A row was drawn, or judged, and the order stays."""
 
     def refresh(self) -> None:
-        """The order is fixed."""
+        """A level opened, or the state was restored, and the order stays."""
 
 
 class BySuccess:
@@ -152,3 +138,6 @@ class BySuccess:
 
     def _open(self, row: int) -> bool:
         return self.levels.is_open(row - self.start)
+
+
+Chooser = ByEpoch | BySuccess

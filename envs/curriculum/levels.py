@@ -71,12 +71,8 @@ class Levels:
         return any(can_be_asked(row) for row, level in enumerate(self.of_rows) if level == self.newest)
 
     def state(self) -> dict[str, Any]:
-        return {
-            "newest": self.newest,
-            "last": self.last,
-            "labels": list(self.labels),
-            "success": [window.state() for window in self.success],
-        }
+        success = [window.state() for window in self.success]
+        return {"newest": self.newest, "last": self.last, "labels": list(self.labels), "success": success}
 
     def load(self, state: dict[str, Any]) -> None:
         """Restore the levels; of changed ones those whose labels are still there."""
@@ -112,9 +108,8 @@ def make_levels(examples: Sequence[Example], column: str | None, config: Curricu
         return _binned(hardness, config.bins, config)
     found = dict(zip(hardness, values, strict=True))
     numbers = {hard: number for number, hard in enumerate(sorted(found))}
-    return Levels(
-        [numbers[hard] for hard in hardness], [_label(found[hard]) for hard in sorted(found)], config
-    )
+    labels = [_label(found[hard]) for hard in sorted(found)]
+    return Levels([numbers[hard] for hard in hardness], labels, config)
 
 
 def _value(example: Example, column: str) -> Any:
@@ -162,11 +157,8 @@ def _binned(hardness: Sequence[float], bins: int, config: CurriculumConfig) -> L
     for rank, hard in enumerate(sorted(hardness)):
         first.setdefault(hard, rank * bins // len(hardness))
     numbers = {bin_: number for number, bin_ in enumerate(sorted(set(first.values())))}
-    return Levels(
-        [numbers[first[hard]] for hard in hardness],
-        [str(number + 1) for number in range(len(numbers))],
-        config,
-    )
+    labels = [str(number + 1) for number in range(len(numbers))]
+    return Levels([numbers[first[hard]] for hard in hardness], labels, config)
 
 
 def _label(value: Any) -> str:

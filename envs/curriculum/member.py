@@ -120,11 +120,7 @@ class Member:
         return found
 
     def change(self, state: Mapping[str, Any]) -> DataChange:
-        """Its rows beside those of a checkpoint's state.
-
-        Raises:
-            ConfigError: it is other data.
-        """
+        """Its rows beside those of a checkpoint's state. Raises ConfigError for other data."""
         numbers = [example.row for example in self.rows.examples[self.start : self.end]]
         return compare(self.setting, DataDigest.load(state["digest"]), self.digest, numbers)
 
@@ -145,9 +141,8 @@ class Member:
         """Restore the state of a checkpoint, without records of changed rows."""
 
         def kept(of_rows: Mapping[int, Any]) -> dict[int, Any]:
-            return {
-                self.start + place: known for place, known in of_rows.items() if place not in change.changed
-            }
+            still = [place for place in of_rows if place not in change.changed]
+            return {self.start + place: of_rows[place] for place in still}
 
         self.rows.left_out.update(kept(dict.fromkeys(state["left_out"])))
         self.rates.clear()

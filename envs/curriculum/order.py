@@ -17,7 +17,6 @@ class EpochOrder:
     def go_to(
         self, epoch: int, position: int, served: int, unfiltered: bool, count: int | None = None
     ) -> None:
-        """count: unset, all rows of now."""
         self.epoch, self.position, self.served, self.unfiltered = epoch, position, served, unfiltered
         self.count = self.end - self.start if count is None else count
         self.rows = list(range(self.start, self.start + self.count))

@@ -1,24 +1,11 @@
 """Which member of a mixture the next prompt comes from: as evenly as whole prompts allow, by shares."""
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from config.curriculum import CurriculumConfig
 from envs.curriculum.member import Member
 from envs.curriculum.worth_of_success import RULES, shares
-
-
-class Sources(Protocol):
-    """Chooses the member that the next prompt comes from."""
-
-    def next(self) -> str:
-        """Name of the member that is drawn from next."""
-
-    def metrics(self) -> dict[str, float]: ...
-
-    def state(self) -> Any: ...
-
-    def load(self, state: Any) -> None: ...
 
 
 class FixedWeights:
@@ -28,6 +15,7 @@ class FixedWeights:
         self.members, self.weights = members, weights
 
     def next(self) -> str:
+        """Name of the member that is drawn from next."""
         return min(self.members, key=lambda name: ((self.members[name].drawn + 1) / self.weights[name], name))
 
     def metrics(self) -> dict[str, float]:
@@ -71,12 +59,14 @@ class WeightsBySuccess:
     def metrics(self) -> dict[str, float]:
         found = {f"curriculum/weight/{name}": share for name, share in self.shares().items()}
         means = {name: member.success.mean for name, member in self.members.items()}
-        return found | {
-            f"curriculum/success/{name}": mean for name, mean in means.items() if mean is not None
-        }
+        known = {name: mean for name, mean in means.items() if mean is not None}
+        return found | {f"curriculum/success/{name}": mean for name, mean in known.items()}
 
     def state(self) -> Any:
         return dict(self.owed)
 
     def load(self, state: Any) -> None:
         self.owed = dict.fromkeys(self.members, 0.0) | dict(state or {})
+
+
+Sources = FixedWeights | WeightsBySuccess

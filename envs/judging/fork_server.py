@@ -52,7 +52,12 @@ def serve(control_fd: int) -> None:
     handshake = Connection(os.dup(control_fd))
     module, name, env, memory_bytes = handshake.recv()
     if any(name.startswith("torchrl.") for name in judge_names(env)):
-        import_torchrl_without_vllm()
+        # Its parsers lie beside its engines, which import vLLM where it is installed: seconds, and memory, that judging
+        # has no use for. What fails here fails again, with a message, where the reward is looked for.
+        sys.modules["vllm"] = None  # type: ignore[assignment]
+        with suppress(Exception):
+            importlib.import_module("torchrl.envs.llm")
+        del sys.modules["vllm"]
     try:
         task: Task = getattr(importlib.import_module(module), name)(env)
         judge = make_judge(task)
@@ -68,15 +73,6 @@ def serve(control_fd: int) -> None:
         return
     handshake.close()
     ForkServer(control, judge, memory_bytes, parent).serve()
-
-
-def import_torchrl_without_vllm() -> None:
-    """TorchRL's reward parsers lie beside its engines, which import vLLM where it is installed: seconds, and memory,
-    that judging has no use for. What fails here fails again, with a message, where the reward is looked for."""
-    sys.modules["vllm"] = None  # type: ignore[assignment]
-    with suppress(Exception):
-        importlib.import_module("torchrl.envs.llm")
-    del sys.modules["vllm"]
 
 
 @dataclass

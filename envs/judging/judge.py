@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from config.env import EnvConfig
 from config.errors import ConfigError
-from envs.example import Completion, Example, Reward
+from envs.example import Completion, Example, Outcome, Reward
 from envs.judging.outcome import Judge, checked, number
 from envs.judging.second_opinion import with_second_opinion
 from envs.reward_forms import NotApplicable
@@ -91,11 +91,8 @@ def _combined(named: list[NamedReward], env: EnvConfig) -> Judge:
     names, weights = part_names([each.name for each in named]), _weights(env, named)
 
     def judge(completion: Completion, example: Example) -> Reward:
-        scores: dict[str, float] = {}
-        accuracies: dict[str, float] = {}
-        outcomes: list[str] = []
-        score = 0.0
-        inapplicable: list[NotApplicable] = []
+        scores, accuracies, score = dict[str, float](), dict[str, float](), 0.0
+        outcomes, inapplicable = list[str](), list[NotApplicable]()
         for name, weight, each in zip(names, weights, named, strict=True):
             try:
                 verdict = each.function(completion, example, env)
@@ -109,9 +106,8 @@ def _combined(named: list[NamedReward], env: EnvConfig) -> Judge:
         if not scores:
             raise inapplicable[0]
         accuracy = accuracies.get("accuracy", next(iter(accuracies.values())))
-        return Reward(
-            score, scores | {"accuracy": accuracy}, "invalid" if "invalid" in outcomes else "scored"
-        )
+        outcome: Outcome = "invalid" if "invalid" in outcomes else "scored"
+        return Reward(score, scores | {"accuracy": accuracy}, outcome)
 
     return judge
 

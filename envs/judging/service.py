@@ -51,10 +51,7 @@ class RewardService:
     def __init__(
         self, task: Task, env: EnvConfig, step: Callable[[], int] = lambda: 0, total_steps: int = 1
     ) -> None:
-        self.env = env
-        self.task = task
-        self.step = step
-        self.total_steps = total_steps
+        self.env, self.task, self.step, self.total_steps = env, task, step, total_steps
         self._reads_progress = any(reads_progress(each.env) for each in (task, *task.members.values()))
         self.judge = make_judge(task)
         self.num_workers = env.reward_workers or max(1, (os.cpu_count() or 2) - 1)
@@ -190,11 +187,10 @@ class RewardService:
         self._early_deaths = 0
         for index, result in results:
             item = self._items.pop(index)
-            self._finish(item, self._blame.of_result(item, self._in_time(result)))
-
-    def _in_time(self, result: Result) -> Result:
-        """One that came after its deadline counts as none, whether or not anybody looked meanwhile."""
-        return crashed(result.seconds, self._too_late) if self._is_late(result.seconds) else result
+            # One that came after its deadline counts as none, whether or not anybody looked meanwhile.
+            late = self._is_late(result.seconds)
+            in_time = crashed(result.seconds, self._too_late) if late else result
+            self._finish(item, self._blame.of_result(item, in_time))
 
     def _is_late(self, seconds: float) -> bool:
         return seconds > self.env.reward_timeout_s

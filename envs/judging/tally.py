@@ -11,7 +11,6 @@ WINDOW = 1000
 """Verifications over which the error rate and the latencies are taken."""
 FEWEST = 100
 """It is taken as if at least so many had been judged: one early error does not stop a run."""
-PERCENTILES = (50, 95, 99)
 
 
 class Tally:
@@ -44,7 +43,8 @@ class Tally:
         latencies = sorted(self._seconds[: max(1, min(self.judged, WINDOW))])
         longest = len(latencies) - 1
         percentiles = {
-            f"reward_latency/p{share}_s": latencies[math.ceil(share / 100 * longest)] for share in PERCENTILES
+            f"reward_latency/p{share}_s": latencies[math.ceil(share / 100 * longest)]
+            for share in (50, 95, 99)
         }
         return percentiles | {
             "reward/invalid_total": float(self.invalid),

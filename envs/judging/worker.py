@@ -35,12 +35,9 @@ def pack(items: Sequence[tuple[int, Completion, Example]]) -> Batch:
         if id(example) not in places:
             places[id(example)] = len(examples)
             examples.append(tuple(vars(example).values()))
-    return (
-        [index for index, _, _ in items],
-        [tuple(vars(each).values()) for _, each, _ in items],
-        [places[id(example)] for _, _, example in items],
-        examples,
-    )
+    completions = [tuple(vars(each).values()) for _, each, _ in items]
+    of_examples = [places[id(example)] for _, _, example in items]
+    return [index for index, _, _ in items], completions, of_examples, examples
 
 
 def unpack(portion: Portion) -> tuple[list[tuple[int, Result]], bool]:

@@ -61,30 +61,18 @@ class RemoteSandbox:
         Raises:
             SandboxError: the server cannot be reached, is too busy or failed.
         """
-        return self._ask(
-            source, stdin.decode("utf-8", "replace"), wall_seconds, LANGUAGES[self.language].remote
-        )
+        given = stdin.decode("utf-8", "replace")
+        return self._ask(source, given, wall_seconds, LANGUAGES[self.language].remote)
 
     def call(
         self, source: str, function: str, arguments: Sequence[Any], wall_seconds: float | None = None
     ) -> Run:
-        """Loads a Python module and calls `function`, or `Solution().function`; arguments and result pass as JSON.
-
-        Raises:
-            SandboxError: as for `run`.
-            TypeError, ValueError: arguments that JSON cannot hold.
-        """
+        """Calls a function as `Sandbox.call` does. Raises SandboxError as `run`, else as that."""
         code = f"{_text('remote_side')}\n\ncall({source!r}, {function!r})\n"
         return self._behind_mark(code, {"arguments": arguments}, wall_seconds)
 
     def check(self, source: str, tests: dict[str, Any], wall_seconds: float | None = None) -> Run:
-        """Runs tests that are Python code on the module; the value has a line of JSON for each test that ended.
-
-        tests: as `envs.sandbox.assertions.tests_side.run_tests` takes it.
-
-        Raises:
-            SandboxError: as for `run`.
-        """
+        """Runs tests as `Sandbox.check` does. Raises SandboxError as `run`."""
         texts = {module: _text(f"assertions/{module}") for module in BETWEEN}
         code = f"{_text('remote_side')}\n\ncheck({source!r}, {texts!r})\n"
         return self._behind_mark(code, {"tests": tests}, wall_seconds)
@@ -125,11 +113,7 @@ class RemoteSandbox:
         raise AssertionError
 
     def _post(self, request: dict[str, Any], seconds: float) -> dict[str, Any] | str:
-        """The answer, or why there is none yet.
-
-        Raises:
-            SandboxError: asking again would not help.
-        """
+        """The answer, or why there is none yet. Raises SandboxError where asking again is no help."""
         try:
             reply = self._client.post(f"{self.url}/run_code", json=request, timeout=max(0.1, seconds))
         except httpx.TransportError as error:
@@ -152,11 +136,7 @@ class RemoteSandbox:
 
 
 def _run_of(url: str, said: dict[str, Any]) -> Run:
-    """A server's answer as a `Run`.
-
-    Raises:
-        SandboxError: it says that the program was not run.
-    """
+    """A server's answer as a `Run`. Raises SandboxError where it says that nothing was run."""
     result = said.get("run_result") or {}
     status = result.get("status")
     if status not in ("Finished", "TimeLimitExceeded"):
@@ -179,11 +159,7 @@ def _text(module: str) -> str:
 
 @functools.cache
 def check_server(url: str, language: str = "python") -> None:
-    """Lets the server run a program.
-
-    Raises:
-        ConfigError: it does not answer, or not as it should.
-    """
+    """Lets the server run a program. Raises ConfigError where it does not answer as it should."""
     sandbox = RemoteSandbox(url, Limits(wall_seconds=PROBE_SECONDS), language)
     try:
         run = sandbox.run(PROBES[language])

@@ -279,11 +279,7 @@ def _rules(pid: int, files: Files, starts_programs: bool) -> list[tuple[Number, 
 
 
 def assemble(machine: str, pid: int, files: Files, starts_programs: bool = False) -> list[Instruction]:
-    """The program for one process and what it starts.
-
-    Raises:
-        OSError: a machine whose call numbers are not known here.
-    """
+    """The program for one process and what it starts. Raises OSError for an unknown machine."""
     if machine not in MACHINES:
         raise OSError(errno.ENOSYS, f"no system-call filter for {machine}; known: {', '.join(MACHINES)}")
     audit, column = MACHINES[machine]
@@ -302,11 +298,7 @@ def assemble(machine: str, pid: int, files: Files, starts_programs: bool = False
 
 
 def install(libc: ctypes.CDLL, files: Files, starts_programs: bool = False) -> None:
-    """Filters this process and all it starts, for good.
-
-    Raises:
-        OSError: the kernel or the container refuses.
-    """
+    """Filters this process and all it starts, for good. Raises OSError where the kernel refuses."""
     program = assemble(os.uname().machine, os.getpid(), files, starts_programs)
     instructions = (_Filter * len(program))(*(_Filter(*instruction) for instruction in program))
     header = _Program(len(program), instructions)

@@ -59,11 +59,7 @@ class Code(Task):
 
 
 def tests_of(row: Row) -> Any:
-    """The row's tests, as `Tests.parse` reads them.
-
-    Raises:
-        ConfigError: none, or none that can be used.
-    """
+    """The row's tests, as `Tests.parse` reads them. Raises ConfigError where none can be used."""
     if any(name in row.values for name in HUB_TESTS):
         found = _hub_tests(row)
     elif "test_cases" in row.values:

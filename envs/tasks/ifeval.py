@@ -63,7 +63,10 @@ class IFEval(Task):
         return Example(self.messages(row.text("prompt")), answer, row.index, row_data=self.row_data(row))
 
     def reward(self, completion: Completion, example: Example) -> Reward:
-        followed = judge(_shown(completion), _instructions(example.answer))
+        text = completion.full_text
+        spoken = after_thinking(text)
+        shown_text = "" if spoken is None else text if spoken == text else spoken.lstrip()
+        followed = judge(shown_text, _instructions(example.answer))
         chosen = followed.strict if self.verdict == "strict" else followed.loose
         parts = {
             "accuracy": float(all(chosen)),
@@ -79,15 +82,6 @@ class IFBench(IFEval):
     """As `ifeval`, with IFBench's rows."""
 
     hub = "allenai/IFBench_test"
-
-
-def _shown(completion: Completion) -> str:
-    """The answer without thoughts, as a reader sees it; empty in an open thought."""
-    text = completion.full_text
-    spoken = after_thinking(text)
-    if spoken is None:
-        return ""
-    return text if spoken == text else spoken.lstrip()
 
 
 def _read(value: Any) -> Any:

@@ -58,17 +58,11 @@ class JSONLines(Task):
         return examples
 
     def _example(self, row: Row) -> Example:
-        has_tests = (
-            "test_cases" in row.values and not self.judged_by_user and "answer" not in self.env.options
-        )
-        return Example(
-            self._messages(row),
-            tests_of(row) if has_tests else self._answer(row),
-            row.index,
-            row_data=self.row_data(row),
-            prefill=self._prefill(row),
-            tools=read_tools(row),
-        )
+        judged_here = not self.judged_by_user and "answer" not in self.env.options
+        messages = self._messages(row)
+        answer = tests_of(row) if judged_here and "test_cases" in row.values else self._answer(row)
+        row_data, prefill = self.row_data(row), self._prefill(row)
+        return Example(messages, answer, row.index, row_data=row_data, prefill=prefill, tools=read_tools(row))
 
     def _prefill(self, row: Row) -> str:
         """The beginning of the answer; of a row that has none that of the config."""
@@ -86,11 +80,8 @@ class JSONLines(Task):
             return json.loads(json.dumps(row.at(path), default=str)) if chosen or row.has(path) else None
         found = row.at(path)
         tests = read_json(found, row.place) if is_json_object(found) else found
-        if (
-            self.env.reward in (None, "code")
-            and isinstance(tests, dict)
-            and {"inputs", "outputs"} <= tests.keys()
-        ):
+        has_tests = isinstance(tests, dict) and {"inputs", "outputs"} <= tests.keys()
+        if has_tests and self.env.reward in (None, "code"):
             return checked_tests(tests, row.place)
         answer = reference_answer(found, self.env)
         if isinstance(answer, date | time):

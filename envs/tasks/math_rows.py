@@ -56,10 +56,8 @@ class MathTask(Task):
         column = row.first_of(PROBLEM_COLUMNS)
         value = row[column]
         if isinstance(value, list):
-            spoken = [
-                message["content"] for message in value if is_message(message) and message["role"] == "user"
-            ]
-            value = spoken[-1] if spoken else None
+            spoken = (each for each in reversed(value) if is_message(each) and each["role"] == "user")
+            value = next((each["content"] for each in spoken), None)
         if not isinstance(value, str) or not value.strip():
             raise ConfigError(
                 f"{row.place}: column {column!r} must be a non-empty text, it is {shown(value)}"

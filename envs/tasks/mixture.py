@@ -18,17 +18,8 @@ from envs.judging.outcome import Judge
 from envs.task import Completion, Example, Reward, Task, make_task, register
 
 OWN_FIELDS = (
-    "dataset",
-    "data_files",
-    "data_revision",
-    "holdout",
-    "duplicates",
-    "system_prompt",
-    "prefill",
-    "options",
-    "reward",
-    "reward_weights",
-    "reward_second_opinion",
+    *("dataset", "data_files", "data_revision", "holdout", "duplicates", "system_prompt", "prefill"),
+    *("options", "reward", "reward_weights", "reward_second_opinion"),
 )
 """What a member sets for itself; unset, it has the defaults, and everything else is the mixture's."""
 
@@ -66,9 +57,8 @@ class Mixture(Task):
         self.judges: dict[str, Judge] = {name: make_judge(task) for name, task in self.members.items()}
 
     def examples(self, split: str) -> Sequence[Example]:
-        return Mixed(
-            {name: distinct_examples(task, split) for name, task in self.members.items()}, self.mixing
-        )
+        members = {name: distinct_examples(task, split) for name, task in self.members.items()}
+        return Mixed(members, self.mixing)
 
     def reward(self, completion: Completion, example: Example) -> Reward:
         return self.judges[example.source](completion, example)

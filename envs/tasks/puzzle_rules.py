@@ -30,17 +30,15 @@ _DURATION = re.compile(r"(?:\d+ days?)?(?:(?<=[a-z]), )?(?:\d{1,2}:\d{2}(?::\d{2
 _MOVES = re.compile(r"(?:[A-Z][+-]\d[\s,]*)+")
 
 
-def _is_literal(text: str) -> bool:
+def _literal_or_right(given: str, entry: Entry) -> bool:
+    right = (entry["answer"], *entry["metadata"].get("valid_answers", ()))
+    if given in (text.strip() for text in right if text):
+        return True
     try:
-        ast.literal_eval(text)
+        ast.literal_eval(given)
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return False
     return True
-
-
-def _literal_or_right(given: str, entry: Entry) -> bool:
-    right = (entry["answer"], *entry["metadata"].get("valid_answers", ()))
-    return given in (text.strip() for text in right if text) or _is_literal(given)
 
 
 def _formula(given: str, entry: Entry) -> bool:

@@ -70,9 +70,8 @@ class ReasoningGym(Task):
             raise ConfigError(f"env.options of reasoning_gym name={self.generator}: {error}") from error
 
     def _example(self, index: int, entry: dict[str, Any]) -> Example:
-        columns = {
-            key: value for key, value in entry["metadata"].items() if isinstance(value, int | float | str)
-        }
+        metadata = entry["metadata"].items()
+        columns = {key: value for key, value in metadata if isinstance(value, int | float | str)}
         return Example(self.messages(entry["question"].strip()), entry, index, row_data=self.kept(columns))
 
     def reward(self, completion: Completion, example: Example) -> Reward:
@@ -124,11 +123,7 @@ def _scorer(generator: str, settings: str) -> Callable[[str, dict[str, Any]], fl
 
 
 def _specifications(given: Any) -> list[Any]:
-    """What `composite` draws from.
-
-    Raises:
-        ValueError: not a list of generators.
-    """
+    """The generators that `composite` draws from. Raises ValueError for other than a list of them."""
     from reasoning_gym.composite import DatasetSpec
 
     known = _generators()
@@ -140,10 +135,8 @@ def _specifications(given: Any) -> list[Any]:
             raise ValueError(
                 f"datasets: {each!r} is not of the form {form}, with a generator of reasoning-gym"
             )
-    return [
-        DatasetSpec(each["name"], float(each.get("weight", 1)), dict(each.get("config", {})))
-        for each in given
-    ]
+    settings = [(each["name"], each.get("weight", 1), each.get("config", {})) for each in given]
+    return [DatasetSpec(name, float(weight), dict(config)) for name, weight, config in settings]
 
 
 def _generators() -> list[str]:

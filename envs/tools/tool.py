@@ -96,22 +96,18 @@ def _check_request(place: str, function: Callable[..., Any], takes: tuple[str, .
 
 def instructions(env: EnvConfig) -> str:
     """What the system prompt says of the tools, one a line."""
-    return "\n".join(
-        f"{_first_paragraph(found)} To use it, end your message with <{name}>...</{name}>; the result comes in the "
-        "next message."
-        for name, found in find_tools(env)
-    )
-
-
-def _first_paragraph(found: Any) -> str:
-    return " ".join(inspect.cleandoc(found.__doc__).split("\n\n")[0].split())
+    told = []
+    for name, found in find_tools(env):
+        what = " ".join(inspect.cleandoc(found.__doc__).split("\n\n")[0].split())
+        how = f"To use it, end your message with <{name}>...</{name}>; the result comes in the next message."
+        told.append(f"{what} {how}")
+    return "\n".join(told)
 
 
 def make_tools(env: EnvConfig) -> list[Tool]:
     """Those of `env.tools`, in their order. Raises ConfigError as `find_tools`, or where a class cannot be made."""
-    return [
-        _make(path, name, found, env) for path, (name, found) in zip(env.tools, find_tools(env), strict=True)
-    ]
+    pairs = zip(env.tools, find_tools(env), strict=True)
+    return [_make(path, name, found, env) for path, (name, found) in pairs]
 
 
 def _make(path: str, name: str, found: Any, env: EnvConfig) -> Tool:
@@ -139,10 +135,7 @@ class Guarded:
     def __init__(
         self, name: str, function: Callable[[str], Any], end: Callable[[], None], seconds: float
     ) -> None:
-        self.name = name
-        self.function = function
-        self.end = end
-        self.seconds = seconds
+        self.name, self.function, self.end, self.seconds = name, function, end, seconds
         self.calls = self.failures = 0
         self._lock = threading.Lock()
 

@@ -50,7 +50,8 @@ class Assertions:
         entry_point = value.get("entry_point")
         if entry_point is not None and not isinstance(entry_point, str):
             raise ValueError(f"entry_point={entry_point!r} is not the name of a function")
-        if entry_point is not None and _defines(sources[0], "check"):
+        defined = [node.name for node in ast.parse(sources[0]).body if isinstance(node, ast.FunctionDef)]
+        if entry_point is not None and "check" in defined:
             sources = [f"{source}\n\ncheck(candidate)" for source in sources]
         imports = value.get("test_imports") or []
         setup = _code(value.get("test_setup_code") or "", "test_setup_code")
@@ -62,14 +63,8 @@ class Assertions:
 
     def job(self, at_most: int | None, stop: bool) -> dict[str, Any]:
         """As `Sandbox.check` takes it."""
-        sources = list(self.sources[:at_most])
-        return {
-            "preamble": self.preamble,
-            "setup": self.setup,
-            "tests": sources,
-            "entry_point": self.entry_point,
-            "all": stop,
-        }
+        given = {"preamble": self.preamble, "setup": self.setup, "entry_point": self.entry_point}
+        return given | {"tests": list(self.sources[:at_most]), "all": stop}
 
 
 def _code(value: Any, column: str) -> str:
@@ -86,9 +81,8 @@ def _code(value: Any, column: str) -> str:
 
 def _imports(code: str) -> list[str]:
     """The imports at the top of some code."""
-    return [
-        ast.unparse(node) for node in ast.parse(code).body if isinstance(node, (ast.Import, ast.ImportFrom))
-    ]
+    body = ast.parse(code).body
+    return [ast.unparse(node) for node in body if isinstance(node, ast.Import | ast.ImportFrom)]
 
 
 def is_program(text: str) -> bool:
@@ -98,20 +92,16 @@ def is_program(text: str) -> bool:
     except (SyntaxError, ValueError, MemoryError, RecursionError):
         return False
     acting = (
-        ast.Call,
-        ast.FunctionDef,
-        ast.ClassDef,
-        ast.Import,
-        ast.ImportFrom,
-        ast.Assign,
-        ast.For,
-        ast.While,
+        ast.Call
+        | ast.FunctionDef
+        | ast.ClassDef
+        | ast.Import
+        | ast.ImportFrom
+        | ast.Assign
+        | ast.For
+        | ast.While
     )
     return any(isinstance(node, acting) for node in ast.walk(tree))
-
-
-def _defines(source: str, name: str) -> bool:
-    return any(isinstance(node, ast.FunctionDef) and node.name == name for node in ast.parse(source).body)
 
 
 def failures(run: Run, total: int) -> list[str]:

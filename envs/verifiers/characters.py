@@ -55,33 +55,10 @@ _LATEX = {
     " and ": "和且与",
     "": "°º" + CURRENCIES,
 }
-_GREEK = {
-    "α": "alpha",
-    "β": "beta",
-    "γ": "gamma",
-    "δ": "delta",
-    "ε": "epsilon",
-    "η": "eta",
-    "θ": "theta",
-    "κ": "kappa",
-    "λ": "lambda",
-    "μ": "mu",
-    "ν": "nu",
-    "ξ": "xi",
-    "π": "pi",
-    "ρ": "rho",
-    "σ": "sigma",
-    "τ": "tau",
-    "φ": "phi",
-    "χ": "chi",
-    "ψ": "psi",
-    "ω": "omega",
-    "Δ": "Delta",
-    "Ω": "Omega",
-}
+_GREEK = "alpha beta gamma delta epsilon eta theta kappa lambda mu nu xi pi rho sigma tau phi chi psi omega Delta Omega"
 _ONE_BY_ONE = str.maketrans(
     {sign: latex for latex, signs in _LATEX.items() for sign in signs}
-    | {letter: f"\\{name} " for letter, name in _GREEK.items()}
+    | {letter: f"\\{name} " for letter, name in zip("αβγδεηθκλμνξπρστφχψωΔΩ", _GREEK.split(), strict=True)}
 )
 _RAISED, _LOWERED = "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "₀₁₂₃₄₅₆₇₈₉₊₋ₙ"
 _AS_WRITTEN = str.maketrans(_RAISED + _LOWERED, "0123456789+-n" * 2)

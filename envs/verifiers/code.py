@@ -65,12 +65,9 @@ class CodeOptions:
         """Raises ConfigError for values out of range. Other keys of `env.options` belong to the task."""
         known = {key: value for key, value in env.options.items() if key in cls.__dataclass_fields__}
         options = cls(**known)
-        for key, choices in (
-            ("credit", CREDITS),
-            ("comparison", tuple(COMPARISONS)),
-            ("language", tuple(LANGUAGES)),
-        ):
-            one_of(f"env.options.{key}", vars(options)[key], choices)
+        one_of("env.options.credit", options.credit, CREDITS)
+        one_of("env.options.comparison", options.comparison, tuple(COMPARISONS))
+        one_of("env.options.language", options.language, tuple(LANGUAGES))
         longest = SHARE_OF_DEADLINE * env.reward_timeout_s
         if not 0 < options.test_seconds <= longest:
             raise ConfigError(
@@ -191,7 +188,9 @@ def judge(
         SandboxError: the sandbox failed, so nothing can be said about the code.
     """
     if isinstance(tests, Assertions):
-        return _judge_assertions(sandbox, code, tests, options, seconds)
+        job = tests.job(options.max_tests, options.credit == "all")
+        why = failures(sandbox.check(code, job, seconds), len(tests.sources[: options.max_tests]))
+        return CodeResult(why.count(""), len(why), next(filter(None, why), ""))
     deadline = time.monotonic() + seconds
     passed, failure = 0, ""
     pairs = list(zip(tests.inputs, tests.outputs, strict=True))[: options.max_tests]
@@ -209,15 +208,6 @@ def judge(
         if wrong and options.credit == "all":
             break
     return CodeResult(passed, len(pairs), failure)
-
-
-def _judge_assertions(
-    sandbox: Programs, code: str, tests: Assertions, options: CodeOptions, seconds: float
-) -> CodeResult:
-    total = len(tests.sources[: options.max_tests])
-    run = sandbox.check(code, tests.job(options.max_tests, options.credit == "all"), seconds)
-    why = failures(run, total)
-    return CodeResult(why.count(""), total, next(filter(None, why), ""))
 
 
 def _failure(run: Run, expected: Any, options: CodeOptions, of_function: bool) -> str:
@@ -249,9 +239,7 @@ def _sandbox(env: EnvConfig, options: CodeOptions, language: str) -> Programs:
     key = (os.getpid(), env.sandbox, env.sandbox_url, options, language)
     if key not in _sandboxes:
         seconds = options.test_seconds
-        limits = Limits(
-            wall_seconds=2 * seconds, cpu_seconds=math.ceil(seconds), memory_mib=options.memory_mib
-        )
+        limits = Limits(2 * seconds, math.ceil(seconds), options.memory_mib)
         _sandboxes[key] = make_sandbox(env, limits, language)
         atexit.register(_sandboxes[key].close)
     return _sandboxes[key]

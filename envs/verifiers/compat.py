@@ -81,9 +81,8 @@ def _coati_config() -> tuple[Any, ...]:
     normalization = NormalizationConfig(
         nits=False, malformed_operators=False, basic_latex=True, boxed="all", units=True
     )
-    return ExprExtractionConfig(), LatexExtractionConfig(
-        normalization_config=normalization, boxed_match_priority=0
-    )
+    latex = LatexExtractionConfig(normalization_config=normalization, boxed_match_priority=0)
+    return ExprExtractionConfig(), latex
 
 
 def coati_equal(answer: str, gold: str) -> CoatiStatus:

@@ -71,11 +71,9 @@ def hendrycks(answer: str) -> str:
         text = text.replace(old, new)
     if text.count("\\text{ ") > 1:
         return answer
-    text = (
-        text.split("\\text{ ")[0].replace("\\%", "").replace("%", "")
-        if "\\text{ " in text
-        else text.replace("\\%", "")
-    )
+    head, unit, _ = text.partition("\\text{ ")
+    text = head.replace("\\%", "")
+    text = text.replace("%", "") if unit else text
     text = text.replace(" .", " 0.").replace("{.", "{0.")
     if not text:
         return text

@@ -16,22 +16,14 @@ Graded = Callable[[Completion, Example], Any]
 
 
 def _as_reward(graded: Any) -> Reward:
-    """A grader's own form of verdict as a reward.
-
-    Raises:
-        ValueError: the grader cannot read the gold.
-    """
+    """A grader's own verdict as a reward. Raises ValueError where it cannot read the gold."""
     if graded is None:
         raise ValueError("this grader cannot read the gold of the row")
     if isinstance(graded, Mapping) and "acc" in graded:
         return Reward(graded["score"], {"accuracy": float(graded["acc"])})
     if isinstance(graded, Mapping):
-        parts = {
-            "accuracy": graded["success"],
-            "format": graded["reward_answer"],
-            "think": graded["reward_think"],
-        }
-        return Reward(graded["reward"], {name: float(value) for name, value in parts.items()})
+        named = {"accuracy": "success", "format": "reward_answer", "think": "reward_think"}
+        return Reward(graded["reward"], {name: float(graded[other]) for name, other in named.items()})
     if isinstance(graded, list):
         score, formatted, accuracy = graded
         return Reward(score, {"accuracy": accuracy, "format": formatted})

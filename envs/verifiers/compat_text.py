@@ -125,13 +125,8 @@ def torchrl_verdict(text: str, right: Callable[[str], bool], format_reward: floa
     thought, answer = torchrl_tags(text)
     success = bool(answer) and right(answer)
     reward = 1.0 if success else format_reward if answer else 0.0
-    return {
-        "reward_answer": float(bool(answer)),
-        "reward_think": float(bool(thought)),
-        "reward_right": reward,
-        "reward": reward,
-        "success": success,
-    }
+    formatted = {"reward_answer": float(bool(answer)), "reward_think": float(bool(thought))}
+    return formatted | {"reward_right": reward, "reward": reward, "success": success}
 
 
 def torchrl_gsm8k(text: str, gold: str, format_reward: float = 0.1) -> dict[str, Any]:

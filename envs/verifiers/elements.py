@@ -110,10 +110,8 @@ def _as_point(text: str, other: Named) -> str:
     """A bare list as the point that it is beside a record: `4,5` beside `AB=4,CD=5` is ordered."""
     if len(other.names) < 2 or len(other.values) > 1:
         return text
-    found = items(text)
-    return (
-        f"({','.join(found[1])})" if found and found[0] == "" and len(found[1]) == len(other.names) else text
-    )
+    brackets, parts = items(text) or ("", [])
+    return f"({','.join(parts)})" if not brackets and len(parts) == len(other.names) else text
 
 
 def _named(text: str) -> Named | None:
@@ -221,7 +219,4 @@ def both_signs(text: str) -> list[str]:
         return [text]
     text = re.sub(r"(\\[pm][mp]) ", r"\1", text)
     pairs = ((("\\pm", "+"), ("\\mp", "-")), (("\\pm", "-"), ("\\mp", "+")))
-    texts = []
-    for (plus, sign), (minus, other) in pairs:
-        texts.append(text.replace(plus, sign).replace(minus, other).removeprefix("+"))
-    return texts
+    return [text.replace(*plus).replace(*minus).removeprefix("+") for plus, minus in pairs]

@@ -32,7 +32,7 @@ from envs.verifiers.characters import in_latex
 from envs.verifiers.elements import both_signs, items, once, value_of_term, with_both_signs, without_names
 from envs.verifiers.extract import NOT_VARIABLES, boxed_together, chain_end, from_prose
 from envs.verifiers.formulas import equal_in_value, ratio
-from envs.verifiers.intervals import INFINITY, Interval, Reals, read_reals, relation_signs
+from envs.verifiers.intervals import INFINITY, Interval, read_reals, relation_signs
 from envs.verifiers.latex import canonical, split_top
 from envs.verifiers.numbers import is_worked_out, parse_number, plain, same_number
 from envs.verifiers.phrases import same_phrase
@@ -181,19 +181,15 @@ def _bare(left: str, right: str) -> tuple[str, str, bool]:
         left = label["value"]
     left, right = without_names(left, right)
     if "=" in left and "=" not in right and is_closed(right):
-        end = chain_end(value_of_term(left))
-        left = end if _agree(left.split("=")) else left
+        values = [value for side in left.split("=") if (value := parse_number(side)) is not None]
+        # The numbers of a chain are one, but for rounding: 12 = 11 says nothing.
+        if not values or max(values) - min(values) <= MAX_ROUNDING * max(map(abs, values)):
+            left = chain_end(value_of_term(left))
     (left_value, left_unit), (right_value, right_unit) = split_unit(left), split_unit(right)
     left_value, right_value = _exponent_written_out(left_value), _exponent_written_out(right_value)
     if not left_unit or not right_unit or left_unit == right_unit:
         return left_value, right_value, True
     return left, right, False
-
-
-def _agree(sides: Sequence[str]) -> bool:
-    """Whether the numbers among the sides of a chain are one, but for rounding: 12 = 11 says nothing."""
-    values = [value for side in sides if (value := parse_number(side)) is not None]
-    return not values or max(values) - min(values) <= MAX_ROUNDING * max(map(abs, values))
 
 
 def _without_conditions(text: str) -> str:
@@ -258,8 +254,13 @@ def _same_plus_minus(left: str, right: str) -> bool | None:
 def _same_reals(left: str, right: str) -> bool | None:
     """Two sets of real numbers, at least one of them written as a condition, are the same intervals."""
     first, second = read_reals(left), read_reals(right)
-    if first is None or second is None or not _may_be_sets(first, second):
+    if first is None or second is None:
         return None
+    if not any(
+        reals.as_condition or len(reals.intervals) > 1 or reals.intervals[0].low.endswith(INFINITY)
+        for reals in (first, second)
+    ):
+        return None  # two pairs of numbers may as well be points
     if first.name and second.name and first.name != second.name:
         return False
     rest = list(second.intervals)
@@ -269,14 +270,6 @@ def _same_reals(left: str, right: str) -> bool | None:
             return False
         rest.remove(match)
     return not rest
-
-
-def _may_be_sets(first: Reals, second: Reals) -> bool:
-    """Two pairs of numbers may as well be points."""
-    return any(
-        reals.as_condition or len(reals.intervals) > 1 or reals.intervals[0].low.endswith(INFINITY)
-        for reals in (first, second)
-    )
 
 
 def _same_interval(left: Interval, right: Interval) -> bool:

@@ -12,14 +12,8 @@ DIGITS = 120
 TOLERANCE = 1e-60
 """Relative difference of two values that are taken for equal; exact rationals are compared exactly."""
 _POINTS = (
-    "1.7320508",
-    "0.5772157",
-    "2.2360679",
-    "1.2020569",
-    "3.3598857",
-    "0.9159656",
-    "4.6692016",
-    "1.3063778",
+    *("1.7320508", "0.5772157", "2.2360679", "1.2020569"),
+    *("3.3598857", "0.9159656", "4.6692016", "1.3063778"),
 )
 
 
@@ -29,7 +23,10 @@ def equal_in_value(left: str, right: str) -> bool:
     if first is None or second is None or names(first) != names(second):
         return False
     pairs = [(value_at(first, shift), value_at(second, shift)) for shift in range(4 if names(first) else 1)]
-    return all(_close(a, b) for a, b in pairs[:3]) and (len(pairs) == 1 or _close_if_real(*pairs[3]))
+    if not all(_close(a, b) for a, b in pairs[:3]):
+        return False
+    # Where either leaves the real numbers, branches of roots and logarithms differ.
+    return all(a is None or b is None or not (a.is_real and b.is_real) or _close(a, b) for a, b in pairs[3:])
 
 
 def ratio(left: str, right: str) -> Any | None:
@@ -100,10 +97,3 @@ def _close(a: Any | None, b: Any | None) -> bool:
     if a.is_Rational and b.is_Rational:
         return bool(a == b)
     return bool(abs(a - b) <= TOLERANCE * max(1, abs(a), abs(b)))
-
-
-def _close_if_real(a: Any | None, b: Any | None) -> bool:
-    """As `_close`, and true where either leaves the real numbers: branches of roots and logarithms differ there."""
-    if a is None or b is None or not (a.is_real and b.is_real):
-        return True
-    return _close(a, b)

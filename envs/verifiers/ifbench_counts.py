@@ -88,9 +88,8 @@ def keywords_multiple(text: str, arguments: Arguments) -> bool:
 def stop_words(text: str, arguments: Arguments) -> bool:
     """At most `percentage` per cent of the words are stop words."""
     found = _WORD.findall(text.lower())
-    return bool(found) and 100 * sum(word in STOP_WORDS for word in found) <= arguments["percentage"] * len(
-        found
-    )
+    stopped = sum(word in STOP_WORDS for word in found)
+    return bool(found) and 100 * stopped <= arguments["percentage"] * len(found)
 
 
 def _endings(text: str) -> list[int]:

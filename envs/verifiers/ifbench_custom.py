@@ -60,9 +60,8 @@ def mcq_count_length(text: str, arguments: Arguments) -> bool:
 
 def reverse_newline(text: str, arguments: Arguments) -> bool:
     """From the line with Zimbabwe on, 52 or more lines from Z to A."""
-    lines = [
-        _ascii(line.strip(punctuation + " ")) for line in text.split("\n") if line.strip(punctuation + " ")
-    ]
+    stripped = (line.strip(punctuation + " ") for line in text.split("\n"))
+    lines = [_ascii(line) for line in stripped if line]
     start = next((place for place, line in enumerate(lines) if "Zimbabwe" in line), len(lines))
     countries = lines[start:]
     return len(countries) >= MIN_COUNTRIES and countries == sorted(countries, reverse=True)
@@ -127,14 +126,12 @@ def _is_quoted(field: str) -> bool:
 
 def date_format_list(text: str, arguments: Arguments) -> bool:
     """Only dates of Napoleon's life as YYYY-MM-DD between commas."""
-    return all(_is_of_napoleon(_DATE.fullmatch(part.strip())) for part in text.split(","))
-
-
-def _is_of_napoleon(found: re.Match[str] | None) -> bool:
-    if found is None:
-        return False
-    try:
-        day = date(int(found[1]), int(found[2]), int(found[3]))
-    except ValueError:
-        return False
-    return NAPOLEON[0] <= day.year <= NAPOLEON[1]
+    for part in text.split(","):
+        found = _DATE.fullmatch(part.strip())
+        if found is None or not NAPOLEON[0] <= int(found[1]) <= NAPOLEON[1]:
+            return False
+        try:
+            date(*map(int, found.groups()))
+        except ValueError:
+            return False
+    return True

@@ -122,11 +122,8 @@ def thesis(text: str, arguments: Arguments) -> bool:
 
 def sub_bullets(text: str, arguments: Arguments) -> bool:
     """There are lines that begin with *, and each is followed by one with - before the next *."""
-    kinds = [
-        "*" if _STAR.match(line) else "-"
-        for line in text.split("\n")
-        if _STAR.match(line) or _DASH.match(line)
-    ]
+    marks = [_STAR.match(line) or _DASH.match(line) for line in text.split("\n")]
+    kinds = [found[0][-1] for found in marks if found]
     return "*" in kinds and all(before + after != "**" for before, after in pairwise([*kinds, "*"]))
 
 

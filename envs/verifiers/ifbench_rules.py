@@ -98,19 +98,9 @@ NEEDED_ARGUMENTS: Mapping[str, tuple[str, ...]] = {
 """What each rule reads from its arguments; rules that are not listed read nothing."""
 SENTENCE_RULES = frozenset(
     (
-        "count:pronouns",
-        "ratio:sentence_type",
-        "ratio:sentence_balance",
-        "ratio:sentence_words",
-        "ratio:overlap",
-        "words:last_first",
-        "words:keywords_specific_position",
-        "words:words_position",
-        "sentence:keyword",
-        "sentence:alliteration_increment",
-        "sentence:increment",
-        "format:emoji",
-        "format:no_bullets_bullets",
-        "custom:sentence_alphabet",
+        *("count:pronouns", "ratio:sentence_type", "ratio:sentence_balance", "ratio:sentence_words"),
+        *("ratio:overlap", "words:last_first", "words:keywords_specific_position", "words:words_position"),
+        *("sentence:keyword", "sentence:alliteration_increment", "sentence:increment", "format:emoji"),
+        *("format:no_bullets_bullets", "custom:sentence_alphabet"),
     )
 )

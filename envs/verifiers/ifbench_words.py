@@ -26,11 +26,9 @@ def alphabet(text: str, arguments: Arguments) -> bool:
     """Each word begins with the letter after that of the word before; a follows z."""
     initials = [word[0] for word in bare_words(text)]
     places = [ascii_lowercase.find(letter) for letter in initials]
-    return (
-        bool(places)
-        and min(places) >= 0
-        and all(after == (place + 1) % 26 for place, after in pairwise(places))
-    )
+    if not places or min(places) < 0:
+        return False
+    return all(after == (place + 1) % 26 for place, after in pairwise(places))
 
 
 def vowel(text: str, arguments: Arguments) -> bool:
@@ -131,14 +129,12 @@ def sentence_keyword(text: str, arguments: Arguments) -> bool:
 
 def alliteration_increment(text: str, arguments: Arguments) -> bool:
     """Each sentence has more words than the one before that stand in runs of the same first letter."""
-    counts = [_alliterative(sentence) for sentence in split(text)]
+    counts = []
+    for sentence in split(text):
+        stripped = (word.lstrip(punctuation) for word in sentence.lower().split())
+        runs = (len(list(run)) for _, run in groupby(word[0] for word in stripped if word))
+        counts.append(sum(length for length in runs if length > 1))
     return all(before < after for before, after in pairwise(counts))
-
-
-def _alliterative(sentence: str) -> int:
-    stripped = (word.lstrip(punctuation) for word in sentence.lower().split())
-    runs = (len(list(run)) for _, run in groupby(word[0] for word in stripped if word))
-    return sum(length for length in runs if length > 1)
 
 
 def increment(text: str, arguments: Arguments) -> bool:

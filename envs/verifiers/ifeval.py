@@ -96,12 +96,7 @@ def variants(response: str) -> tuple[str, ...]:
     """The readings of a response that loose judging allows: without its first line, its last line, both or neither,
     and asterisks or not; the response itself first."""
     lines = response.split("\n")
-    cut = (
-        response,
-        "\n".join(lines[1:]).strip(),
-        "\n".join(lines[:-1]).strip(),
-        "\n".join(lines[1:-1]).strip(),
-    )
+    cut = (response, *("\n".join(kept).strip() for kept in (lines[1:], lines[:-1], lines[1:-1])))
     return tuple(dict.fromkeys((*cut, *(text.replace("*", "") for text in cut))))
 
 

@@ -27,11 +27,7 @@ _WORD_END = frozenset(".,?!'\"")
 
 
 def _related(count: int, relation: str, bound: int) -> bool:
-    """`less than` or `at least`, the only relations of the data set.
-
-    Raises:
-        ValueError: another relation.
-    """
+    """`less than` or `at least`, all of the data set. Raises ValueError for another relation."""
     if relation not in ("less than", "at least"):
         raise ValueError(f"unknown relation {relation!r}; known: less than, at least")
     return count < bound if relation == "less than" else count >= bound

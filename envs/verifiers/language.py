@@ -9,11 +9,7 @@ SEED = 0
 
 
 def detect_language(text: str) -> str | None:
-    """ISO 639-1 code (`zh-cn` and `zh-tw` for Chinese); None for a text without letters to judge by.
-
-    Raises:
-        ConfigError: langdetect is not installed.
-    """
+    """ISO 639-1 code (`zh-cn`, `zh-tw`); None for a text without letters. Raises as `load`."""
     detect, undecided = load()
     try:
         return str(detect(text))

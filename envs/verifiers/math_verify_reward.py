@@ -49,11 +49,9 @@ def strictly_same(given: str, gold: str) -> bool:
     first, second = (_PRIMED.sub(_as_index, text) for text in (left, right))
     if "'" in first + second or '"' in first + second:
         return same_answer(given, gold)
-    if (
-        _NEVER.search(left + right)
-        or not _of_one_kind(first, second)
-        or not nothing_left_to_do(first, second)
-    ):
+    if _NEVER.search(left + right) or not _of_one_kind(first, second):
+        return False
+    if not nothing_left_to_do(first, second):
         return False
     first, second = (_PRIMED.sub(lambda found: f"({_as_index(found)})", text) for text in (left, right))
     return compat.math_verify(f"\\boxed{{{first}}}", second, in_dollars=True)

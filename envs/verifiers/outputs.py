@@ -18,9 +18,7 @@ def same_output(printed: str, expected: str) -> bool:
     """
     if printed.strip() == expected.strip():
         return True
-    ours, theirs = (
-        [line.split() for line in text.splitlines() if line.strip()] for text in (printed, expected)
-    )
+    ours, theirs = (list(filter(None, map(str.split, text.splitlines()))) for text in (printed, expected))
     return len(ours) == len(theirs) and all(
         len(mine) == len(their) and all(map(_same_token, mine, their))
         for mine, their in zip(ours, theirs, strict=True)

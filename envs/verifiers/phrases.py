@@ -34,9 +34,8 @@ def same_phrase(given: str, left: str, right: str) -> bool:
         return _EMPTY.fullmatch(left) is not None
     times = [_TIME.fullmatch(text) for text in (left, right)]
     if times[0] and times[1]:
-        return [part.casefold() for part in times[0].groups()] == [
-            part.casefold() for part in times[1].groups()
-        ]
+        first, second = ([part.casefold() for part in time.groups()] for time in times if time)
+        return first == second
     return _same_ratio(left, right)
 
 

@@ -108,12 +108,9 @@ def unwrapped(text: str, keep_latex: bool = False) -> str:
 
 def _elements(text: str) -> list[str]:
     """Elements of a list of texts in JSON or Python notation; else none."""
-    if (
-        text[:1] != "["
-        or text[-1:] != "]"
-        or len(text) > LONGEST_LIST
-        or text[1:].lstrip()[:1] not in ("'", '"')
-    ):
+    if text[:1] != "[" or text[-1:] != "]" or text[1:].lstrip()[:1] not in ("'", '"'):
+        return []
+    if len(text) > LONGEST_LIST:
         return []
     for read in (json.loads, ast.literal_eval):
         try:
@@ -166,11 +163,8 @@ def check_references(
         ConfigError: none of them can be equalled.
     """
     rule = judging_rule(env, own)
-    golds = [
-        (place, each.answer)
-        for place, each in zip(places, examples, strict=True)
-        if isinstance(each.answer, str)
-    ]
+    pairs = zip(places, examples, strict=True)
+    golds = [(place, each.answer) for place, each in pairs if isinstance(each.answer, str)]
     if rule is None or not golds:
         return
     distinct = dict.fromkeys(gold for _, gold in golds if not _NUMBER.fullmatch(gold))
@@ -209,9 +203,8 @@ def _is_data(gold: str) -> bool:
         return bool(found)
     rows = [row for row in found if isinstance(row, list)]
     numbers = [type(each) in (int, float) for row in rows for each in row]
-    return any(isinstance(each, dict) for each in found) or (
-        bool(rows) and (not all(numbers) or len(numbers) < 2)
-    )
+    no_matrix = bool(rows) and (not all(numbers) or len(numbers) < 2)
+    return no_matrix or any(isinstance(each, dict) for each in found)
 
 
 def _is_prose(gold: str) -> bool:

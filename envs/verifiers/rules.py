@@ -49,13 +49,9 @@ def said(text: str) -> str | None:
     """The final answer however it is marked; a short text without any mark is itself the final answer."""
     text = extract.without_empty_thought(text)
     given = extract.final_answer(text)
-    if (
-        given is None
-        and len(text) <= SHORT_ANSWER
-        and not any(mark in text for mark in ("\\boxed", "<", "#"))
-    ):
-        given = text.strip() or None
-    return given
+    if given is not None or len(text) > SHORT_ANSWER or any(mark in text for mark in ("\\boxed", "<", "#")):
+        return given
+    return text.strip() or None
 
 
 def math(text: str, gold: Any, env: EnvConfig) -> Parts:

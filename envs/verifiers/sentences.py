@@ -10,16 +10,12 @@ KEPT = 16
 
 
 def split(text: str) -> list[str]:
-    """The sentences of an English text, without the white space between them.
-
-    Raises:
-        ConfigError: NLTK or its data is missing.
-    """
+    """The sentences of an English text, without the white space between them. Raises as `load`."""
     return list(_sentences(load(), text))
 
 
 def words(text: str) -> list[str]:
-    """Treebank words and punctuation marks of an English text, sentence by sentence. Raises as above."""
+    """Treebank words and punctuation marks of an English text, by sentences. Raises as `load`."""
     return list(_words(load(), text))
 
 

@@ -31,14 +31,9 @@ _NAMES = {
     "euro": "eur",
     "yen": "jpy",
     "rupee": "inr",
-    "joule": "",
-    "newton": "",
-    "kelvin": "",
-    "watt": "",
-    "volt": "",
     "ampere": "amp",
     "radian": "rad",
-    "cent": "",
+    **dict.fromkeys(("joule", "newton", "kelvin", "watt", "volt", "cent"), ""),
 }
 _ONE_NAME = {other: name for name, others in _NAMES.items() for other in others.split()} | {
     "m": "meter",

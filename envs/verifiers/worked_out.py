@@ -167,9 +167,8 @@ def _quotient(above: Form, below: Form) -> Form:
     top, bottom = above.top * below.bottom, below.top * above.bottom
     reduced = above.reduced and below.reduced and math.gcd(top, bottom) == 1
     reduced = reduced and not (below.plain and bottom == 1) and math.gcd(top, below.root) == 1
-    return Form(
-        above.work + below.work, reduced, top, bottom, above.root * below.root, above.plain and below.plain
-    )
+    work, root, plain = above.work + below.work, above.root * below.root, above.plain and below.plain
+    return Form(work, reduced, top, bottom, root, plain)
 
 
 def _power(base: Form, exponent: Form) -> Form:
@@ -183,9 +182,8 @@ def _has_power(number: int, degree: int) -> bool:
     """Whether something can be taken out from under the root; of 0 and 1 the root itself."""
     if number < 2:
         return True
-    return any(
-        number % factor**degree == 0 for factor in range(2, _LARGEST_FACTOR) if factor**degree <= number
-    )
+    powers = (factor**degree for factor in range(2, _LARGEST_FACTOR))
+    return any(number % power == 0 for power in powers if power <= number)
 
 
 def _is_power(number: int) -> bool:
