@@ -93,10 +93,7 @@ class GroupBuffer(Generic[Group]):
                 self._changed.notify_all()
 
     def take(
-        self,
-        timeout: float,
-        give_back: Callable[[Group], None],
-        meanwhile: Callable[[], None] = lambda: None,
+        self, timeout: float, give_back: Callable[[Group], None], meanwhile: Callable[[], None] = lambda: None
     ) -> list[Group]:
         """The next batch. Groups too old at this moment go to `give_back` and are counted, never returned.
 

@@ -7,11 +7,7 @@ from contextlib import contextmanager
 
 
 class IdleClock:
-    """Spans of idleness, of which each part counts in the interval between two questions that it lies in.
-
-    Args:
-        clock: seconds.
-    """
+    """Spans of idleness; each part counts between the two questions around it. clock: seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock

@@ -48,12 +48,8 @@ def linear_names(model: "PreTrainedModel") -> tuple[str, ...]:
 
 
 def adapted(model: nn.Module) -> "PeftModel | None":
-    """The model as peft has wrapped it; None where it has not.
-
-    Importing peft takes most of a second, which a run without adapters need not wait for: where nobody has imported it,
-    it has wrapped nothing.
-    """
-    if "peft" not in sys.modules:
+    """The model as peft has wrapped it; None where it has not."""
+    if "peft" not in sys.modules:  # its import takes most of a second, and it has wrapped nothing before
         return None
     from peft import PeftModel
 

@@ -196,9 +196,8 @@ def _whitened(policy: PolicyConfig, advantage: Tensor, weight: Tensor) -> Tensor
     """With mean 0 and deviation 1 over the batch. weight: how often each is there; those of weight 0 get 0."""
     count = weight.sum()
     mean = (weight * advantage).sum() / count.clamp_min(1)
-    rounding = (
-        1e-12 * advantage.abs().amax()
-    )  # what was centred already, and a group of equal rewards, stays as it is
+    # What was centred already, and a group of equal rewards, stays as it is.
+    rounding = 1e-12 * advantage.abs().amax()
     centred = advantage - torch.where(mean.abs() > rounding, mean, 0.0)
     if policy.whiten_scale == "none":
         return torch.where(weight > 0, centred, 0.0)

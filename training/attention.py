@@ -194,10 +194,8 @@ class Calls:
         positions, outputs = np.concatenate(given, axis=1)
         places = np.empty_like(outputs)
         places[positions] = outputs
-        queries, keys = (
-            torch.cat([each.flatten() for each in one])
-            for one in ([call.queries for call in made], [call.keys for call in made])
-        )
+        queries = torch.cat([call.queries.flatten() for call in made])
+        keys = torch.cat([call.keys.flatten() for call in made])
         return cls(made, queries, keys, torch.from_numpy(places).to(device))
 
     def attend(
@@ -212,10 +210,7 @@ class Calls:
         of_queries = [call.queries.numel() for call in self.calls]
         of_keys = [call.keys.numel() for call in self.calls]
         queries = query.index_select(0, self.queries).split(of_queries)
-        keys, values = (
-            key.index_select(0, self.keys).split(of_keys),
-            value.index_select(0, self.keys).split(of_keys),
-        )
+        keys, values = (each.index_select(0, self.keys).split(of_keys) for each in (key, value))
         with torch.autocast(query.device.type, enabled=False):
             outputs = [
                 call.attend(one, seen, carried, scaling, dropout)
@@ -229,31 +224,18 @@ Given = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 def _planned(segments: Segments) -> Iterator[tuple[Call, Given]]:
-    """Calls that together give every position once.
-
-    Prompts are rows by themselves; each response is a row whose keys begin with its prompt's.
-    """
-    where = (
-        segments.prompt_starts,
-        segments.prompt_lengths,
-        segments.starts,
-        segments.lengths,
-        segments.groups,
-    )
-    prompts, prompt_lengths, starts, lengths, groups = (each.cpu().numpy() for each in where)
-    yield from _causal(prompts, prompt_lengths)
+    """Calls that together give every position once: prompts alone, responses behind the keys of theirs."""
+    spans = (segments.prompt_starts, segments.prompt_lengths, segments.starts, segments.lengths)
+    prompts, prompt_lengths, starts, lengths = (each.cpu().numpy() for each in spans)
+    groups = segments.groups.cpu().numpy()
+    for chosen in _alike(prompt_lengths):
+        places, given = _row_places(prompts[chosen], prompt_lengths[chosen])
+        kept = torch.from_numpy(places)
+        yield Call(kept, kept, None), given
     continued = lengths > 0
     for prompt_length in np.unique(prompt_lengths[groups[continued]]):
         rows = np.flatnonzero(continued & (prompt_lengths[groups] == prompt_length))
         yield from _continued(prompts[groups[rows]], int(prompt_length), starts[rows], lengths[rows])
-
-
-def _causal(starts: np.ndarray, lengths: np.ndarray) -> Iterator[tuple[Call, Given]]:
-    """Rows of prompts alone."""
-    for chosen in _alike(lengths):
-        places, given = _row_places(starts[chosen], lengths[chosen])
-        kept = torch.from_numpy(places)
-        yield Call(kept, kept, None), given
 
 
 def _continued(
@@ -294,13 +276,10 @@ def _block_mask(segments: Segments, device: torch.device) -> BlockMask:
     pair of positions: on a GPU it has to be compiled, which takes seconds, and again for other lengths."""
     length = segments.total
     group, row = torch.empty(length, dtype=torch.int64), torch.full((length,), -1)
-    prompts, responses = (
-        _spans(segments.prompt_starts, segments.prompt_lengths),
-        _spans(segments.starts, segments.lengths),
-    )
-    group[prompts] = torch.arange(len(segments.prompt_starts)).repeat_interleave(
-        segments.prompt_lengths.cpu()
-    )
+    prompts = _spans(segments.prompt_starts, segments.prompt_lengths)
+    responses = _spans(segments.starts, segments.lengths)
+    numbers = torch.arange(len(segments.prompt_starts))
+    group[prompts] = numbers.repeat_interleave(segments.prompt_lengths.cpu())
     group[responses] = segments.groups.cpu().repeat_interleave(segments.lengths.cpu())
     row[responses] = torch.arange(len(segments.starts)).repeat_interleave(segments.lengths.cpu())
     group, row = group.to(device), row.to(device)
@@ -319,10 +298,7 @@ def _block_mask(segments: Segments, device: torch.device) -> BlockMask:
 
 
 def _visible_pairs(segments: Segments) -> Tensor:
-    """float64 [B, B]: how many keys of a block of `BLOCK` positions the queries of another see, all of them together.
-
-    Prompts and responses see themselves causally, and responses their prompts.
-    """
+    """float64 [B, B]: how many keys of a block of `BLOCK` positions the queries of another see together."""
     blocks = -(-segments.total // BLOCK)
     prompts = _overlaps(segments.prompt_starts, segments.prompt_lengths, blocks)
     responses = _overlaps(segments.starts, segments.lengths, blocks)

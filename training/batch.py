@@ -33,10 +33,7 @@ class Tokens(TensorClass):
     """bool [N, R]: true on the tokens that the model drew; false on padding and on what the environment wrote."""
 
     def below(self, rows: int) -> "Tokens":
-        """The same ids, those from `rows` on replaced by the last one.
-
-        A model of so many embeddings has none for the others, which are no token.
-        """
+        """The same ids, those that a model of `rows` embeddings lacks replaced by the last."""
         fewer: Tokens = self.copy()
         fewer.prompt, fewer.response = (ids.clamp(max=rows - 1) for ids in (self.prompt, self.response))
         return fewer
@@ -180,6 +177,7 @@ def completion_tensors(completions: Sequence[SampledCompletion], temperatures: S
     def of_tokens(code: str, values: Callable[[SampledCompletion], Sequence[float]]) -> Tensor:
         return _placed(code, [values(one) for one in completions], mask)
 
+    reasons = torch.tensor([FINISH_REASONS.index(one.finish_reason) for one in completions])
     tokens = {
         "response": of_tokens("q", lambda one: one.token_ids),
         "response_mask": mask,
@@ -189,9 +187,7 @@ def completion_tensors(completions: Sequence[SampledCompletion], temperatures: S
         "tokens": TensorDict(tokens, [len(completions)]),
         "sample_log_prob": of_tokens("f", lambda one: one.log_probs),
         "policy_version": of_tokens("q", lambda one: one.policy_versions),
-        "finish_reason": torch.tensor([FINISH_REASONS.index(one.finish_reason) for one in completions])[
-            :, None
-        ],
+        "finish_reason": reasons[:, None],
         "temperature": torch.tensor(temperatures, dtype=torch.float32)[:, None],
     }
     return TensorDict(drawn, [len(completions)])

@@ -15,14 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from config.checkpoints import (
-    FOLDER,
-    RUN_STATE,
-    WRITING,
-    checkpoints,
-    hidden,
-    remove_checkpoint,
-)
+from config.checkpoints import FOLDER, RUN_STATE, WRITING, checkpoints, hidden, remove_checkpoint
 from config.errors import ConfigError
 from config.files import sync_folder
 from training import trained_parameters
@@ -146,10 +139,7 @@ def _missing(state: Any) -> list[str]:
 
 
 def origin(path: Path) -> tuple[dict[str, Any], bool] | None:
-    """The config of the run that wrote a checkpoint and whether it overlapped; no tensor is read.
-
-    None where it cannot be read: it was removed, or is no checkpoint of ours.
-    """
+    """Config of a checkpoint's run and whether it overlapped; None where it cannot be read."""
     try:
         state = _run_state(path)
         return state["config"], state["overlapped"]
@@ -158,11 +148,7 @@ def origin(path: Path) -> tuple[dict[str, Any], bool] | None:
 
 
 def load_newest(run_dir: Path) -> tuple[Path, dict[str, Any], list[str]]:
-    """The newest checkpoint of a run's folder that can be read, its state, and why those after it cannot.
-
-    Raises:
-        ConfigError: there is none.
-    """
+    """The newest readable checkpoint, its state, and why later ones are not. Raises ConfigError."""
     passed_over: list[str] = []
     for path in checkpoints(run_dir):
         try:
@@ -182,15 +168,10 @@ def random_state() -> dict[str, Any]:
     state_tuple: Any = np.random.get_state()
     kind, keys, position, has_gauss, cached = state_tuple
     version, internal, gauss = random.getstate()
+    words = torch.from_numpy(keys.astype(np.int64))
     state: dict[str, Any] = {
         "torch": torch.get_rng_state(),
-        "numpy": [
-            str(kind),
-            torch.from_numpy(keys.astype(np.int64)),
-            int(position),
-            int(has_gauss),
-            float(cached),
-        ],
+        "numpy": [str(kind), words, int(position), int(has_gauss), float(cached)],
         "python": [version, list(internal), gauss],
     }
     if torch.cuda.is_available():

@@ -115,11 +115,7 @@ class ResponseScorer:
         return picked.to(causal.get_output_embeddings().weight.device)
 
     def _packed(self, causal: PreTrainedModel, tokens: Tokens) -> torch.Tensor:
-        """Hidden states [M, D] that predict the tokens in the loss.
-
-        Raises:
-            RunError: a layer joins tokens without having seen which rows they belong to.
-        """
+        """Hidden states [M, D] that predict the loss's tokens. Raises RunError where layers join rows."""
         packed, device = pack(tokens), causal.device
         hidden: torch.Tensor = causal.base_model(
             packed.ids.to(device),
@@ -138,10 +134,7 @@ class ResponseScorer:
         return hidden.index_select(0, packed.where.to(hidden.device))
 
     def _whole(self, causal: PreTrainedModel, tokens: Tokens) -> torch.Tensor:
-        """The same from whole rows, padded behind.
-
-        No token of a causal model sees what follows it, so that neither a mask nor positions are needed.
-        """
+        """The same from whole rows, padded behind, which no token of a causal model sees."""
         tokens = tokens.to(causal.device)
         ids, prompt_lengths = whole_rows(tokens)
         hidden: torch.Tensor = causal.base_model(ids, use_cache=False).last_hidden_state

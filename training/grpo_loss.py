@@ -24,13 +24,9 @@ LOSSES = ("loss_objective", "loss_kl", "loss_kl_inference", "loss_entropy", "los
 
 
 class GRPOLoss(LossModule):
-    """Every objective of `PolicyConfig`, over the log-probs that `scorer` computes.
+    """The objectives of `PolicyConfig` (docs/objectives.md), over log-probs of the policy that `scorer` computes.
 
-    `docs/objectives.md` has the formulas. The actor's parameters stay its own: nothing is copied, nothing functional.
-
-    Args:
-        scorer: of the policy that is trained.
-        policy: the objective.
+    The actor's parameters stay its own: nothing is copied, nothing functional.
     """
 
     @dataclass

@@ -53,10 +53,7 @@ class Learner(Protocol):
         ...
 
     def begin_scoring(self, group: Group) -> None:
-        """Begin to score a group that a later `credit` will hold.
-
-        Nothing is done where the reference has no devices of its own. Any thread may call it.
-        """
+        """Begin to score a group for a later `credit`, where there are scorers; from any thread."""
         ...
 
     def drop_scores(self, groups: Sequence[Group]) -> None:
@@ -64,11 +61,7 @@ class Learner(Protocol):
         ...
 
     def step(self, batch: Batch) -> StepReport:
-        """One update from whole groups of a credited batch.
-
-        Raises:
-            NonFiniteError: after `train.max_nonfinite_steps` bad steps in a row.
-        """
+        """Update from whole groups of a credited batch; NonFiniteError after `train.max_nonfinite_steps` in a row."""
         ...
 
     def publish(self) -> "Sequence[PolicyTensor] | Sequence[RankTensor]":

@@ -55,11 +55,7 @@ def load_step_counts(model: nn.Module, optimizer: Optimizer, counts: Mapping[str
 
 
 def check_same_tensors(here: Mapping[str, Tensor], there: Mapping[str, list[int]]) -> None:
-    """That a checkpoint holds what this learner has, and nothing else. there: whole shapes, by name.
-
-    Raises:
-        ConfigError: the message names the first tensor that differs.
-    """
+    """Refuse (ConfigError) a checkpoint of other tensors than `here`. there: whole shapes, by name."""
     shapes = {name: list(tensor.shape) for name, tensor in here.items()}
     for name in {**there, **shapes}:
         if there.get(name) != shapes.get(name):

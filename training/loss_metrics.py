@@ -1,8 +1,4 @@
-"""Metrics of the objective as accumulators that add up over microbatches and ranks.
-
-`objective` returns one tensor a metric. `merge_metrics` joins microbatches and ranks,
-`finalize_metrics` turns the accumulators into numbers. Nothing here looks at padding.
-"""
+"""Metrics of the objective as accumulators that add up over microbatches and ranks."""
 
 from collections.abc import Iterable, Mapping
 from itertools import islice
@@ -92,10 +88,7 @@ def _finish(values: list[float]) -> float:
 
 
 def gap_percentiles(gaps: Tensor) -> dict[str, float]:
-    """`mismatch/p50`, `p99` and `max` of |trainer log-prob - engine log-prob|; zeros without a token.
-
-    gaps: [M], of the tokens in the loss.
-    """
+    """`mismatch/p50`, `p99` and `max` of |trainer - engine| log-probs [M] in the loss; zeros without any."""
     values = gaps.float().sort().values
     count = values.numel()
     if not count:

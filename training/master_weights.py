@@ -8,7 +8,6 @@ and remainder together are a float32 number, which exists only while the optimiz
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -71,7 +70,8 @@ class MasterWeights(Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         if closure is not None:
             raise ValueError("MasterWeights.step takes no closure: every bucket would run it again")
-        copy_settings(self.param_groups, self.inner.param_groups)
+        for ours, theirs in zip(self.param_groups, self.inner.param_groups, strict=True):
+            theirs |= {key: value for key, value in ours.items() if key != "params"}
         others = {parameter: parameter.grad for parameter in self.parameters if parameter not in self.shadows}
         if others:
             self.inner.step()
@@ -124,9 +124,3 @@ def _empty_shadow(parameter: nn.Parameter) -> nn.Parameter:
 
 def _nothing(parameter: nn.Parameter) -> Tensor:
     return local(parameter.data).new_empty([0] * parameter.ndim, dtype=torch.float32)
-
-
-def copy_settings(source: list[dict[str, Any]], target: list[dict[str, Any]]) -> None:
-    """Learning rates and all else that groups say, but for the parameters."""
-    for ours, theirs in zip(source, target, strict=True):
-        theirs |= {key: value for key, value in ours.items() if key != "params"}

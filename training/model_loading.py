@@ -54,11 +54,7 @@ NO_TEMPLATE = "none"
 
 @contextmanager
 def loading(what: str, name: str) -> Iterator[None]:
-    """Say in one line why the library does not load `what` of `model.name`.
-
-    Raises:
-        ConfigError: it does not; with the remedy.
-    """
+    """Turn what the library raises for `what` of `model.name` into a ConfigError with remedy."""
     try:
         yield
     except (ConfigError, torch.OutOfMemoryError):
@@ -93,13 +89,7 @@ def said_of_reference(config: Config) -> Iterator[None]:
 
 
 def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
-    """Load a tokenizer with the chat template of the prompts.
-
-    It has none for `none`, or where its files have none.
-
-    Raises:
-        ConfigError: there is no tokenizer, or no such file.
-    """
+    """Load a tokenizer with the chat template of the prompts, if any. Raises ConfigError."""
     tokenizer = load_saved_tokenizer(config)
     if config.chat_template == NO_TEMPLATE:
         tokenizer.chat_template = None
@@ -114,10 +104,7 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
 
 
 def load_saved_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
-    """Load a tokenizer as an export saves it, with the file's template or its own.
-
-    Raises ConfigError as `load_tokenizer`.
-    """
+    """Load a tokenizer as an export saves it, with the file's template. Raises ConfigError."""
     with loading("its tokenizer", config.name):
         tokenizer = AutoTokenizer.from_pretrained(model_path(config.name), trust_remote_code=False)
     if config.chat_template not in (None, NO_TEMPLATE):
@@ -175,9 +162,7 @@ def load_in_4bit(config: ModelConfig, device: torch.device, compute: torch.dtype
     """As `load_model`, every linear layer but the head in 4 bits: nf4, scales in 8 bits (arXiv 2305.14314, section 3).
 
     Layer by layer, as the weights come from the files; the rest is in `model.dtype`. compute: what layers multiply in.
-
-    Raises:
-        ConfigError: as `load_model`.
+    Raises as `load_model`.
     """
     settings = BitsAndBytesConfig(
         load_in_4bit=True,
@@ -204,9 +189,7 @@ def load_frozen(config: ModelConfig, device: torch.device, autocast: torch.dtype
 
     Autocast rounds the weights of linear layers to its dtype each time they multiply. Here they are kept that way:
     the same numbers in half the memory. Embeddings, which may be the output head too, and norms keep float32.
-
-    Raises:
-        ConfigError: as `load_model`.
+    Raises as `load_model`.
     """
     dtype = getattr(torch, config.dtype)
     loader: Any = AutoModelForCausalLM
@@ -262,11 +245,7 @@ def outside_linear_layers(model: PreTrainedModel) -> set[str]:
 def _load(
     loader: Any, config: ModelConfig, dtype: torch.dtype, device: torch.device, **settings: Any
 ) -> PreTrainedModel:
-    """Weights go from the file to their device one by one.
-
-    Raises:
-        ConfigError: files and model do not have the same tensors.
-    """
+    """Load weights from files to their device one by one. Raises ConfigError for other tensors."""
     with loading("the model", config.name), quiet_library():
         loaded = loader.from_pretrained(
             model_path(config.name),

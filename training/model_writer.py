@@ -98,11 +98,7 @@ class ModelWriter:
             yield name, packed_in_4_bits(weight)[0] if in_4_bits else weight
 
     def write(self, learner: Path, folder: Path) -> None:
-        """Fill a folder. learner: that of a checkpoint's tensors.
-
-        Raises:
-            UnreadableError: a tensor cannot be read.
-        """
+        """Fill a folder from that of a checkpoint's tensors (`learner`). Raises UnreadableError."""
         saved = SavedTensors(learner)
         write_safetensors(folder, self._parts(saved))
         self.plain.config.save_pretrained(folder)

@@ -59,7 +59,8 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
     others = [group for (is_hidden, *_), group in groups.items() if not is_hidden]
     members: list[Optimizer] = []
     if others:
-        members.append(_adamw(others, config))
+        fused = {one.device.type for group in others for one in group["params"]} <= {"cpu", "cuda"}
+        members.append(ShardedAdamW(others, lr=config.lr, betas=config.betas, eps=config.eps, fused=fused))
     if matrices:
         members.append(Muon(matrices, momentum=config.muon_momentum, adjust_lr_fn="match_rms_adamw"))
     optimizer = members[0] if len(members) == 1 else JointOptimizer(members)
@@ -72,12 +73,6 @@ def _outside_parameters(module: nn.Module) -> Iterable[nn.Parameter]:
     if isinstance(module, PreTrainedModel) and (head := module.get_output_embeddings()) is not None:
         return list(head.parameters())
     return ()
-
-
-def _adamw(groups: list[Group], config: OptimizerConfig) -> AdamW:
-    devices = {parameter.device.type for group in groups for parameter in group["params"]}
-    fused = devices <= {"cpu", "cuda"}
-    return ShardedAdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=fused)
 
 
 class ShardedAdamW(AdamW):
@@ -111,10 +106,7 @@ class JointOptimizer(Optimizer):
 
 
 def make_scheduler(optimizer: Optimizer, config: OptimizerConfig, total_steps: int) -> LambdaLR:
-    """Multiplies every group's peak rate; call its `step()` once after each optimizer step.
-
-    total_steps: optimizer steps of the whole run.
-    """
+    """A factor of every group's peak rate, stepped after each optimizer step. total_steps: of the run."""
     warmup = max(config.warmup_steps, round(config.warmup_fraction * total_steps))
     decay, floor = DECAYS[config.schedule], config.min_lr_fraction
 

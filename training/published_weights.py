@@ -152,8 +152,11 @@ def _tensors(model: Any) -> Iterator[tuple[str, torch.Tensor, Any]]:
     for name, tensor in state_without_scales(base).items():
         if "lora_" in name or ".original_module." in name:
             continue
-        owner = modules[name.split(".base_layer.")[0]] if ".base_layer." in name else None
-        yield _plain_name(name), tensor, _mergeable(owner) if owner is not None and tensor.ndim > 1 else None
+        adapts = ".base_layer." in name and tensor.ndim > 1
+        layer: Any = modules[name.split(".base_layer.")[0]] if adapts else None
+        if adapts and any(layer.use_dora.get(adapter, False) for adapter in layer.active_adapters):
+            raise ConfigError("a DoRA adapter cannot be pushed merged: train_model.lora supports plain LoRA")
+        yield _plain_name(name), tensor, layer
 
 
 def _frozen(model: nn.Module) -> frozenset[str]:
@@ -169,9 +172,3 @@ def _plain_name(name: str) -> str:
         at = names.index("modules_to_save")
         names = names[:at] + names[at + 2 :]
     return ".".join(names)
-
-
-def _mergeable(layer: Any) -> Any:
-    if any(layer.use_dora.get(adapter, False) for adapter in layer.active_adapters):
-        raise ConfigError("a DoRA adapter cannot be pushed merged: train_model.lora supports plain LoRA")
-    return layer

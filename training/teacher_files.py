@@ -15,12 +15,9 @@ from training.model_loading import load_saved_tokenizer, said_of_reference
 
 
 def check_reference_files(tokenizer: PreTrainedTokenizerBase, config: Config) -> None:
-    """Check the files of `ref_model.name`, where there is one. No weight is read.
+    """Check the files of `ref_model.name`, if there is one; no weight is read. tokenizer: the policy's.
 
-    tokenizer: the policy's.
-
-    Raises:
-        ConfigError: as `check_same_tokens` and `check_files`.
+    Raises ConfigError as `check_same_tokens` and `check_files`.
     """
     if not scored_by_another(config):
         return
@@ -37,9 +34,7 @@ def scored_by_another(config: Config) -> bool:
 def check_same_tokens(tokenizer: PreTrainedTokenizerBase, config: Config) -> PreTrainedTokenizerBase:
     """The tokenizer of `ref_model.name`, which reads every token id as the policy does.
 
-    It may have more tokens, and its embedding another number of rows for ids that are no token.
-
-    tokenizer: the policy's.
+    It may have more tokens, and its embedding other rows for ids that are no token. tokenizer: the policy's.
 
     Raises:
         ConfigError: an id is another token to it, none, or beyond its embedding.
@@ -52,10 +47,7 @@ def check_same_tokens(tokenizer: PreTrainedTokenizerBase, config: Config) -> Pre
 
 
 def has_tokenizer(name: str) -> bool:
-    """Whether a model's tokenizer and config.json are on this machine.
-
-    They lie in a folder, or in the hub's cache.
-    """
+    """Whether a model's tokenizer and config.json are here, in a folder or the hub's cache."""
     files = ("config.json", "tokenizer_config.json")
     return Path(model_path(name)).is_dir() or all(
         isinstance(try_to_load_from_cache(name, file), str) for file in files

@@ -103,11 +103,7 @@ def saved_shapes(folder: Path) -> dict[str, list[int]]:
 
 
 class SavedTensors:
-    """The tensors of a folder, each read when it is asked for; what it holds is read once.
-
-    Raises:
-        UnreadableError: a file is damaged.
-    """
+    """The tensors of a folder, each read when it is asked for. Raises UnreadableError."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -144,11 +140,7 @@ def saved_tensors(folder: Path, prefix: str = "") -> dict[str, Tensor]:
 
 
 def check_files(folder: Path) -> None:
-    """That every file is there and as long as `.metadata` says; no tensor is read.
-
-    Raises:
-        UnreadableError: it names the file.
-    """
+    """Check every file's length by `.metadata`, reading no tensor. Raises UnreadableError with its name."""
     ends: dict[str, int] = {}
     for part in _metadata(folder).storage_data.values():
         ends[part.relative_path] = max(ends.get(part.relative_path, 0), part.offset + part.length)

@@ -33,10 +33,7 @@ def trained_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def described(model: nn.Module, base: str) -> dict[str, Any]:
-    """What a checkpoint says of the policy beside its tensors.
-
-    base: `base_digest` of the model before it was trained.
-    """
+    """The policy in a checkpoint beside its tensors. base: its `base_digest` before it was trained."""
     return {"base": base, "architecture": _architecture(model)}
 
 
@@ -86,12 +83,9 @@ def digest_of(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
 
 def brought(model: nn.Module) -> dict[str, nn.Parameter]:
     """What `model.name` brought, as far as a run depends on it: the base under an adapter, else every parameter."""
-    return _frozen(model) or dict(model.named_parameters())
-
-
-def _frozen(model: nn.Module) -> dict[str, nn.Parameter]:
     named = model.named_parameters(remove_duplicate=False)
-    return {name: parameter for name, parameter in named if not parameter.requires_grad}
+    frozen = {name: parameter for name, parameter in named if not parameter.requires_grad}
+    return frozen or dict(model.named_parameters())
 
 
 def _architecture(model: nn.Module) -> dict[str, Any]:

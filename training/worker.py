@@ -100,18 +100,10 @@ class Update:
 class Worker(PolicyWeights):
     """Owns the policy and its optimizer, or one rank's shards of both.
 
-    objective: the loss of this worker's share whose gradients are there.
-
-    Args:
-        pushed: see `PolicyWeights`.
+    objective: the loss of this worker's share whose gradients are there. pushed: see `PolicyWeights`.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        models: Models,
-        pushed: Callable[[Any], list[PolicyTensor]],
-    ) -> None:
+    def __init__(self, config: Config, models: Models, pushed: Callable[[Any], list[PolicyTensor]]) -> None:
         super().__init__(models.policy, pushed, models.within)
         self.config = config
         self.scorer = models.scorer
@@ -156,10 +148,7 @@ class Worker(PolicyWeights):
         self.objective = torch.zeros(())
 
     def gradients(self, pieces: Iterable[Piece]) -> Part:
-        """Add the gradients of some microbatches to those of the step.
-
-        All workers add as many.
-        """
+        """Add the gradients of some microbatches, as many for every worker, to those of the step."""
         parts: list[Part] = []
         for piece in pieces:
             metrics, scores = self._learn(piece)

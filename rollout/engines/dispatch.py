@@ -37,9 +37,8 @@ class Dispatch:
         self._times_lost: dict[int, int] = {}
         self._assigned: OrderedDict[int, Assigned] = OrderedDict()  # the longest there first
         self._load: dict[int, int] = {}
-        self._with: defaultdict[int, dict[int, None]] = defaultdict(
-            dict
-        )  # engines by their load, but full ones
+        # Engines by their load, but full ones.
+        self._with: defaultdict[int, dict[int, None]] = defaultdict(dict)
         self._least = window  # none has less
 
     @property

@@ -99,8 +99,7 @@ def draw(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """One token for each row by inverting its cumulative distribution: first of blocks, then in one of them.
 
-    Returns:
-        tokens int64 [rows] and their log-probs float32 [rows].
+    Returns tokens int64 [rows] and their log-probs float32 [rows].
     """
     vocabulary = log_probs.shape[-1]
     padding = -vocabulary % _BLOCK

@@ -97,10 +97,7 @@ class Prefill:
             self._positions -= len(oldest)
 
     def _forward(self, sequences: Sequence[Tokens], prefix: Computed | None, known: int) -> list[Computed]:
-        """What follows the first `known` tokens goes through the model, padded on the right.
-
-        Such padding needs no mask of its own: a causal model's real positions never see it.
-        """
+        """Compute what follows the first `known` tokens; no real position sees the padding behind."""
         device = self._model.device
         lengths = np.array([len(sequence) for sequence in sequences])
         ids = np.zeros((len(sequences), lengths.max() - known), dtype=np.int64)

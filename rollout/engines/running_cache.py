@@ -160,9 +160,8 @@ class Band:
         per_key = heads // keys.shape[1]
         query = query.reshape(rows, keys.shape[1], per_key, size).contiguous()
         own = attend_partly(query, own_keys, own_values, None, scale)
-        shared = (
-            query[self._seats].transpose(1, 2).flatten(2, 3)
-        )  # [groups, heads of keys, rows * per_key, D]
+        # [groups, heads of keys, rows * per_key, D]
+        shared = query[self._seats].transpose(1, 2).flatten(2, 3)
         seen, weight = attend_partly(shared, keys, values, self._mask, scale)
         by_row = (
             each.unflatten(2, (-1, per_key)).transpose(1, 2).flatten(0, 1)[self._places]

@@ -131,10 +131,7 @@ class Engine(SteppedEngine, WeightTarget, Protocol):
 def generate(engine: SteppedEngine, requests: Sequence[Request], timeout: float = 600.0) -> list[Response]:
     """Submit all requests and wait for all of them; responses in the order of the requests.
 
-    timeout: seconds that the engine may work without finishing any.
-
-    Raises:
-        DeadlineError: it did.
+    timeout: seconds that the engine may work without finishing any, before a DeadlineError.
     """
     for request in requests:
         engine.submit(request)

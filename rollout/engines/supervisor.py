@@ -25,14 +25,7 @@ from cluster.runtime import Place, free_resources, start_actor, start_ray
 from config.errors import ConfigError
 from rollout.engines.dispatch import Dispatch
 from rollout.engines.host import CONCURRENCY_GROUPS, EngineHost, WeightHandle
-from rollout.engines.remote_calls import (
-    CallBroken,
-    EngineLost,
-    Member,
-    RemoteEngines,
-    call_broken,
-    stacks_of,
-)
+from rollout.engines.remote_calls import CallBroken, EngineLost, Member, RemoteEngines, call_broken, stacks_of
 from rollout.engines.sampler import Engine
 
 log = logging.getLogger(__name__)
@@ -180,11 +173,7 @@ class Supervisor:
     # --- calls ---------------------------------------------------------------------------------------------
 
     def call_each(self, method: str, arguments: Sequence[dict[str, Any]]) -> list[Any]:
-        """The same method of every live engine at once, each with its own arguments; in the engines' order.
-
-        Raises:
-            CallBroken: one of them was lost.
-        """
+        """The answers of every live engine to a method. Raises CallBroken when one was lost."""
         live = self.wait_for_some()
         pairs = zip(live, arguments, strict=True)
         answered = self.results({slot.actor.call.remote(method, own): slot for slot, own in pairs}, method)
@@ -209,12 +198,7 @@ class Supervisor:
         return answered
 
     def result_of(self, slot: Slot, ref: Reference) -> Any:
-        """What a call returned.
-
-        Raises:
-            HostLost: see there.
-            EngineLost, ConfigError: what the engine raised.
-        """
+        """The result of a call. Raises HostLost, or EngineLost or ConfigError for the engine's error."""
         try:
             return ray.get(ref)
         except (RayActorError, ObjectLostError) as error:  # an answer lies where it was made until fetched

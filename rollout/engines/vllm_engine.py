@@ -59,11 +59,7 @@ class _Group:
 
 
 class VLLMEngine:
-    """A vLLM engine in this process; speaks the protocols of `rollout.engines.sampler.Engine`.
-
-    Raises:
-        ConfigError: vLLM is missing, or cannot load the model with these settings.
-    """
+    """A `rollout.engines.sampler.Engine` of vLLM in this process. Raises ConfigError where it cannot start."""
 
     def __init__(self, settings: VLLMSettings) -> None:
         check_version()

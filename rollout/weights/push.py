@@ -47,11 +47,7 @@ class Weights:
         return self.check() if self.weight_check.due(self.version) else {}
 
     def check(self) -> dict[str, float]:
-        """Compare engines and learner, unless they were compared since the push; returns metrics.
-
-        Raises:
-            WeightMismatch: an engine does not have the learner's weights; the message names the cause.
-        """
+        """Compare engines and learner, once a push; returns metrics. Raises WeightMismatch with its cause."""
         known = (self.weight_check.version, self.weight_check.members) == (self.version, self.target.members)
         if known or self.asleep or not self.current:
             return {}
