@@ -12,7 +12,7 @@ import grpo
 import grpo_async
 from config.schema import Config
 from monitoring.doctor.rules import RULES
-from monitoring.metric_table import METRICS, is_part_of_reward, meaning_of, pattern_of
+from monitoring.metric_table import METRICS, meaning_of, pattern_of
 from run.jobs import run_job
 from tests.scripts import SCHEDULE_OF, configured, rows
 
@@ -28,7 +28,7 @@ def test_every_metric_is_in_the_table(script: ModuleType, tmp_path: Path) -> Non
     logged = {name for row in rows(tmp_path) for name in row}
     assert "eval/sums/pass@2" in logged
     assert {name for name in logged if not meaning_of(name)} == set()
-    parts = {name for name in logged if is_part_of_reward(name)}
+    parts = {name for name in logged if pattern_of(name) == "reward/PART"}
     assert parts == {"reward/accuracy"}
 
 
