@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from config.command_line import command_line
-from config.run_outcome import INTERRUPTED, RunOutcome
+from config.errors import INTERRUPTED, RunOutcome
 from config.schema import Config
 from run.jobs import run_job
 from run.overlapped import ScheduleType

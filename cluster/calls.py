@@ -49,7 +49,6 @@ def described(error: BaseException) -> str:
 
 
 def own_stacks() -> str:
-    """Stack traces of every thread of this process."""
     with tempfile.TemporaryFile() as file:
         faulthandler.dump_traceback(file, all_threads=True)
         file.seek(0)

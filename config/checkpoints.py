@@ -67,7 +67,6 @@ def remove_checkpoint(path: Path) -> None:
 
 
 def remove_models(run_dir: Path) -> None:
-    """Remove the models of checkpoints that are gone."""
     for path in (run_dir / MODELS).glob("checkpoint_*"):
         if _NAME.fullmatch(path.name) and not (run_dir / FOLDER / path.name).exists():
             remove_checkpoint(path)

@@ -110,7 +110,6 @@ def check_ranks(config: Config) -> None:
 
 
 def check_reference(config: Config) -> None:
-    """Check the processes of the frozen model."""
     reference = config.ref_model
     shards, ranks = reference.shard_size, reference.ranks
     if shards is None:
@@ -128,7 +127,6 @@ def check_reference(config: Config) -> None:
 
 
 def check_quantization(config: Config) -> None:
-    """Check the quantization of the base under adapters."""
     lora = config.train_model.lora
     if not lora.quantized:
         return

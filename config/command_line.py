@@ -27,10 +27,9 @@ from yaml import MarkedYAMLError
 from config.broken_packages import broken_package
 from config.composition import CONFIG_DIR, register_schema, to_config
 from config.error_messages import is_readable, quoted, readable
-from config.errors import ConfigError, RunError, causes
+from config.errors import INTERRUPTED, ConfigError, RunError, RunOutcome, causes
 from config.files import disk_full, unwritable
 from config.folders import SETTINGS, remove_if_unused, save_settings
-from config.run_outcome import INTERRUPTED, RunOutcome
 from config.schema import Config
 from config.sweep_jobs import JobFailed, objective, run_in_sweep
 
@@ -211,10 +210,7 @@ def resume_command(run_dir: Path) -> str:
 
 
 def evaluate_command(model: Path, sets: str) -> str:
-    """The command that evaluates a model as this run would, as `resume_command` writes it.
-
-    sets: a setting of `eval.sets` where the run has none, or nothing.
-    """
+    """The command that evaluates a model as this run would. sets: a setting of `eval.sets`, or nothing."""
     given = ["run=eval", _setting("model.name", model), *([shlex.quote(sets)] if sets else [])]
     return " ".join([*_command(_OF_THE_MODEL), *given])
 

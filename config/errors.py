@@ -1,4 +1,11 @@
-"""Exceptions that the user sees as one message without a traceback, and what an exception came from."""
+"""Exceptions that the user sees as one message without a traceback, and how a run ends."""
+
+import signal
+from typing import Literal
+
+RunOutcome = Literal["finished", "interrupted", "failed"]
+INTERRUPTED = 128 + signal.SIGINT
+"""Exit code of what an interrupt has left without a result. A training run that wrote its checkpoint exits with 0."""
 
 
 class ConfigError(ValueError):
@@ -14,10 +21,7 @@ class DeadlineError(RunError, TimeoutError):
 
 
 class RankLost(RunError):
-    """A rank of the learner or of a scorer died, failed or hangs.
-
-    The text says which, with its own traceback first.
-    """
+    """A rank of the learner or of a scorer died, failed or hangs; its own traceback comes first."""
 
 
 def causes(error: BaseException | None) -> list[BaseException]:

@@ -14,10 +14,7 @@ from config.values import at_least, check_fields, section_of
 
 @dataclass
 class EvalSetConfig:
-    """One evaluation set: prompts with their own sampling.
-
-    Unset fields are those of training where the data set is the same.
-    """
+    """One evaluation set; unset fields are those of training where the data set is the same."""
 
     dataset: str = ""
     """Registered task name, as in `env.dataset`."""

@@ -96,7 +96,6 @@ class InferenceModelConfig:
             )
 
     def temperature_at(self, progress: float) -> float:
-        """The temperature after this share of the run."""
         if self.temperature_end is None:
             return self.temperature
         share = min(progress / self.temperature_end_at, 1.0)

@@ -93,10 +93,7 @@ class TrainModelConfig:
 
 @dataclass
 class RefModelConfig:
-    """The frozen model that scores the policy's tokens: a reference or a teacher.
-
-    It is loaded only where `policy.kl_coef` or `policy.distill_coef` is not 0.
-    """
+    """The frozen reference or teacher, loaded only where `policy.kl_coef` or `policy.distill_coef` is not 0."""
 
     name: str | None = None
     """A model as in `model.name`, with the same tokens. Unset: the policy as it is before the first step."""

@@ -20,28 +20,16 @@ from config.trust_region import TrustRegion
 PRESETS = Path(__file__).parent / "policy"
 
 AGGREGATIONS = (
-    "token_mean",
-    "sequence_mean",
-    "sequence_sum",
-    "constant_length",
-    "constant_length_sum",
-    "pass_mean",
-    "length_weighted",
-    "padded_mean",
-    "token_sum",
-)
+    "token_mean", "sequence_mean", "sequence_sum", "constant_length", "constant_length_sum", "pass_mean",
+    "length_weighted", "padded_mean", "token_sum",
+)  # fmt: skip
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "reward_parts": ("together", "apart"),
     "baseline": ("mean", "leave_one_out", "length_weighted", "runner_up", "none"),
     "scale": (
-        "std_unbiased",
-        "std_population",
-        "std_leave_one_out",
-        "batch",
-        "mean",
-        "nonzero_share",
-        "none",
+        *("std_unbiased", "std_population", "std_leave_one_out"),
+        *("batch", "mean", "nonzero_share", "none"),
     ),
     "epsilon_rule": ("add", "clamp"),
     "group_of_one": ("zero", "raw"),
@@ -312,22 +300,18 @@ class PolicyConfig:
             raise self._wrong("filter_range", "must be [low,high] with low < high, or null")
 
     def _check_teacher(self) -> None:
-        text, alone = self.teacher_prompt, self.reward_coef == 0
+        text, alone, taught = self.teacher_prompt, self.reward_coef == 0, self.distill_coef != 0
         unread = self.kl_coef == 0 and self.environment_coef == 0
         lacks = [] if text is None else [mark for mark in ("{prompt}", "{answer}") if mark not in text]
         marks = "{prompt} stands for the message, {answer} for the reference answer"
         for holds, key, why in (
-            (alone and self.distill_coef == 0 and unread, "reward_coef", rules.NOTHING_TO_LEARN),
+            (alone and not taught and unread, "reward_coef", rules.NOTHING_TO_LEARN),
             (alone and self.filter_range is not None, "filter_range", rules.RANGE_OF_NO_REWARD),
             (alone and self.kl_coef and self.kl_placement == "reward", "kl_placement", rules.KL_OF_NO_REWARD),
-            (
-                self.distill_coef != 0 and self.objective == "geometric",
-                "objective",
-                rules.NO_MEAN_OF_A_TEACHER,
-            ),
+            (taught and self.objective == "geometric", "objective", rules.NO_MEAN_OF_A_TEACHER),
             (lacks, "teacher_prompt", f"lacks {' and '.join(lacks)}; {marks}"),
             (text and self.kl_coef, "kl_coef", rules.KL_TO_THE_ANSWER),
-            (text and self.distill_coef == 0, "distill_coef", rules.NO_TEACHER),
+            (text and not taught, "distill_coef", rules.NO_TEACHER),
         ):
             if holds:
                 raise self._wrong(key, why)
@@ -348,10 +332,7 @@ class PolicyConfig:
 
     @property
     def teaches_equal_rewards(self) -> bool:
-        """Whether groups of equal rewards teach something.
-
-        They do where there is a teacher, or no reward in the advantage.
-        """
+        """Whether groups of equal rewards teach something: with a teacher, or no reward in the advantage."""
         return self.distill_coef != 0 or self.reward_coef == 0
 
     @property

@@ -94,11 +94,6 @@ class Config:
         return max(1, self.train.total_dialog_turns // self.completions_per_iteration)
 
     @property
-    def total_optimizer_batches(self) -> int:
-        """Batches that grpo_async.py's learner takes; each is trained on `train.epochs` times."""
-        return self.total_iterations * (self.completions_per_iteration // self.optim_batch_size)
-
-    @property
     def batches_per_version(self) -> int:
         """Batches that grpo_async.py's learner takes between two weight pushes."""
         return -(-self.train.weight_update_frequency // self.train.epochs)

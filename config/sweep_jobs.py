@@ -11,10 +11,9 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from config.error_messages import readable
+from config.errors import INTERRUPTED, RunOutcome
 from config.folders import SETTINGS, SUMMARY, save_settings
-from config.run_outcome import INTERRUPTED, RunOutcome
 
-ENDS_HERE = "the sweep ends here; its other runs have not begun"
 LAST_STEPS = 10
 """Optimizer steps whose mean reward is the objective of a run without evaluations; one alone is mostly noise."""
 
@@ -65,7 +64,7 @@ def run_in_sweep(run: Callable[[], RunOutcome], composed: DictConfig) -> float |
     if outcome == "finished":
         return objective(run_dir, composed.train.keep_best)
     if chosen.runtime.choices["hydra/launcher"] == "basic":  # another launcher's process has others to serve
-        print(ENDS_HERE, file=sys.stderr)
+        print("the sweep ends here; its other runs have not begun", file=sys.stderr)
         sys.exit(INTERRUPTED)
     raise JobFailed(f"{run_dir} was interrupted")
 

@@ -32,10 +32,7 @@ class Problems:
 def choose_problems(
     examples: Sequence[Example], limit: int | None, fits: Callable[[Example], bool]
 ) -> Problems:
-    """Choose the problems of a set: every prompt once, at most `limit` of them.
-
-    The random choice is always the same. Order is that of the data set.
-    """
+    """Choose at most `limit` problems of a set, every prompt once, in the data's order; always the same choice."""
     order = list(range(len(examples)))
     if limit is not None:
         random.Random(0).shuffle(order)

@@ -9,6 +9,7 @@ import numpy as np
 from evaluation.student_t import two_sided_p, two_sided_quantile
 
 CONFIDENCE = 0.95
+_AGREEMENT, _SAME = 0.1, 1e-12
 
 
 @dataclass(frozen=True)
@@ -61,9 +62,6 @@ def proportion_interval(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     half = np.sqrt(a * spread + a * a / 4)
     low, high = ((means + a / 2 + sign * half) / (1 + a) for sign in (-1, 1))
     return np.where(counts > 1, low.clip(0), 0.0), np.where(counts > 1, high.clip(None, 1), 1.0)
-
-
-_AGREEMENT = 0.1
 
 
 def mean_interval(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -141,9 +139,6 @@ def paired_test(first: Sequence[float] | np.ndarray, last: Sequence[float] | np.
     reach = two_sided_quantile(CONFIDENCE, problems - 1) * error
     p_value = two_sided_p(centre / error, problems - 1)
     return PairedTest(difference, max(-1.0, centre - reach), min(1.0, centre + reach), p_value, problems)
-
-
-_SAME = 1e-12
 
 
 def summarize(tallies: Sequence[Tally], n: int) -> dict[str, float]:

@@ -43,7 +43,6 @@ class Events:
             )
 
     def close(self) -> None:
-        """Nothing is told after it."""
         self.writes = False
         if self._file is not None:
             self._file.close()

@@ -50,7 +50,9 @@ class Ledger:
         """Go on after an iteration; lines of later ones, of an attempt that was given up, are removed."""
         if self.folder.is_dir():
             keep_until(self.run_dir, after)
-            self._close_all()
+            for file in ledger_files(self.run_dir):
+                if not file.path.name.endswith(CLOSED):
+                    close_file(file.path)
 
     def learned(self, group: Group, step: int, values: TokenValues, trained_at: int | None) -> None:
         """An optimizer step has trained on a group."""
@@ -123,22 +125,16 @@ class Ledger:
         try:
             yield
         except OSError as error:
-            self._give_up(error)
-
-    def _give_up(self, error: OSError) -> None:
-        if self.writes:
-            self.writes = False
-            self.say(
-                f"warning: {self.folder} cannot be written ({error.strerror}); the run goes on without it"
-            )
+            if self.writes:
+                self.writes = False
+                said = f"{self.folder} cannot be written ({error.strerror}); the run goes on without it"
+                self.say(f"warning: {said}")
 
     def _line(self, group: Group, fate: Fate) -> bytes:
         record = record_of(group, fate)
         try:
             return orjson.dumps(record, default=_plain, option=_OPTIONS)
-        except (
-            orjson.JSONEncodeError
-        ):  # an answer may be anything: half a character, a number of a hundred digits
+        except orjson.JSONEncodeError:  # an answer may be half a character, or a number of a hundred digits
             return orjson.dumps(record | {"answer": ascii(record["answer"])}, option=_OPTIONS)
 
     def _append(self, lines: Iterable[bytes], iteration: int) -> None:
@@ -175,11 +171,6 @@ class Ledger:
             if file.path.name.endswith(CLOSED):
                 file.path.unlink()
                 del sizes[file.path]
-
-    def _close_all(self) -> None:
-        for file in ledger_files(self.run_dir):
-            if not file.path.name.endswith(CLOSED):
-                close_file(file.path)
 
 
 def _write(file: BinaryIO, lines: Iterable[bytes]) -> int:

@@ -51,10 +51,7 @@ def ledger_files(run_dir: Path) -> list[LedgerFile]:
 
 
 def read_records(run_dir: Path, kind: str | None = None) -> Iterator[dict[str, Any]]:
-    """Every group that a run's folder holds, the oldest first, one at a time. kind: only `train` or `eval`.
-
-    A last line that is not whole was being written, and is passed over.
-    """
+    """Every group that a run's folder holds, the oldest first, one at a time. kind: only `train` or `eval`."""
     for file in ledger_files(run_dir):
         if kind is None or (kind == "eval") == bool(file.evaluated):
             yield from records_of(file.path)

@@ -76,10 +76,12 @@ def reward_metrics(generated: Sequence[Group]) -> dict[str, float]:
     rewards_of_groups = [[verdict.score for verdict in group if verdict.judged] for group in of_groups]
     rewards = list(chain.from_iterable(rewards_of_groups))
     judged = [verdict for verdict in verdicts if verdict.judged]
+    # Equal as float32, which the learner reads: such a group teaches nothing.
+    equal = [len(set(array("f", scores))) <= 1 for scores in rewards_of_groups]
     metrics = {
         "reward/mean": _mean(rewards),
         "reward/std": _deviation(rewards),
-        "reward/zero_variance_groups": _mean([_all_equal(of_group) for of_group in rewards_of_groups]),
+        "reward/zero_variance_groups": _mean(equal),
         "reward/errors": outcomes.count("error") / max(1, len(outcomes)),
         "reward/invalid": outcomes.count("invalid") / max(1, len(outcomes)),
         "groups/generated": float(len(generated)),
@@ -92,11 +94,6 @@ def reward_metrics(generated: Sequence[Group]) -> dict[str, float]:
     names = sorted(set[str]().union(*[verdict.parts for verdict in verdicts]))
     parts = [verdict.parts for verdict in judged]
     return metrics | {f"reward/{name}": _mean([each.get(name, 0.0) for each in parts]) for name in names}
-
-
-def _all_equal(rewards: Sequence[float]) -> bool:
-    """Whether the rewards of a group are one number, as float32, which the learner reads: they teach nothing."""
-    return len(set(array("f", rewards))) <= 1
 
 
 def _length_metrics(completions: Sequence[SampledCompletion]) -> dict[str, float]:
@@ -133,10 +130,7 @@ def _trained_metrics(batch: Trained, generated: int) -> dict[str, float]:
 
 
 def member_metrics(generated: Sequence[Group], members: Sequence[str]) -> dict[str, float]:
-    """Of every data set of a mixture: completions, mean reward and mean length in these groups.
-
-    One of which nothing was generated has a count of 0 and no means.
-    """
+    """Completions, mean reward and mean length of the data sets of a mixture; no means where there are none."""
     metrics: dict[str, float] = {}
     for name in members:
         mine = [one for group in generated if group.example.source == name for one in group.candidates]
@@ -150,10 +144,7 @@ def member_metrics(generated: Sequence[Group], members: Sequence[str]) -> dict[s
 
 
 def age_metrics(batch: Trained, policy_version: int) -> dict[str, float]:
-    """Age of every token in the loss: versions between the one that drew it and the one it trains.
-
-    `age/histogram/K` counts the tokens of age K, up to the oldest there is.
-    """
+    """Ages of the tokens in the loss: versions between the one that drew a token and the one it trains."""
     assert batch.mask is not None
     counts = (policy_version - batch.policy_version.masked_select(batch.mask)).bincount().tolist()
     total = sum(age * count for age, count in enumerate(counts))

@@ -10,9 +10,9 @@ from typing import Any
 
 from torch import Tensor
 
+from config.errors import RunOutcome
 from config.files import written_whole
 from config.folders import SUMMARY
-from config.run_outcome import RunOutcome
 from envs.example import SYSTEM_ROLES
 from envs.group import Group, SampledCompletion, Verdict
 from envs.task import Example
@@ -130,9 +130,7 @@ class Monitor:
         entropy: Tensor,
         trained_at: int | None,
     ) -> None:
-        """Tell the ledger what an optimizer step made of each group.
-
-        The step is the one that `optimized` wrote.
+        """Tell the ledger what the step that `optimized` wrote made of each group.
 
         advantage, log_ratio, entropy: as `training.learner.StepReport`. trained_at: see `monitoring.record.Fate`.
         """
@@ -175,11 +173,7 @@ class Monitor:
             self.say(line)
 
     def _throughput(self, lengths: Sequence[int]) -> dict[str, float]:
-        """Seconds per phase and per second figures since the last row; all phases start again at 0.
-
-        lengths: of the step's completions, in tokens.
-        `idle/learner` is the share of that time in which the learner had no batch to work on.
-        """
+        """Seconds of each phase and figures per second since the last row. lengths: tokens of the completions."""
         now = time.perf_counter()
         elapsed, self.since = now - self.since, now
         tokens = sum(lengths)
@@ -285,10 +279,7 @@ def sample_text(step: int, group: Group) -> str:
 
 
 def question(example: Example) -> str:
-    """The question of an example, a chat with its roles.
-
-    The system prompt is the same for all and left out.
-    """
+    """The question of an example, a chat with its roles, without the system prompt that all share."""
     asked = [message for message in example.messages if message["role"] not in SYSTEM_ROLES]
     if len(asked) == 1:
         return str(asked[0]["content"])

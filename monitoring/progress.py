@@ -4,7 +4,6 @@ import math
 import sys
 import time
 from multiprocessing import parent_process
-from typing import Protocol
 
 from rich import progress as bars
 from rich.console import Console
@@ -100,20 +99,7 @@ class Progress:
         return words
 
 
-class View(Protocol):
-    """A place where progress is shown. interval: least seconds between two updates. erase: takes it from the screen."""
-
-    interval: float
-    erase: str
-
-    def show(self, progress: Progress) -> None: ...
-
-    def say(self, text: str) -> None: ...
-
-    def close(self, progress: Progress) -> None: ...
-
-
-def _view(logging: LoggingConfig, total_steps: int) -> View:
+def _view(logging: LoggingConfig, total_steps: int) -> "Silent":
     """The view that the settings and standard error ask for."""
     if not logging.progress:
         return Silent()
@@ -132,7 +118,10 @@ class _Console(Console):
 
 
 class Silent:
-    """No view; texts are printed all the same."""
+    """No view; texts are printed all the same.
+
+    interval: least seconds between two updates. erase: takes what is shown from the screen.
+    """
 
     interval = float("inf")
     erase = ""
@@ -160,7 +149,7 @@ class Lines(Silent):
             self.show(progress)
 
 
-class Bar:
+class Bar(Silent):
     """A bar of rich's in the last line of a terminal.
 
     Standard streams stay as they are, for processes that are forked from this one would else draw bars too.

@@ -92,7 +92,6 @@ _NOTHING_LEARNED: dict[str, Any] = {each.name: [] for each in fields(TokenValues
 
 
 def record_of(group: Group, fate: Fate) -> dict[str, Any]:
-    """The line of a group, for `orjson` with numpy arrays."""
     example, times, replaced = group.example, group.times, group.in_place_of
     return {
         "kind": "eval" if fate.name == "evaluated" else "train",

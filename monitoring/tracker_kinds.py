@@ -17,9 +17,8 @@ from typing import Any, Protocol
 
 import yaml
 
-from config.errors import ConfigError
+from config.errors import ConfigError, RunOutcome
 from config.logging import LoggingConfig
-from config.run_outcome import RunOutcome
 
 log = python_logging.getLogger("grpo")
 REACH_S = 12.0
@@ -124,9 +123,8 @@ class Wandb:
 
         options = self.options | {
             "offline": offline,
-            "mode": "offline"
-            if offline
-            else "online",  # else that of the environment at its first start holds
+            # Else that of the environment at its first start holds.
+            "mode": "offline" if offline else "online",
             "settings": wandb.Settings(init_timeout=REACH_S, login_timeout=REACH_S),
         }
         return get_logger("wandb", logger_name=str(run_dir), experiment_name=title, wandb_kwargs=options)
@@ -219,11 +217,7 @@ class Trackio:
 
         with redirect_stdout(sys.stderr):  # standard output is for results
             self.run: Any = trackio.init(
-                logging.project,
-                title,
-                config=dict(flat(config)),
-                auto_log_cpu=False,
-                auto_log_gpu=False,
+                logging.project, title, config=dict(flat(config)), auto_log_cpu=False, auto_log_gpu=False
             )
 
     def metrics(self, numbers: Mapping[str, float], step: int) -> None:
@@ -252,13 +246,5 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
 def _cell(value: object) -> str:
     """A cell of a Markdown table, in which a completion's marks are its own characters."""
     text = f"{value:.4g}" if isinstance(value, float) else str(value)
-    for mark, written in (
-        ("&", "&amp;"),
-        ("<", "&lt;"),
-        (">", "&gt;"),
-        ("|", "&#124;"),
-        ("`", "&#96;"),
-        ("*", "&#42;"),
-    ):
-        text = text.replace(mark, written)
-    return "<br>".join(text.splitlines())
+    marks = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "|": "&#124;", "`": "&#96;", "*": "&#42;"}
+    return "<br>".join(text.translate(str.maketrans(marks)).splitlines())

@@ -18,8 +18,8 @@ from pathlib import Path
 from queue import Empty, Full, Queue, SimpleQueue
 from typing import Any
 
+from config.errors import RunOutcome
 from config.logging import LoggingConfig
-from config.run_outcome import RunOutcome
 from monitoring.tracker_kinds import CLOSE_S, ShownCompletion, Tell, Tracker, opener
 
 log = python_logging.getLogger("grpo")
@@ -33,11 +33,7 @@ Call = Callable[[Tracker], None]
 
 
 class TrackerThread:
-    """One tracker, opened, called and closed in a thread of its own.
-
-    Args:
-        tell: takes a line for the user, from any thread.
-    """
+    """One tracker, opened, called and closed in a thread of its own. tell: takes a line, from any thread."""
 
     def __init__(self, name: str, opens: Callable[[Tell], Tracker], tell: Tell) -> None:
         self.name = name
@@ -146,12 +142,10 @@ class Trackers:
             thread.opened.wait(max(0.0, deadline - time.monotonic()))
 
     def metrics(self, numbers: Mapping[str, float], step: int) -> None:
-        """Numbers of an optimizer step or of an evaluation."""
         for thread in self.threads:
             thread.put(lambda tracker: tracker.metrics(numbers, step))
 
     def completions(self, shown: Sequence[ShownCompletion], step: int) -> None:
-        """A table of completions of a step."""
         for thread in self.threads:
             thread.put(lambda tracker: tracker.completions(shown, step))
 

@@ -58,11 +58,6 @@ class Arithmetic:
         return self.factor < FLOAT and self.fused_head
 
 
-def block_input_bytes(shape: ModelShape, batch: Microbatch, arithmetic: Arithmetic) -> float:
-    """All that checkpointing keeps of a block."""
-    return batch.positions * shape.hidden_size * arithmetic.stream
-
-
 def block_bytes(shape: ModelShape, batch: Microbatch, arithmetic: Arithmetic) -> float:
     """What a block keeps for its backward pass.
 

@@ -95,7 +95,6 @@ class DevicePlan:
 
     @property
     def learner_place(self) -> str:
-        """Where the learner is, in a few words."""
         ranks = f"{self.ranks} ranks, " if self.ranks > 1 else ""
         if self.on_cluster and self.ranks > 1:
             return f"{ranks}of the cluster"
@@ -155,7 +154,9 @@ def plan_devices(
     flat: tuple[int, ...] = ()
     if not cluster:
         flat = own.take(generate, shared=train_at if colocated else ())
-    scorers = 0 if reference is None else _scorers(config, reference, 0 if cluster else own.free)
+    # On a cluster nobody knows what is free.
+    spare = bool(own.free) and not cluster and ranks == 1 and _shared_home(config) == "shared"
+    scorers = 0 if reference is None else reference.count or int(spare)
     reference_at: tuple[int, ...] = tuple(range(scorers))
     if reference is not None and scorers and not cluster:
         reference_at = own.take(replace(reference, num_devices=scorers))
@@ -197,18 +198,6 @@ def _check_nodes(config: Config, cluster: bool) -> None:
             f"ref_model.devices={reference.devices}: scorers are on the Ray cluster, which chooses their GPUs; give "
             f"ref_model.num_devices={reference.ranks or 1} alone"
         )
-
-
-def _scorers(config: Config, reference: _Request, free: int) -> int:
-    """Count the scorers: those asked for, else one on a free GPU of this machine.
-
-    Several learner ranks take it among them, and so do adapters, whose base it is. On a cluster nobody knows what is
-    free.
-
-    free: GPUs that are left.
-    """
-    takes_one = free > 0 and config.train_model.ranks == 1 and _shared_home(config) == "shared"
-    return reference.count or int(takes_one)
 
 
 def _check_list(request: _Request, num_gpus: int) -> None:
@@ -273,10 +262,7 @@ def _on_cpu(config: Config, cluster: bool) -> DevicePlan:
 
 
 def _shared_home(config: Config) -> ReferenceHome:
-    """The reference's home without devices of its own.
-
-    Under adapters lies the policy's own base, and no other model.
-    """
+    """The reference's home without devices of its own; under adapters lies the policy's own base."""
     if not config.policy.uses_reference:
         return "none"
     if config.train_model.lora.enabled and config.ref_model.name is None:
@@ -315,10 +301,7 @@ def _takes_turns(
 
 
 def _check_room(requests: list[_Request], colocate: bool, there: int, overlapped: bool) -> None:
-    """Refuse scorers beside which learner and engines have too few GPUs.
-
-    They take turns only if that is asked for too.
-    """
+    """Refuse scorers beside which learner and engines, in turns if that is asked for, have too few GPUs."""
     train, *reference, generate = (one.count for one in requests)
     scorers = sum(reference)
     in_turns = scorers + max(train, generate)
@@ -339,11 +322,7 @@ class _FreeDevices:
 
     def __init__(self, num_gpus: int, hand: dict[str, tuple[int, ...]]) -> None:
         reserved = {device for devices in hand.values() for device in devices}
-        self._free = [device for device in range(num_gpus) if device not in reserved]
-
-    @property
-    def free(self) -> int:
-        return len(self._free)
+        self.free = [device for device in range(num_gpus) if device not in reserved]
 
     def take(self, request: _Request, shared: tuple[int, ...] = ()) -> tuple[int, ...]:
         """The devices given by hand, else `shared` ones first and then free ones.
@@ -354,10 +333,10 @@ class _FreeDevices:
         if request.by_hand:
             return request.by_hand
         missing = request.count - len(shared)
-        if missing > len(self._free):
+        if missing > len(self.free):
             raise ConfigError(
-                f"{request}: only {len(self._free) + len(shared)} GPU(s) are left by the `devices` lists of the other "
+                f"{request}: only {len(self.free) + len(shared)} GPU(s) are left by the `devices` lists of the other "
                 "components; shorten those, or lower num_devices"
             )
-        new = [self._free.pop(0) for _ in range(max(0, missing))]
+        new = [self.free.pop(0) for _ in range(max(0, missing))]
         return (*shared[: request.count], *new)

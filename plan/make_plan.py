@@ -9,12 +9,7 @@ from config.errors import ConfigError
 from config.schema import Config
 from plan.devices import DevicePlan, plan_devices, transport
 from plan.machine import Machine
-from plan.memory import (
-    CONTEXT_BYTES,
-    gib,
-    kv_bytes_per_sequence,
-    usable_bytes,
-)
+from plan.memory import CONTEXT_BYTES, gib, kv_bytes_per_sequence, usable_bytes
 from plan.microbatches import chunk_size, longest_row, microbatch_rows, packs, rank_microbatches
 from plan.model_shape import DTYPE_BYTES, GIB, ModelShape, find_shape, kv_cache_bytes, quantized_bytes
 from plan.plan import (
@@ -72,78 +67,70 @@ def make_plan(config: Config, overlapped: bool, machine: Machine, folder: Path =
         reference=_reference(config, overlapped, devices, frozen),
         transport=transport(devices, engine.backend == "vllm" and full),
         weight_check=_weight_check(config, engine, learner, shape),
-        notes=(*devices.notes, *_idle_ranks(config)),
+        notes=(*devices.notes, *filter(None, [_note_idle_ranks(config)])),
     )
-    for decide in (_place_reference, share_copies, _share_gpu, _bound_cache, *NOTES):
+    for decide in (_place_reference, share_copies, _share_gpu, _bound_cache):
         plan = decide(plan)
-    return plan
+    notes = [_note_unused(plan), _note_whole_rows(plan), _note_generate(plan), _note_quantized(plan)]
+    return replace(plan, notes=(*plan.notes, *filter(None, notes)))
 
 
-def _idle_ranks(config: Config) -> tuple[str, ...]:
+def _note_idle_ranks(config: Config) -> str:
     ranks, rows = config.train_model.ranks, config.optim_batch_size
     if rows >= ranks:
-        return ()
-    note = (
+        return ""
+    return (
         f"an optimizer step has {rows} completions, so {ranks - rows} of {ranks} learner ranks have nothing to do: "
         "raise train.optim_batch_size, or lower train_model.num_devices"
     )
-    return (note,)
 
 
-def _note_whole_rows(plan: Plan) -> Plan:
+def _note_whole_rows(plan: Plan) -> str:
     if not plan.config.train.packing or plan.learner.packs:
-        return plan
-    note = (
+        return ""
+    return (
         f"{plan.config.model.name} is not known to be plain causal attention in every layer: train.packing has no "
         "effect, its microbatches are whole rows, padded to the longest"
     )
-    return replace(plan, notes=(*plan.notes, note))
 
 
-def _note_generate(plan: Plan) -> Plan:
+def _note_generate(plan: Plan) -> str:
     if plan.shape is None or plan.shape.plain or plan.engine.backend != "transformers":
-        return plan
-    note = (
+        return ""
+    return (
         f"engines decode {plan.config.model.name} by transformers' own generate, prompts of one length at a time: "
         "inference_model.backend=vllm is faster, where vLLM has the model"
     )
-    return replace(plan, notes=(*plan.notes, note))
 
 
-def _note_quantized(plan: Plan) -> Plan:
+def _note_quantized(plan: Plan) -> str:
     config, shape = plan.config, plan.shape
     if shape is None or not config.train_model.lora.quantized:
-        return plan
+        return ""
     width = DTYPE_BYTES[config.model.dtype]
     small, whole = quantized_bytes(shape, width), shape.parameters * width
-    note = (
+    return (
         f"the base of the adapters is in 4 bits (nf4): {gib(small)} in place of {gib(whole)}; "
         f"engines hold it out of 4 bits in {plan.weight_dtype}, the adapter added to it"
     )
-    return replace(plan, notes=(*plan.notes, note))
 
 
-def _note_unused(plan: Plan) -> Plan:
+def _note_unused(plan: Plan) -> str:
     machine, split = plan.machine, plan.config.inference_model.tensor_parallel_size
     unused = machine.num_gpus * machine.nodes - gpus_used(plan)
     if plan.devices.on_cpu or (plan.devices.on_cluster and not machine.imagined) or unused < split:
-        return plan
+        return ""
     more = split * (len(plan.devices.engines) + unused // split)
-    note = (
+    return (
         f"{unused} of {machine.num_gpus * machine.nodes} GPU(s) are unused: inference_model.num_devices={more} "
         "generates on them too"
     )
-    return replace(plan, notes=(*plan.notes, note))
-
-
-NOTES = (_note_unused, _note_whole_rows, _note_generate, _note_quantized)
 
 
 def _allocate(config: Config, overlapped: bool, machine: Machine) -> DevicePlan:
     gpus = 0 if config.device == "cpu" else machine.num_gpus
-    joins = (
-        config.ray.address is not None and config.plan.gpus is None
-    )  # another machine has no cluster of this one
+    # Another machine has no cluster of this one.
+    joins = config.ray.address is not None and config.plan.gpus is None
     on_cluster = joins or machine.nodes > 1
     if config.device == "cuda" and on_cluster and config.train_model.ranks > 1:
         gpus = max(gpus, 1)  # those of the cluster's nodes: the driver's own needs none
@@ -198,9 +185,7 @@ def _weight_check(
 
 
 def _checked_prompts(shape: ModelShape | None, longest: int) -> tuple[int, ...]:
-    """Lengths of the prompts that a forward pass is checked with.
-
-    longest: tokens of prompt and response."""
+    """Lengths of the prompts that a forward pass is checked with. longest: tokens of prompt and response."""
     window = shape.window if shape is not None and shape.window < longest else 0
     prompts = [8, 12, *([window + 4] if window else [])]
     return tuple(max(1, min(length, longest - 8)) for length in prompts)
@@ -259,10 +244,7 @@ def _reference(
 
 
 def _threads(overlapped: bool, devices: DevicePlan) -> int | None:
-    """CPU threads of one learner rank or scorer; None: all that torch takes.
-
-    Engines that work beside the learner on a CPU keep a core, and scorers on GPUs need none to speak of.
-    """
+    """CPU threads of a learner rank or scorer, one core left to engines beside it; None: all that torch takes."""
     beside = overlapped and devices.on_cpu
     sharing = devices.ranks_per_node + (devices.scorers_per_node if devices.on_cpu else 0)
     if sharing == 1 and not beside:

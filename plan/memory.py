@@ -14,7 +14,6 @@ from plan.activations import (
     Arithmetic,
     block_backward_bytes,
     block_bytes,
-    block_input_bytes,
     block_scoring_bytes,
     head_backward_bytes,
     head_forward_bytes,
@@ -83,25 +82,16 @@ def arithmetic(config: Config, on_cpu: bool) -> Arithmetic:
 
 
 def frozen_arithmetic(config: Config, on_cpu: bool, ranks: int) -> Arithmetic:
-    """Widths of the reference's numbers.
-
-    ranks: that share a copy of it, and so gather its parameters.
-    """
+    """Widths of the reference's numbers. ranks: that share a copy of it, and so gather its parameters."""
     stream = DTYPE_BYTES[config.reference_model.dtype]
     factor = min(stream, MIXED_BYTES[config.train.mixed_precision])
     return Arithmetic(factor if ranks > 1 else stream, factor, True, not on_cpu, factor)
 
 
 def between_steps(
-    config: Config,
-    shape: ModelShape,
-    reference: ReferenceAt = "elsewhere",
-    frozen: ModelShape | None = None,
+    config: Config, shape: ModelShape, reference: ReferenceAt = "elsewhere", frozen: ModelShape | None = None
 ) -> Phase:
-    """What a learner rank keeps on its GPU all the time, also while an engine generates there.
-
-    Args: as those of `train_phases`.
-    """
+    """Memory that a learner rank keeps on its GPU all the time; arguments as those of `train_phases`."""
     return Phase("generate", _resident(config, shape, reference, frozen or shape))
 
 
@@ -109,7 +99,10 @@ def _resident(
     config: Config, shape: ModelShape, reference: ReferenceAt, frozen: ModelShape
 ) -> tuple[Use, ...]:
     offload = config.train_model.offload
-    weights = (*learner_weights(config, shape), *_reference_there(config, frozen, reference))
+    weights = learner_weights(config, shape)
+    if reference not in ("elsewhere", "visiting"):
+        shards = config.train_model.shards if reference == "sharded" else 1
+        weights += (_reference(config, frozen, shards),)
     state = learner_states(config, shape)
     kept = (() if offload == "all" else weights) + (() if offload != "none" else state)
     return tuple(use for use in kept if use.bytes)
@@ -135,13 +128,6 @@ def learner_states(config: Config, shape: ModelShape) -> tuple[Use, ...]:
         uses.append(Use("rest of the weights to float32", remainders, "train_model.lora.enabled"))
     state = optimizer_state_bytes(config, shape) / shards
     return (*uses, Use("optimizer state", state, "train_model.lora.enabled, optimizer.name"))
-
-
-def _reference_there(config: Config, frozen: ModelShape, reference: ReferenceAt) -> tuple[Use, ...]:
-    if reference in ("elsewhere", "visiting"):
-        return ()
-    shards = config.train_model.shards if reference == "sharded" else 1
-    return (_reference(config, frozen, shards),)
 
 
 def _reference(config: Config, frozen: ModelShape, shards: int = 1) -> Use:
@@ -245,14 +231,10 @@ def scoring(
     block = block_scoring_bytes(shape, batch, widths) + batch.mask * (1 + widths.factor)
     layer = Use("one layer's activations", block, BATCH_KNOBS)
     head = Use("output head", head_forward_bytes(shape, batch, widths, 1), HEAD_KNOBS)
-
-    def parameters(size: float) -> Use:
-        return _gathered_use(size, gathering)
-
     moments = [
-        [parameters(2 * (whole.outside + whole.layer))],
-        [parameters(whole.outside + 2 * whole.layer), layer],
-        [parameters(whole.outside + whole.layer), head],
+        [_gathered_use(2 * (whole.outside + whole.layer), gathering)],
+        [_gathered_use(whole.outside + 2 * whole.layer, gathering), layer],
+        [_gathered_use(whole.outside + whole.layer, gathering), head],
     ]
     return max(moments, key=_sum)
 
@@ -274,7 +256,7 @@ def _peak(config: Config, shape: ModelShape, on_cpu: bool, gradients: Use) -> li
     whole = gathered(shape, widths, config.train_model.ranks)
     recomputes = train.gradient_checkpointing
     block = block_bytes(shape, batch, widths)
-    kept = block_input_bytes(shape, batch, widths) if recomputes else block
+    kept = batch.positions * shape.hidden_size * widths.stream if recomputes else block  # its input alone
     # The backward pass needs half-precision copies of the weights unless checkpointing casts again. There are none of
     # weights in 4 bits, which are computed anew whenever they multiply.
     needed = not recomputes and not config.train_model.lora.quantized

@@ -15,10 +15,7 @@ def longest_row(config: Config) -> int:
 
 
 def packs(config: Config, shape: ModelShape | None) -> bool:
-    """Whether a microbatch goes through the model as one sequence.
-
-    Not every model can take one; a model that is not known is taken to.
-    """
+    """Whether a microbatch goes through the model as one sequence; a model that is not known is taken to."""
     return config.train.packing and (shape is None or shape.plain)
 
 
@@ -29,10 +26,7 @@ def microbatch_rows(config: Config) -> int:
 
 
 def rank_microbatches(config: Config, shape: ModelShape | None) -> int:
-    """Microbatches of each rank in an optimizer step, everything at its limits.
-
-    They are fewer than `train.gradient_accumulation_steps` where a rank has no more to take.
-    """
+    """Microbatches of each rank in an optimizer step; fewer than are asked for where it has no more to take."""
     return math.ceil(config.optim_batch_size / (config.train_model.ranks * rows_at_a_time(config, shape)))
 
 

@@ -97,12 +97,7 @@ def model_path(name: str) -> str:
 
 
 def find_file(model: str, key: str = "model.name") -> Path | None:
-    """The config.json of a model, None where it is not on this machine.
-
-    It lies in a local folder, or in the cache of the hub.
-
-    key: the setting that names the model.
-    """
+    """The config.json of a model in its folder or the hub's cache, or None. key: the setting that names the model."""
     folder = Path(model_path(model))
     if folder.is_dir():
         path = folder / "config.json"
@@ -132,10 +127,7 @@ def find_config(model: str) -> dict[str, Any] | None:
 
 @cache
 def find_shape(model: str, key: str = "model.name") -> ModelShape | None:
-    """The sizes of a model, None where they are not known.
-
-    key: the setting that names the model.
-    """
+    """The sizes of a model, None where they are not known. key: the setting that names the model."""
     path = find_file(model, key)
     if path is not None:
         return read_shape(path)

@@ -208,10 +208,7 @@ def most_on_a_node(plan: Plan) -> int:
 
 
 def reference_at(plan: Plan) -> ReferenceAt:
-    """Place of the reference as a learner rank sees it.
-
-    One whose sizes are not known takes no room in an estimate.
-    """
+    """Place of the reference as a learner rank sees it; one of unknown sizes takes no room in an estimate."""
     home = plan.reference.home
     if plan.reference_shape is None:
         return "elsewhere"

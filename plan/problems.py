@@ -61,10 +61,7 @@ def planned(config: Config, overlapped: bool, machine: Machine, folder: Path) ->
 
 
 def _beyond(plan: Plan, machine: Machine) -> str:
-    """The line whose devices the machine lacks; the learner's where it is none's.
-
-    plan: of a machine that has them all.
-    """
+    """The line whose devices the machine lacks, else the learner's. plan: of a machine that has them all."""
     devices = plan.devices
     engines = {f"engine {index}": engine for index, engine in enumerate(devices.engines)}
     lines = {"train_model": devices.train, **engines, "ref_model": devices.reference}
@@ -181,16 +178,12 @@ def _cluster(plan: Plan) -> Iterator[str]:
 def model_limits(plan: Plan, shape: ModelShape) -> Iterator[Problem]:
     """Lengths and splits that the model does not allow."""
     config = plan.config
-    if shape.max_positions and config.max_model_len > shape.max_positions:
-        yield Problem(
-            "a sequence",
-            f"prompt plus response may reach {config.max_model_len} tokens, but model.name={config.model.name} "
-            f"has {shape.max_positions} positions: lower env.max_prompt_tokens or inference_model.max_tokens",
-        )
-    if shape.rope_limit and config.max_model_len > shape.rope_limit:
-        text = beyond_rope_limit(config.model.name, config.max_model_len, shape.rope_limit)
+    for text in _too_long(shape, config.max_model_len, "model.name", config.model.name):
         yield Problem("a sequence", text)
-    yield from _limits_of_reference(plan)
+    frozen, name = plan.reference_shape, config.ref_model.name
+    if name is not None and frozen is not None and plan.reference.home != "none":
+        for text in _too_long(frozen, longest_row(config), "ref_model.name", name):
+            yield Problem("ref_model", text)
     split = config.inference_model.tensor_parallel_size
     if shape.num_heads % split:
         yield Problem(
@@ -200,28 +193,20 @@ def model_limits(plan: Plan, shape: ModelShape) -> Iterator[Problem]:
         )
 
 
-def _limits_of_reference(plan: Plan) -> Iterator[Problem]:
-    """Lengths that another model than the policy's does not allow."""
-    config, shape, name = plan.config, plan.reference_shape, plan.config.ref_model.name
-    if name is None or shape is None or plan.reference.home == "none":
-        return
-    longest = longest_row(config)
+def _too_long(shape: ModelShape, longest: int, key: str, name: str) -> Iterator[str]:
+    """Messages on sequences of `longest` tokens that the model of the setting `key` does not allow."""
     if shape.max_positions and longest > shape.max_positions:
-        yield Problem(
-            "ref_model",
-            f"prompt plus response may reach {longest} tokens, but ref_model.name={name} has {shape.max_positions} "
-            "positions: lower env.max_prompt_tokens or inference_model.max_tokens, or take another model",
+        another = "" if key == "model.name" else ", or take another model"
+        yield (
+            f"prompt plus response may reach {longest} tokens, but {key}={name} has {shape.max_positions} positions: "
+            f"lower env.max_prompt_tokens or inference_model.max_tokens{another}"
         )
     if shape.rope_limit and longest > shape.rope_limit:
-        text = beyond_rope_limit(name, longest, shape.rope_limit, "ref_model.name")
-        yield Problem("ref_model", text)
+        yield beyond_rope_limit(name, longest, shape.rope_limit, key)
 
 
 def scorer_limits(plan: Plan) -> Iterator[Problem]:
-    """Problems of scorers: shards in float16, or a model larger than its GPUs.
-
-    On a CPU its size is a part of host memory.
-    """
+    """Problems of scorers: shards in float16, or a model larger than its GPUs."""
     yield from _half_shards(plan)
     config, machine = plan.config, plan.machine
     scorer, size = scorer_phase(plan), machine.gpu_memory_gib
@@ -329,6 +314,5 @@ def _disk(plan: Plan, shape: ModelShape) -> Iterator[Problem]:
         yield Problem(
             "checkpoints",
             f"checkpoints would take {gib(needed)} more{beside} and {plan.folder} has {plan.machine.disk_gib:.2f} GiB "
-            "free: "
-            f"lower train.keep_checkpoints, {off}or write elsewhere with hydra.run.dir",
+            f"free: lower train.keep_checkpoints, {off}or write elsewhere with hydra.run.dir",
         )

@@ -7,13 +7,7 @@ from config.schema import Config
 from plan.disk import checkpoint_bytes, checkpoints_kept, model_bytes
 from plan.host_memory import host_bytes, host_uses
 from plan.machine import Machine
-from plan.memory import (
-    Use,
-    engine_weights,
-    gib,
-    kv_bytes_per_sequence,
-    usable_bytes,
-)
+from plan.memory import Use, engine_weights, gib, kv_bytes_per_sequence, usable_bytes
 from plan.microbatches import microbatch_tokens
 from plan.model_shape import GIB
 from plan.plan import Plan, cache_on_device, scorer_phase
@@ -79,7 +73,6 @@ def _marked(text: str, wrong: set[str]) -> str:
 
 
 def line(name: str, text: str) -> str:
-    """A line of the table."""
     return f"{name:{_WIDTH}}{text}"
 
 
@@ -201,10 +194,7 @@ def _memory_lines(plan: Plan) -> list[str]:
 
 
 def _scorer_lines(plan: Plan) -> list[str]:
-    """The size of another model than the policy's, and the memory of a scorer.
-
-    On a CPU that is a part of host memory.
-    """
+    """The size of another model than the policy's, and on GPUs the memory of a scorer."""
     name, shape = plan.config.ref_model.name, plan.reference_shape
     lines = []
     if name is not None and plan.reference.home != "none":
@@ -262,19 +252,9 @@ def _checkpoint_lines(plan: Plan) -> list[str]:
     model = model_bytes(plan.config, plan.shape)
     free = _known(plan.machine.disk_gib, " free", "[plan.disk_gib]")
     knobs = "[train.keep_checkpoints, train.checkpoint_frequency]"
-    lines = [
-        line(
-            "checkpoints",
-            f"{gib(one)} each, at most {count} at a time: {gib(one * count)} of {free}  {knobs}",
-        )
-    ]
-    if model:
-        lines.append(
-            line(
-                "models of them", f"{gib(model)} each, at most {count}: {gib(model * count)}  [train.export]"
-            )
-        )
-    return lines
+    whole = f"{gib(one)} each, at most {count} at a time: {gib(one * count)} of {free}  {knobs}"
+    models = f"{gib(model)} each, at most {count}: {gib(model * count)}  [train.export]"
+    return [line("checkpoints", whole), *([line("models of them", models)] if model else [])]
 
 
 def idle_keys(plan: Plan) -> list[str]:

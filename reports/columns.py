@@ -4,14 +4,14 @@ rollouts/*.jsonl.zst ──columns_of──▶ Columns ──selection, histogra
 """
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from monitoring.engines_of_group import Team, team_of
 from monitoring.ledger_storage import ledger_files, lines_of, parsed
 
 FATES = ("trained", "replaced", "stale", "evaluated")
@@ -54,7 +54,7 @@ class Columns:
     sets: list[str]
     prompts: list[str]
     sources: list[str]
-    teams: list[Team]
+    teams: list[tuple[str, ...]]
 
     @property
     def training(self) -> np.ndarray:
@@ -103,21 +103,15 @@ def _packed(path: Path) -> int:
     return path.stat().st_size // (1 if path.suffix == ".zst" else 3)
 
 
-def lines_of_files(files: Sequence[Path]) -> Iterator[bytes]:
-    """One line for each group."""
-    for path in files:
-        yield from lines_of(path)
-
-
 def columns_of(files: Sequence[Path]) -> Columns:
-    """Read files of a ledger once."""
     groups: dict[str, array[Any]] = {name: array(kind) for name, kind in _GROUP.items()}
     completions: dict[str, array[Any]] = {name: array(kind) for name, kind in _COMPLETION.items()}
     sets, prompts, sources = Names({"": 0}), Names(), Names()
-    teams: dict[Team, int] = {}
-    for line in lines_of_files(files):
+    teams: dict[tuple[str, ...], int] = {}
+    for line in chain.from_iterable(map(lines_of, files)):
         record = parsed(line)
         steps = record["optimizer_steps"]
+        team = tuple(sorted({one["engine"] for one in record["completions"]}))
         values = (
             sets.of(record["set"]),
             record["iteration"],
@@ -125,7 +119,7 @@ def columns_of(files: Sequence[Path]) -> Columns:
             FATES.index(record["fate"]),
             prompts.of(record["prompt_id"]),
             sources.of(record["source"]),
-            teams.setdefault(team_of(record), len(teams)),
+            teams.setdefault(team, len(teams)),
             record["group_id"],
             len(completions["group"]),
             len(record["completions"]),

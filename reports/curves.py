@@ -117,7 +117,7 @@ SECTIONS = (
 def layout(names: Sequence[str]) -> list[dict[str, Any]]:
     """The sections for these metrics: charts without any of them are left out, and what no chart names comes last."""
     left = [name for name in names if not any(fnmatchcase(name, pattern) for pattern in _NO_CURVES)]
-    sections = []
+    sections: list[dict[str, Any]] = []
     for section in SECTIONS:
         charts = []
         for chart in section.charts:
@@ -130,21 +130,15 @@ def layout(names: Sequence[str]) -> list[dict[str, Any]]:
     left = [name for name in left if not name.startswith("eval/")]
     rest = [_chart(name, "", [name]) for name in left]
     how = "Everything else that was logged, one metric a picture, by its name in metrics.jsonl."
-    return (
-        [*sections, {"title": "Other metrics", "how": how, "charts": rest, "folded": True}]
-        if rest
-        else sections
-    )
+    if rest:
+        sections.append({"title": "Other metrics", "how": how, "charts": rest, "folded": True})
+    return sections
 
 
 def _chart(title: str, unit: str, metrics: list[str]) -> dict[str, Any]:
     """about: the meaning of each metric, which the page shows where a pointer rests on its name."""
-    return {
-        "title": title,
-        "unit": unit,
-        "metrics": metrics,
-        "about": {each: meaning_of(each) for each in metrics},
-    }
+    about = {each: meaning_of(each) for each in metrics}
+    return {"title": title, "unit": unit, "metrics": metrics, "about": about}
 
 
 def _belongs(name: str, pattern: str) -> bool:
@@ -191,6 +185,5 @@ def _thinned(values: Sequence[float | None], stride: int) -> list[float | None]:
 
 
 def rounded(value: float) -> float:
-    """To five digits, which is more than a pixel shows."""
     short = float(f"{value:.5g}")
     return int(short) if abs(short) < 1e15 and short == int(short) else short

@@ -10,8 +10,6 @@ from reports.columns import Columns
 from reports.curves import rounded
 from reports.run_folder import Row
 
-_NO_COLUMNS = ("seconds",)
-
 
 def evaluation_tables(evaluations: list[Row]) -> list[dict[str, Any]]:
     """One for each set: {"set", "names", "rows": [{"iteration", "step", "values": {name: [value, low, high]}}]}.
@@ -44,7 +42,7 @@ def _interval(metrics: dict[str, float], name: str) -> list[float | None]:
 
 def _names(rows: list[dict[str, Any]]) -> list[str]:
     """pass@k at powers of two alone, where there are many."""
-    names = list(dict.fromkeys(name for row in rows for name in row["values"] if name not in _NO_COLUMNS))
+    names = list(dict.fromkeys(name for row in rows for name in row["values"] if name != "seconds"))
     largest = max([int(name[5:]) for name in names if name.startswith("pass@")], default=1)
     shown = {f"pass@{k}" for k in (1, 2, 4, 8, 16, 32, 64, 128, 256, largest)}
     names = [name for name in names if not name.startswith("pass@") or name in shown]

@@ -41,14 +41,8 @@ def _of_parts(values: np.ndarray, iteration: np.ndarray) -> dict[str, Any]:
         if len(mine):
             counts, _ = np.histogram(mine, edges)
             shares = [round(float(share), 5) for share in counts / len(mine)]
-            parts.append(
-                {
-                    "name": name,
-                    "shares": shares,
-                    "count": len(mine),
-                    "mean": round(float(mine.mean(dtype=np.float64)), 5),
-                }
-            )
+            mean = round(float(mine.mean(dtype=np.float64)), 5)
+            parts.append({"name": name, "shares": shares, "count": len(mine), "mean": mean})
     return {"edges": [round(float(edge), 5) for edge in edges], "parts": parts}
 
 

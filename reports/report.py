@@ -6,6 +6,7 @@ RUN/rollouts/ ──columns_of, rollouts─────────────�
 
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from config.errors import ConfigError
 from config.files import written_whole
 from config.folders import REPORT
 from config.saved_settings import saved_config
+from monitoring.doctor import diagnose
 from monitoring.ledger_storage import ledger_files
 from reports.columns import columns_of, read_files
 from reports.curves import MOST_POINTS, curves, layout, rounded
@@ -24,7 +26,6 @@ from reports.evaluations import (
     first_against_last,
     success_of_problems,
 )
-from reports.findings import findings_of
 from reports.histograms import histograms
 from reports.pieces import pieces_of_run
 from reports.rollouts import rollouts
@@ -61,7 +62,6 @@ def _write(path: Path, title: str, data: dict[str, Any]) -> Path:
 
 
 def report_data(run_dir: Path) -> dict[str, Any]:
-    """All that the page of one run shows."""
     run = RunFolder.read(run_dir)
     files = read_files(run_dir)
     columns = columns_of(files)
@@ -81,6 +81,14 @@ def report_data(run_dir: Path) -> dict[str, Any]:
         "findings": findings_of(run_dir),
         "rollouts": shown,
     }
+
+
+def findings_of(run_dir: Path) -> dict[str, Any]:
+    """{"found": one for each finding, alarms first; "unknown": why the doctor could not look, or empty}."""
+    try:
+        return {"found": [asdict(finding) for finding in diagnose(run_dir)], "unknown": ""}
+    except ConfigError as error:  # settings of another version
+        return {"found": [], "unknown": str(error).splitlines()[0]}
 
 
 def told_of(run: RunFolder, points: int = MOST_POINTS) -> dict[str, Any]:

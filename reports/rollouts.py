@@ -1,14 +1,15 @@
 """The rollouts of a report: every group as numbers, the chosen completions with their texts, some with their tokens."""
 
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import orjson
 
-from monitoring.ledger_storage import parsed
-from reports.columns import FATES, FINISHES, OUTCOMES, Columns, Names, is_seen, lines_of_files
+from monitoring.ledger_storage import lines_of, parsed
+from reports.columns import FATES, FINISHES, OUTCOMES, Columns, Names, is_seen
 from reports.curves import rounded
 from reports.pieces import Pieces
 from reports.selection import LONGEST_TEXT, Selection
@@ -41,7 +42,7 @@ def rollouts(
     book = _Book(columns, chosen, pieces, of_page, _message_limit(columns, wanted))
     if wanted:
         last = max(wanted)
-        for group, line in enumerate(lines_of_files(files)):
+        for group, line in enumerate(chain.from_iterable(map(lines_of, files))):
             if group in wanted:
                 book.add(parsed(line), wanted[group])
             if group == last:

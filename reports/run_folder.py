@@ -94,9 +94,8 @@ def settings_of(path: Path) -> dict[str, Any]:
 def config_name(path: Path) -> str:
     """Of the file that the run's config began from; empty where that is not known."""
     file = path / SETTINGS / "hydra.yaml"
-    return (
-        str(OmegaConf.select(OmegaConf.load(file), "hydra.job.config_name") or "") if file.is_file() else ""
-    )
+    name = OmegaConf.select(OmegaConf.load(file), "hydra.job.config_name") if file.is_file() else None
+    return str(name or "")
 
 
 def overrides_of(path: Path) -> list[str]:

@@ -94,9 +94,8 @@ def select(columns: Columns, steps: np.ndarray) -> Selection:
     whole = (_members(columns, group) for group in groups)
     tokens.take((family for family in whole if texts.taken.issuperset(family)), TOKENS / 2)
     tokens.take((tuple(pair) for pair in extremes.tolist() if texts.taken.issuperset(pair)), TOKENS / 2)
-    return Selection(
-        completions, frozenset(tokens.taken), [found[order[number]] for number in kept], len(found)
-    )
+    shown = [found[order[number]] for number in kept]
+    return Selection(completions, frozenset(tokens.taken), shown, len(found))
 
 
 def _members(columns: Columns, group: int) -> tuple[int, ...]:
@@ -124,9 +123,8 @@ def flips(columns: Columns, steps: np.ndarray) -> list[Flip]:
     known = np.flatnonzero(np.isfinite(rate))
     if not len(known):
         return []
-    order = known[
-        np.lexsort((groups["id"][known], steps[known], groups["prompt"][known], groups["set"][known]))
-    ]
+    keys = (groups["id"][known], steps[known], groups["prompt"][known], groups["set"][known])
+    order = known[np.lexsort(keys)]
     key = groups["set"][order].astype(np.int64) * len(columns.prompts) + groups["prompt"][order]
     starts = np.flatnonzero(np.diff(key, prepend=key[0] - 1))
     ends = np.append(starts[1:], len(order))

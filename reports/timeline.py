@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from monitoring.engines_of_group import engine_names
 from monitoring.events import learner_of
 from reports.columns import Columns
 from reports.curves import rounded
@@ -75,7 +74,9 @@ def timeline(run: RunFolder, columns: Columns) -> dict[str, Any] | None:
 def _engines(columns: Columns) -> Iterator[Lane]:
     """When each drew, for training and evaluation. What more than one engine drew counts for each of them."""
     spans = np.stack([columns.groups["begun"], columns.groups["drawn"]], axis=1)
-    engines, meaning = engine_names(columns.teams), "a group is being drawn"
+    names = {name for team in columns.teams for name in team}
+    engines = sorted(names, key=lambda name: (len(name), name))  # engine 2 before engine 10
+    meaning = "a group is being drawn"
     if len(engines) > MOST_ENGINES:
         yield Lane("generate", f"{len(engines)} engines", meaning, spans)
         return
@@ -89,12 +90,8 @@ def _others(run: RunFolder, columns: Columns) -> Iterator[Lane]:
     judged = np.stack([columns.groups["drawn"], columns.groups["judged"]], axis=1)
     learner = learner_of(run.events)
     for key, title, meaning in LANES:
-        yield Lane(
-            key,
-            title.format(learner=learner),
-            meaning,
-            judged if key == "score" else _phases(run.events, key),
-        )
+        spans = judged if key == "score" else _phases(run.events, key)
+        yield Lane(key, title.format(learner=learner), meaning, spans)
 
 
 def _phases(events: list[Row], name: str) -> np.ndarray:

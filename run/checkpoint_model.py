@@ -32,10 +32,7 @@ if TYPE_CHECKING:  # torch costs seconds
 
 
 def model_maker(config: Config, say: Callable[[str], None]) -> Callable[[Path, State], None]:
-    """What makes the models of a run's checkpoints; none where `train.export` is off, or the base cannot be streamed.
-
-    say: told why there will be none.
-    """
+    """The maker of the models of a run's checkpoints, or `no_model`. say: told why there will be none."""
     if not config.train.export:
         return no_model
     from training.model_writer import ModelWriter
@@ -75,10 +72,7 @@ def write_card(checkpoint: Path, state: Mapping[str, Any], folder: Path) -> None
 
 
 def names_checkpoint(name: str) -> bool:
-    """Whether a name is that of a checkpoint or a run.
-
-    A model that was made of one has another.
-    """
+    """Whether a name is that of a checkpoint or a run, not of a model that was made of one."""
     path = Path(name)
     if (Path(model_path(name)) / "config.json").is_file():
         return False
@@ -107,10 +101,7 @@ def with_model(config: Config) -> tuple[Config, list[str]]:
 
 
 def _as_model(name: str, key: str, job: str) -> tuple[str, list[str]]:
-    """The folder or hub name that a setting's value stands for, and what to tell.
-
-    job: as `Config.run`.
-    """
+    """The folder or hub name that a setting's value stands for, and what to tell. job: as `Config.run`."""
     if not names_checkpoint(name):
         return name, []
     alone = _without_checkpoint(Path(name))

@@ -45,14 +45,10 @@ class CheckpointWriter:
 
     @property
     def writing(self) -> str | None:
-        """The name of the checkpoint that is being written."""
         return None if self._writing is None else self._writing[0].name
 
     def write(self, iteration: int, state: State, save: Callable[[Path], Callable[[], None]]) -> None:
-        """Begin the checkpoint of an iteration, after the one before is whole and its model made.
-
-        save: `Learner.save`.
-        """
+        """Begin an iteration's checkpoint once the one before and its model are whole. save: `Learner.save`."""
         from training.checkpoint import LEARNER, begin_checkpoint, packed
 
         self.wait()
@@ -65,12 +61,7 @@ class CheckpointWriter:
             self.wait()
 
     def _write(
-        self,
-        path: Path,
-        written: Future[str],
-        run: bytes,
-        tensors_written: Callable[[], None],
-        state: State,
+        self, path: Path, written: Future[str], run: bytes, tensors_written: Callable[[], None], state: State
     ) -> None:
         from training.checkpoint import abandon_checkpoint, complete_checkpoint
 

@@ -40,10 +40,7 @@ def _told(finding: Finding, example: str | None) -> str:
 
 
 def _examples(run_dir: Path, findings: Sequence[Finding]) -> dict[str, str]:
-    """By the name of a rule, the first completion between its steps that shows what it found.
-
-    Rules about numbers alone, and groups that are no longer in the ledger, have none.
-    """
+    """The first completion between its steps that shows what a rule found, by the rule's name, if there is one."""
     wanted = {finding.rule: finding for finding in findings if finding.rule in _SHOWS}
     shown: dict[str, str] = {}
     for record in read_records(run_dir, "train") if wanted else ():

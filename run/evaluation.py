@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from config.run_outcome import RunOutcome
+from config.errors import RunOutcome
 from config.schema import Config
 from evaluation.evaluation import Evaluation
 from evaluation.sets import load_sets
@@ -48,17 +48,6 @@ class _OwnScores:
         return next(iter(self.engine.score(sequences).values())).log_probs
 
 
-def check_decoding(engine: Engine, plan: Plan, tokens: int) -> None:
-    """Compare what the engine decodes with its own scores. tokens: that the tokenizer has.
-
-    Raises:
-        WeightMismatch: it has others.
-    """
-    known = tokens if plan.shape is None else min(tokens, plan.shape.vocab_size)
-    timeout = plan.config.train.wait_timeout_s
-    WeightCheck(plan.weight_check, engine, _OwnScores(engine, known), timeout_s=timeout).compare_decoding()
-
-
 def evaluate_alone(
     config: Config, run_dir: Path, plan: Plan, saved: Saved | None, begun: Callable[[], None]
 ) -> RunOutcome:
@@ -85,7 +74,9 @@ def evaluate_alone(
         ending.callback(ReportWriter(run_dir, monitor.say).finish)
         ending.callback(lambda: monitor.close(outcome))
         evaluation = make_evaluation(config, plan, sets, tokenizer, conversation, loop, monitor)
-        check_decoding(engine, plan, len(tokenizer))
+        known = len(tokenizer) if plan.shape is None else min(len(tokenizer), plan.shape.vocab_size)
+        own, timeout = _OwnScores(engine, known), config.train.wait_timeout_s
+        WeightCheck(plan.weight_check, engine, own, timeout_s=timeout).compare_decoding()
         begun()
         monitor.file.begin()
         monitor.ledger.begin(after=-1)

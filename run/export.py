@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 
 from config.checkpoints import model_of
 from config.command_line import typed
-from config.errors import ConfigError
+from config.errors import ConfigError, RunOutcome
 from config.files import folder_written_whole
 from config.folders import remove_if_unused
 from config.models import ModelConfig
-from config.run_outcome import RunOutcome
 from config.schema import Config
 from run.checkpoint_model import trained_model, write_card, write_model
 from run.resume import given

@@ -7,10 +7,9 @@ from pathlib import Path
 
 from config.checkpoints import newest_checkpoint
 from config.command_line import resume_command, typed
-from config.errors import ConfigError, RankLost
+from config.errors import INTERRUPTED, ConfigError, RankLost, RunOutcome
 from config.folders import held, remove_if_unused
 from config.models import RefModelConfig
-from config.run_outcome import INTERRUPTED, RunOutcome
 from config.saved_settings import chosen_run
 from config.schema import Config
 from run.checkpoint_model import evaluated_model, with_model
@@ -97,10 +96,7 @@ def run_training(
                 raise RankLost(f"{error}\n{_way_on(run_dir, newest, restarts)}") from error
             lost = str(error)  # not the exception, which keeps the run's frames and so its model
             again = "from the beginning" if newest is None else f"from {newest}"
-            told = [
-                lost,
-                f"restarting {again}; {left - 1} of {restarts} restarts are left (train.restarts)",
-            ]
+            told = [lost, f"restarting {again}; {left - 1} of {restarts} restarts are left (train.restarts)"]
             resume = None if newest is None else str(run_dir)
             config = replace(config, train=replace(config.train, resume=resume))
     raise AssertionError("the last attempt returns or raises")

@@ -24,17 +24,11 @@ class Lockstep:
         policy = run.config.policy
         self.run = run
         self.collector = Collector(
-            run.loop,
-            run.generation,
-            run.prompts,
-            run.wants,
-            policy.filter_attempts,
-            run.monitor.live.stage,
+            run.loop, run.generation, run.prompts, run.wants, policy.filter_attempts, run.monitor.live.stage
         )
 
     @staticmethod
     def total(config: Config) -> int:
-        """Iterations of a whole run."""
         return config.total_iterations
 
     def iterations(self) -> Iterator[int]:

@@ -39,7 +39,7 @@ class Overlapped:
     @staticmethod
     def total(config: Config) -> int:
         """Batches that the learner takes in a whole run."""
-        return config.total_optimizer_batches
+        return config.total_iterations * (config.completions_per_iteration // config.optim_batch_size)
 
     @contextmanager
     def generation(self) -> Iterator[None]:
@@ -75,7 +75,6 @@ class Overlapped:
         return self.run.advantage(groups, trained_at=self.run.weights.version)
 
     def epochs(self) -> range:
-        """How often the learner goes over a batch."""
         return range(self.run.config.train.epochs)
 
     def learn(self, batch: "Batch") -> None:

@@ -1,6 +1,5 @@
 """The iterations of a run as its ledger holds them: what `run=replay` gives to a learner once more."""
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -9,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from config.errors import ConfigError
-from config.saved_settings import METRICS
 from envs.group import Group
 from monitoring.ledger_storage import ledger_files, read_records
 from monitoring.record import group_of
@@ -93,12 +91,3 @@ def iteration_of(records: Sequence[dict[str, Any]]) -> Iteration:
 
     trained = [record for record in records if record["fate"] == "trained"]
     return Iteration(records[0]["iteration"], trained, [whole(record) for record in trained])
-
-
-def recorded_rows(run_dir: Path) -> dict[int, dict[str, Any]]:
-    """The row of metrics of each optimizer step, by its number."""
-    path = run_dir / METRICS
-    if not path.is_file():
-        return {}
-    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.endswith("}")]
-    return {row["optimizer_step"]: row for row in rows if "reward/mean" in row}

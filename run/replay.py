@@ -19,16 +19,17 @@ import torch
 
 from config.checkpoints import checkpoints
 from config.errors import ConfigError
-from config.saved_settings import saved_config
+from config.saved_settings import METRICS, saved_config
 from config.schema import Config
 from envs.group import Group
 from monitoring.events import read_events
 from monitoring.metrics import rollout_metrics, without_clocks
+from monitoring.metrics_file import MetricsFile
 from run.build import plan_run, prepare
 from run.checkpoint_model import with_model
 from run.lockstep import Lockstep
 from run.overlapped import Overlapped
-from run.recorded import Iteration, iteration_of_step, recorded_iterations, recorded_rows
+from run.recorded import Iteration, iteration_of_step, recorded_iterations
 from training.batch import Batch
 from training.checkpoint import Saved, load_checkpoint, restore_random_state
 from training.learner import StepReport
@@ -89,7 +90,8 @@ def replay(run_dir: Path, step: int | None, typed: list[str]) -> str:
         raise ConfigError("run=replay needs step=N, the number of an optimizer step")
     number = iteration_of_step(run_dir, step)
     config, _ = with_model(replayed_config(run_dir, typed))
-    start, rows = start_before(run_dir, number), recorded_rows(run_dir)
+    start, recorded = start_before(run_dir, number), MetricsFile(run_dir / METRICS).rows()
+    rows = {row["optimizer_step"]: row for row in recorded if "reward/mean" in row}
     compared: list[Comparison] = []
     with tempfile.TemporaryDirectory() as scratch:
         for last in computed_again(run_dir, config, start, (number, step), Path(scratch)):
@@ -141,7 +143,6 @@ def replayed_config(run_dir: Path, typed: list[str]) -> Config:
 
 
 def first_difference(compared: list[Comparison]) -> str:
-    """Say where numbers part."""
     if not all(each.recorded for each in compared):
         return "metrics.jsonl has no row of some of these steps: nothing to compare them with"
     for each in compared:
@@ -200,10 +201,7 @@ def start_before(run_dir: Path, iteration: int) -> Saved | None:
 def computed_again(
     run_dir: Path, config: Config, start: Saved | None, until: tuple[int, int], scratch: Path
 ) -> Iterator[Step]:
-    """Compute every optimizer step after a checkpoint (None: from the beginning).
-
-    until: the last one, as its iteration and its number.
-    """
+    """Compute every step after a checkpoint (None: from the beginning) to `until`, an iteration and a number."""
     last_iteration, last_step = until
     learner, generator = None, torch.Generator().manual_seed(config.train.seed)
     after = 0 if start is None else start.place[0]

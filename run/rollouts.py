@@ -91,7 +91,6 @@ def success(record: Record) -> float:
 
 
 def reward(record: Record) -> float:
-    """Mean reward of its completions."""
     return float(sum(one["verdict"]["score"] for one in record["completions"]) / len(record["completions"]))
 
 

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from config.checkpoints import checkpoint_path, newest_checkpoint
-from config.errors import ConfigError, RunError
-from config.run_outcome import RunOutcome
+from config.errors import ConfigError, RunError, RunOutcome
 from config.schema import Config
 from run.checkpoint_retention import is_better, told_of_model
 from run.checkpoint_writer import CheckpointWriter
@@ -201,7 +200,9 @@ class Run:
         on_alarm = self.config.train.on_alarm if self.alarms else "say"
         self.leaving = self.stop.requested or on_alarm == "stop"
         last = iteration == self.last_iteration or self.leaving
-        due = (frequency and iteration % frequency == 0) or self._best_yet(iteration)
+        metric = self.config.train.keep_best
+        best = metric and self.evaluation_due(iteration) and is_better(self.run_dir, metric, iteration)
+        due = best or (frequency and iteration % frequency == 0)
         if last or due or on_alarm == "checkpoint":
             self.checkpoint(iteration)
             self.leaving = self.leaving or self.stop.requested
@@ -215,21 +216,11 @@ class Run:
             *_, newest = self.groups.values()
             self.monitor.show(newest)
 
-    def _best_yet(self, iteration: int) -> bool:
-        """Whether `train.keep_best` asks for a checkpoint: this iteration was evaluated, higher than any there is."""
-        metric = self.config.train.keep_best
-        return (
-            metric is not None
-            and self.evaluation_due(iteration)
-            and is_better(self.run_dir, metric, iteration)
-        )
-
     def evaluation_due(self, iteration: int) -> bool:
         """Whether `eval.sets` are evaluated after this iteration."""
         return self.evaluation.due(iteration, self.last_iteration)
 
     def evaluate(self, iteration: int) -> None:
-        """Run `eval.sets` when it is time."""
         from run.evaluation import evaluate
 
         self.evaluated = not self.evaluation_due(iteration)

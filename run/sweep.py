@@ -23,7 +23,6 @@ NOT_STORED = (
     "hydra.sweeper.storage={storage}: this version of Optuna stores no study by SQLAlchemy 2; "
     "pip install 'sqlalchemy<2', or leave the storage out"
 )
-DIRECTIONS = ("maximize", "minimize")
 
 
 class SweepStart(Callback):
@@ -42,9 +41,8 @@ class SweepStart(Callback):
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, places))
         chosen = config.hydra.runtime.choices
         if chosen["hydra/launcher"] != "basic":
-            signal.signal(
-                signal.SIGTERM, signal.default_int_handler
-            )  # launchers end their processes on Ctrl-C
+            # Launchers end their processes on Ctrl-C.
+            signal.signal(signal.SIGTERM, signal.default_int_handler)
         if chosen["hydra/launcher"] == "ray":
             _prepare_ray(config.hydra.launcher.ray)
         if chosen["hydra/sweeper"] == "optuna":
@@ -58,7 +56,7 @@ def _prepare_optuna(chosen: DictConfig) -> None:
     for key in ("n_trials", "n_jobs"):
         if chosen.sweeper[key] < 1:
             _refuse(f"hydra.sweeper.{key}={chosen.sweeper[key]}: must be at least 1")
-    if str(chosen.sweeper.direction).removeprefix("Direction.") not in DIRECTIONS:
+    if str(chosen.sweeper.direction).removeprefix("Direction.") not in ("maximize", "minimize"):
         _refuse(
             f"hydra.sweeper.direction={chosen.sweeper.direction}: a run has one objective; take maximize or minimize"
         )

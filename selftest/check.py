@@ -14,10 +14,7 @@ Device = Literal["cpu", "cuda"]
 
 @dataclass(frozen=True)
 class Bench:
-    """The place of a check.
-
-    folder: empty, its own. device: of the learner, and of engines beside it.
-    """
+    """The place of a check. folder: empty, its own. device: of the learner, and of engines beside it."""
 
     folder: Path
     device: Device = "cpu"
@@ -69,10 +66,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Row:
-    """The outcome of a check.
-
-    detail: what it measured, or why it does not work. trace: the end of its output, for a bug report.
-    """
+    """The outcome of a check. detail: what it measured, or why it does not work. trace: the end of its output."""
 
     name: str
     status: Status

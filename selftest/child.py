@@ -40,7 +40,6 @@ def run_in_turn(folder: Path) -> None:
 
 
 def tried(check: Check, folder: Path) -> Row:
-    """Does one check in `folder`, which is made for it."""
     folder.mkdir()
     began = time.monotonic()
     try:

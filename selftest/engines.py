@@ -27,7 +27,6 @@ VLLM = "inference_model.backend=vllm"
 
 
 def policy(working: Lockstep) -> nn.Module:
-    """The learner's model."""
     assert isinstance(working.run.learner, LocalLearner)
     return working.run.learner.worker.model
 

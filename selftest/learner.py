@@ -140,12 +140,8 @@ def head(bench: Bench) -> str:
         log_prob, _ = selected_log_probs(ours[0], ours[1], None, targets.to(bench.device), chunk_size=9)
         expected = (theirs[0] @ theirs[1].T).log_softmax(-1).gather(1, targets[:, None])[:, 0]
         torch.testing.assert_close(log_prob.double().cpu(), expected, rtol=1e-3, atol=1e-3)
-        pairs = zip(
-            torch.autograd.grad(log_prob.sum(), ours),
-            torch.autograd.grad(expected.sum(), theirs),
-            strict=True,
-        )
-        difference = max(apart(mine.double().cpu(), plain) for mine, plain in pairs)
+        mine, plain = torch.autograd.grad(log_prob.sum(), ours), torch.autograd.grad(expected.sum(), theirs)
+        difference = max(apart(one.double().cpu(), other) for one, other in zip(mine, plain, strict=True))
         bound = 1e-4 if dtype == torch.float32 else 3e-2
         assert difference < bound, f"{dtype}: gradient {difference:.2g} off"
         worst = max(worst, difference)

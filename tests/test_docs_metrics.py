@@ -8,7 +8,7 @@ import pytest
 
 from config.schema import Config
 from monitoring.doctor.rules import RULES
-from monitoring.metric_table import METRICS, is_part_of_reward, meaning_of, pattern_of
+from monitoring.metric_table import METRICS, meaning_of, pattern_of
 from tests.scripts import rows
 
 
@@ -17,7 +17,7 @@ def test_every_metric_is_in_the_table(run: str, request: pytest.FixtureRequest) 
     logged = {name for row in rows(request.getfixturevalue(run)) for name in row}
     assert "eval/held_out/pass@2" in logged
     assert {name for name in logged if not meaning_of(name)} == set()
-    parts = {name for name in logged if is_part_of_reward(name)}
+    parts = {name for name in logged if pattern_of(name) == "reward/PART"}
     assert parts == {"reward/accuracy"}
 
 

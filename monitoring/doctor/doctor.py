@@ -36,7 +36,6 @@ class Finding:
 
     @property
     def line(self) -> str:
-        """The words of a run that goes on."""
         return f"{self.severity}: {self.text}. {self.cause}. What helps: {self.setting}"
 
 

@@ -78,15 +78,12 @@ class History:
         return int(self.rows[-1]["optimizer_step"])
 
     def take(self, row: Row) -> None:
-        """The row of an optimizer step."""
         if not self.seen:
             self._first_accuracy = _accuracy(row)
         self.seen += 1
         self._changes = {}
         self.rows.append(row)
-        self.overlapped = (
-            self.overlapped or "idle/engines" in row
-        )  # only that of a batch's first epoch has it
+        self.overlapped |= "idle/engines" in row  # only that of a batch's first epoch has it
         lockstep = not self.overlapped or self.config.train.max_policy_age == 0
         if lockstep and (row["optimizer_step"] - 1) % self.config.optimizer_steps_per_iteration == 0:
             self.on_policy.append(row)
@@ -113,10 +110,7 @@ class History:
         return list(islice(reversed(self.rows), count))[::-1]
 
     def change(self, name: str) -> Change | None:
-        """The change of a metric within the window.
-
-        None before the window holds both ends, or where a row has no such metric.
-        """
+        """The change of a metric within the window; None before it holds both ends, or without the metric."""
         if name not in self._changes:
             self._changes[name] = self._change(name)
         return self._changes[name]
@@ -132,7 +126,6 @@ class History:
 
 
 def mean(values: Sequence[float]) -> float:
-    """The mean of at least one value."""
     return sum(values) / len(values)
 
 
@@ -142,10 +135,7 @@ def _accuracy(row: Row) -> float:
 
 
 def teaches(row: Row, config: Config) -> bool:
-    """Whether a step's gradient came from rewards or a teacher.
-
-    The other source is the KL to the reference.
-    """
+    """Whether a step's gradient came from rewards or a teacher, not from the KL to the reference alone."""
     moved = 0 < row["grad_norm"] < math.inf
     if config.policy.teaches_equal_rewards:
         return bool(moved and row["sample_utilization"] > 0)

@@ -159,26 +159,6 @@ def outside(low: float, high: float, rows: int = 1) -> Bound:
     return Bound(f"below {low:g} or above {high:g}", crossed, rows)
 
 
-def _grows(values: Sequence[float], config: Config) -> bool:
-    return all(later > earlier for earlier, later in pairwise(values))
-
-
-def _does_not_rise(values: Sequence[float], config: Config) -> bool:
-    return mean(values[-10:]) <= mean(values[:10])
-
-
-def _near_the_timeout(values: Sequence[float], config: Config) -> bool:
-    return min(values) > 0.8 * config.env.reward_timeout_s
-
-
-def _many_replaced(values: Sequence[float], config: Config) -> bool:
-    return min(values) > 3 * config.optim_batch_groups
-
-
-def _many_dropped(values: Sequence[float], config: Config) -> bool:
-    return values[-1] - values[0] > config.optim_batch_groups * (len(values) - 1) / 4
-
-
 def _taught_nothing(rule: Rule, history: History) -> Seen | None:
     count = len(history.idle)
     if count < IDLE_STEPS:
@@ -259,7 +239,8 @@ RULES = (
                _evaluation_falls),
          "The reward is hacked, or the training prompts are learned by heart",
          "go back to its checkpoint; mend `env.reward`, take more prompts, raise `policy.kl_coef`"),
-    Rule("reward_flat", "warning", ("reward/mean",), Bound("does not rise", _does_not_rise, rows=50),
+    Rule("reward_flat", "warning", ("reward/mean",),
+         Bound("does not rise", lambda seen, _: mean(seen[-10:]) <= mean(seen[:10]), rows=50),
          "Equal rewards, cut answers, a reward that asks for something else, or a learning rate that does not fit",
          "look at the printed samples (`logging.sample_frequency`), then at `optimizer.lr`",
          REWARDED),
@@ -273,17 +254,20 @@ RULES = (
     Rule("control_tokens", "warning", ("reward/control_tokens",), above(0.1, rows=3),
          "The model goes on after the end of its turn",
          "check that its end tokens are in the generation_config.json of `model.name`"),
-    Rule("workers_replaced", "warning", ("reward/workers_replaced",), Bound("grows", _grows, rows=6),
+    Rule("workers_replaced", "warning", ("reward/workers_replaced",),
+         Bound("grows", lambda seen, _: all(later > earlier for earlier, later in pairwise(seen)), rows=6),
          "Answers make the reward hang or crash",
          "run=rewards on such answers, `env.reward_timeout_s`, `env.reward_memory_gib`"),
     Rule("slow_rewards", "warning", ("reward_latency/p99_s",),
-         Bound("above 0.8 of `env.reward_timeout_s`", _near_the_timeout, rows=3),
+         Bound("above 0.8 of `env.reward_timeout_s`",
+               lambda seen, config: min(seen) > 0.8 * config.env.reward_timeout_s, rows=3),
          "The slowest verdicts are about to be given up, and count as invalid answers then",
          "raise `env.reward_timeout_s`, or make the reward faster"),
     Rule("overlong", "warning", ("reward/length",), below(-0.1, rows=5),
          "Answers run into the limit, and `policy.overlong_*` takes more from them than most rewards give",
          "raise `inference_model.max_tokens`"),
-    Rule("many_replaced", "warning", ("groups/generated",), Bound("above 3 times the batch", _many_replaced, rows=5),
+    Rule("many_replaced", "warning", ("groups/generated",),
+         Bound("above 3 times the batch", lambda seen, config: min(seen) > 3 * config.optim_batch_groups, rows=5),
          "Dynamic sampling throws most groups away: prompts are too easy or too hard",
          "prompts of a fitting difficulty (`env.difficulty`), or a larger `env.repeats`"),
     Rule("duplicated_prompts", "warning", ("prompts/repeated",), above(0.1, rows=5),
@@ -313,7 +297,8 @@ RULES = (
          "Answers are longer than they may be, and are judged without their end",
          "raise `inference_model.max_tokens`, or ask for shorter answers"),
     Rule("stale_drops", "warning", ("groups/dropped_stale",),
-         Bound("up by a quarter of what is trained on", _many_dropped, rows=21),
+         Bound("up by a quarter of what is trained on",
+               lambda seen, config: seen[-1] - seen[0] > config.optim_batch_groups * (len(seen) - 1) / 4, rows=21),
          "Engines begin more groups than the learner can take before they are too old",
          "`train.stale_groups=wait`, a smaller `env.num_envs`, or a larger `train.max_policy_age`"),
     Rule("length_growth", "warning", ("length/response_mean", "reward/mean", "groups/success"),

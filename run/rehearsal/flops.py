@@ -38,12 +38,7 @@ def attention_flops(packed_pairs: int) -> Formulas:
         return _backward(packed_pairs, query, value)
 
     def rows(
-        query: Shape,
-        key: Shape,
-        value: Shape,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        **_: object,
+        query: Shape, key: Shape, value: Shape, dropout_p: float = 0.0, is_causal: bool = False, **_: object
     ) -> int:
         return _forward(_pairs(query, key, is_causal), query, value)
 

@@ -33,7 +33,6 @@ class WatchedWorker(Worker):
         self.watch = lambda phase: nullcontext()
 
     def optimizer_states(self) -> list[Tensor]:
-        """What the optimizer remembers."""
         return list(optimizer_tensors(self.model, self.optimizer).values())
 
     def step_of_nothing(self) -> None:

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from config.errors import ConfigError
+from config.errors import ConfigError, RunOutcome
 from config.logging import LoggingConfig
-from config.run_outcome import RunOutcome
 from monitoring.tracker_kinds import ShownCompletion, Wandb, flat, opener
 
 CONFIG: dict[str, Any] = {

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import pytest
 
-from config.run_outcome import RunOutcome
+from config.errors import RunOutcome
 from monitoring import trackers
 from monitoring.tracker_kinds import ShownCompletion
 from monitoring.trackers import FAILURES, QUEUED, Trackers

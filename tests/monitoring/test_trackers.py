@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from config.errors import RunOutcome
 from config.logging import LoggingConfig
-from config.run_outcome import RunOutcome
 from monitoring.metrics_file import MetricsFile
 from monitoring.monitor import Monitor
 from monitoring.progress import Progress
