@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from config.policy import PRESETS, load_policy
+from config.policy import load_policy
 from envs.group import Group
 from tests.gpu_layouts.layouts import LAYOUTS, PLACES, Case, Layout, judged_groups, learner_on, save_tiny
 from tests.pretend_gpu import pretend_gpus
+from tests.training.presets import NAMES, SEVERAL
 from training.kl import ESTIMATORS
 
 HOST, ONE = Layout(0), Layout(1)
-PRESET_NAMES = sorted(path.stem for path in PRESETS.glob("*.yaml"))
 Switches = tuple[bool, bool, bool]
 """Tied head, LoRA, gradient checkpointing."""
 
@@ -28,7 +28,7 @@ SWITCHES: list[Switches] = list(itertools.product([False, True], repeat=3))
 
 def presets_everywhere() -> Iterator[tuple[str, str, Switches]]:
     """Every preset with the learner on the first GPU and on another; the switches take turns among the presets."""
-    for row, preset in enumerate(PRESET_NAMES):
+    for row, preset in enumerate(NAMES):
         for layout in PLACES:
             yield layout, preset, SWITCHES[3 * row % len(SWITCHES)]
 
@@ -40,7 +40,10 @@ def everything_of_grpo() -> Iterator[tuple[str, str, Switches]]:
         yield layout, "grpo", switches
 
 
-CASES = sorted({*presets_everywhere(), *everything_of_grpo()})
+CASES = [
+    pytest.param(*case, marks=() if case[1] in SEVERAL else pytest.mark.long)
+    for case in sorted({*presets_everywhere(), *everything_of_grpo()})
+]
 
 
 @cache

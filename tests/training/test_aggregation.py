@@ -4,9 +4,7 @@ import pytest
 import torch
 
 from config.policy import AGGREGATIONS, PolicyConfig
-from tests.training.loss_batches import VARIANTS, WIDTH, evaluate, make
 from training.aggregation import BatchTotals, aggregate
-from training.loss_metrics import finalize_metrics, merge_metrics
 
 SUMS = (2.0, 7.0, 0.0)
 """Of the values of three rows with 3, 1 and 0 tokens, 4 wide."""
@@ -53,23 +51,3 @@ def test_the_totals_of_the_passes_meet_values_on_another_device() -> None:
     totals = BatchTotals.of(policy, mask)
     values = torch.zeros(4, 3, device="meta")
     assert aggregate(policy, "pass_mean", values, mask.to("meta"), totals).device.type == "meta"
-
-
-@pytest.mark.parametrize("aggregation", AGGREGATIONS)
-@pytest.mark.parametrize("width", [7, WIDTH])
-def test_two_shares_give_the_gradient_of_one(aggregation: str, width: int) -> None:
-    """width: of the first share, whose longest response may be shorter than that of the other."""
-    policy = PolicyConfig(aggregation=aggregation, pass_size=2, **VARIANTS["everything"])
-    tensors = make(seed=4)
-    tensors["mask"][:4, 7:] = False
-    totals = BatchTotals.of(policy, tensors["mask"])
-    loss, parts, gradient = torch.tensor(0.0, dtype=torch.float64), [], torch.zeros_like(tensors["now"])
-    for rows, wide in ((slice(0, 4), width), (slice(4, 10), WIDTH)):
-        share = {name: value[rows, :wide] for name, value in tensors.items()}
-        own, gradient[rows, :wide], metrics = evaluate(policy, share, totals.select(rows))
-        loss += own.detach()
-        parts.append(metrics)
-    whole_loss, whole_gradient, metrics = evaluate(policy, tensors)
-    assert loss.item() == pytest.approx(whole_loss.item(), rel=1e-12)
-    torch.testing.assert_close(gradient, whole_gradient, rtol=1e-12, atol=1e-15)
-    assert finalize_metrics(merge_metrics(parts)) == pytest.approx(finalize_metrics(metrics), rel=1e-12)

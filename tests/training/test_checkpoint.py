@@ -2,7 +2,6 @@
 tests/test_resume.py."""
 
 import io
-import os
 import pickle
 import random
 import shutil
@@ -16,6 +15,7 @@ import torch
 from config.checkpoints import checkpoint_path, checkpoints, newest_checkpoint
 from config.errors import ConfigError
 from tests.saved import save_checkpoint
+from tests.training.test_tensor_files import Hostile
 from training.checkpoint import (
     KEYS,
     LEARNER_KEYS,
@@ -167,16 +167,6 @@ def test_the_generators_of_gpus_are_saved_where_there_are_gpus(monkeypatch: pyte
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_rng_state_all", lambda: [torch.tensor([7])])
     assert random_state()["cuda"] == [torch.tensor([7])]
-
-
-class Hostile:
-    """Unpickling it would run a command."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[object, tuple[str]]:
-        return os.mkdir, (str(self.path),)
 
 
 @pytest.mark.parametrize("file", ["run.pt", "learner/.metadata"])

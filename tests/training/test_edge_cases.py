@@ -12,12 +12,13 @@ from config.env import EnvConfig
 from config.inference import InferenceModelConfig
 from config.models import ModelConfig
 from config.optimizer import OptimizerConfig
-from config.policy import PRESETS, PolicyConfig, load_policy
+from config.policy import PolicyConfig, load_policy
 from config.schema import Config
 from config.train import TrainConfig
 from envs.group import Group, Verdict
 from tests.groups import drawn_groups
 from tests.tiny import EOS, numbered_examples, tiny_llama
+from tests.training.presets import EVERY_PRESET
 from training.batch import Batch
 from training.credit import credit
 from training.forward import ResponseScorer
@@ -28,7 +29,6 @@ from training.reference import Reference
 
 PROMPTS, REPEATS, MAX_TOKENS = 3, 4, 6
 FIRST_ROW = 2
-NAMES = sorted(path.stem for path in PRESETS.glob("*.yaml"))
 
 
 def ends_at_once() -> LlamaForCausalLM:
@@ -105,7 +105,7 @@ ODD = {
 }
 
 
-@pytest.mark.parametrize("preset", NAMES)
+@pytest.mark.parametrize("preset", EVERY_PRESET)
 def test_odd_rewards(preset: str, tmp_path: Path) -> None:
     rewards = [reward for group in ODD.values() for reward in group]
     batch = sampled(rewards, tiny_llama(), num_groups=len(ODD))
@@ -119,7 +119,7 @@ def test_odd_rewards(preset: str, tmp_path: Path) -> None:
         assert advantage["plain"][0] > 0
 
 
-@pytest.mark.parametrize("preset", NAMES)
+@pytest.mark.parametrize("preset", EVERY_PRESET)
 def test_a_group_of_one_without_a_baseline(preset: str, tmp_path: Path) -> None:
     """The reward itself where nothing is divided; where a deviation divides, `group_of_one` decides."""
     policy = load_policy(
@@ -139,14 +139,14 @@ def test_a_group_of_one_without_a_baseline(preset: str, tmp_path: Path) -> None:
     assert prepared.advantage[:, 0].tolist() == pytest.approx(expected, rel=1e-4)
 
 
-@pytest.mark.parametrize("preset", NAMES)
+@pytest.mark.parametrize("preset", EVERY_PRESET)
 def test_completions_that_end_at_once(preset: str, tmp_path: Path) -> None:
     groups = sampled(plain(*MIXED * 3), ends_at_once())
     assert [one.token_ids for group in groups for one in group.completions] == [[EOS]] * 12
     trained(learner_of(load_policy(preset), tmp_path, tiny_llama()), groups)
 
 
-@pytest.mark.parametrize("preset", NAMES)
+@pytest.mark.parametrize("preset", EVERY_PRESET)
 def test_completions_without_a_token(preset: str, tmp_path: Path) -> None:
     """An engine that aborts a request may return nothing at all: in one completion, in a group, in a batch."""
     few, all_of_them = [0, 4, 5, 6, 7], list(range(12))
@@ -165,24 +165,6 @@ def without_tokens(empty: list[int]) -> list[Group]:
     for row in empty:
         completions[row].token_ids, completions[row].log_probs, completions[row].policy_versions = [], [], []
     return groups
-
-
-def test_equal_rewards_move_nothing(tmp_path: Path) -> None:
-    learner = learner_of(load_policy("grpo", kl_coef=0.0), tmp_path, tiny_llama())
-    before = [parameter.clone() for parameter in learner.worker.model.parameters()]
-    prepared = trained(learner, sampled(plain(*[0.1] * 12), tiny_llama()))
-    assert (prepared.advantage == 0).all()
-    assert all(torch.equal(a, b) for a, b in zip(before, learner.worker.model.parameters(), strict=True))
-
-
-def test_an_errored_completion_leaves_the_advantages_of_the_others(tmp_path: Path) -> None:
-    batch = sampled([*ODD["an error"], *plain(*MIXED * 2)], tiny_llama())
-    prepared = trained(learner_of(load_policy("grpo"), tmp_path, tiny_llama()), batch)
-    alone = 1 / math.sqrt(3)  # of 1, 0, 0: the mean is 1/3 and the deviation 1/sqrt(3)
-    expected = [0.0, (2 / 3) / (alone + 1e-4), *[-(1 / 3) / (alone + 1e-4)] * 2]
-    assert prepared.advantage[:4, 0].tolist() == pytest.approx(expected, rel=1e-6)
-    assert not prepared.mask[0].any()
-    assert prepared.mask[1].any()
 
 
 def test_rewards_of_1e8_and_1e8_plus_1(tmp_path: Path) -> None:

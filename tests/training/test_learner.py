@@ -52,38 +52,37 @@ def full_policy(aggregation: str) -> PolicyConfig:
     return replace(policy, pass_size=REPEATS) if aggregation == "pass_mean" else policy
 
 
-@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+@pytest.mark.parametrize(
+    "aggregation",
+    [
+        "pass_mean",
+        *(pytest.param(each, marks=pytest.mark.long) for each in AGGREGATIONS if each != "pass_mean"),
+    ],
+)
 def test_microbatches_give_the_gradient_of_one_batch(
     groups: list[Group], aggregation: str, tmp_path: Path
 ) -> None:
+    """Also those of less than a group, since a long group need not fit at once."""
     policy = full_policy(aggregation)
     one = copy.deepcopy(groups)
     silent = one[1].completions[1]
     silent.sampled = [False] * len(silent.token_ids)
     whole = gradient_of(make_learner(tmp_path, policy), one)
-    for accumulation in (2, 4, 8):
-        split = gradient_of(make_learner(tmp_path, policy, accumulation), one)
-        assert (split - whole).norm() / whole.norm() < 1e-6
+    rows = 8 * REPEATS
+    for accumulation, bound in ((2, 1e-6), (4, 1e-6), (8, 1e-6), (rows // 2, 1e-5), (rows, 1e-5)):
+        for packs in (True, False) if accumulation > 8 else (True,):
+            split = gradient_of(make_learner(tmp_path, policy, accumulation, packs=packs), one)
+            assert (split - whole).norm() / whole.norm() < bound
 
 
-@pytest.mark.parametrize("aggregation", AGGREGATIONS)
-def test_microbatches_of_less_than_a_group_give_it_too(
-    groups: list[Group], aggregation: str, tmp_path: Path
+@pytest.mark.parametrize("accumulation", [1, 4])
+def test_at_step_zero_the_reference_is_the_policy(
+    groups: list[Group], accumulation: int, tmp_path: Path
 ) -> None:
-    """A long group need not fit at once."""
-    policy = full_policy(aggregation)
-    whole = gradient_of(make_learner(tmp_path, policy), groups)
-    for accumulation in (8 * REPEATS // 2, 8 * REPEATS):
-        for packs in (True, False):
-            learner = make_learner(tmp_path, policy, accumulation, packs=packs)
-            split = gradient_of(learner, groups)
-            assert (split - whole).norm() / whole.norm() < 1e-5
-
-
-def test_at_step_zero_the_reference_is_the_policy(groups: list[Group], tmp_path: Path) -> None:
-    learner = make_learner(tmp_path, PolicyConfig(kl_coef=0.1))
+    """Exactly, where both score in the same microbatches."""
+    learner = make_learner(tmp_path, PolicyConfig(kl_coef=0.1), accumulation)
     report = learner.step(learner.credit(groups))
-    assert abs(report.metrics["kl/ref"]) < 1e-8
+    assert report.metrics["kl/ref"] == 0.0
     assert report.metrics["ess"] == pytest.approx(1.0, abs=1e-6)
     batch = learner.credit(groups)
     ref, sample = batch.ref_log_prob[batch.mask], batch.sample_log_prob[batch.mask]
@@ -104,14 +103,6 @@ def test_a_non_finite_step_changes_nothing_is_saved_and_stops_the_run(
     assert saved["sample_log_prob"].isnan().any()
     with pytest.raises(NonFiniteError, match="max_nonfinite_steps"):
         learner.step(learner.credit(broken))
-
-
-def test_an_errored_completion_teaches_nothing(groups: list[Group], tmp_path: Path) -> None:
-    broken = copy.deepcopy(groups)
-    broken[0].completions[2].verdict = Verdict(9.0, {}, "error")
-    batch = make_learner(tmp_path).credit(broken)
-    assert batch.advantage[2] == 0
-    assert not batch.mask[2].any()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -156,14 +147,11 @@ def test_a_state_of_another_shape_is_refused_before_anything_is_loaded(
     assert second.optimizer_steps == 0
 
 
-@pytest.mark.parametrize("precision", [torch.bfloat16])
-def test_mixed_precision_is_close_to_full(
-    groups: list[Group], precision: torch.dtype, tmp_path: Path
-) -> None:
+def test_mixed_precision_is_close_to_full(groups: list[Group], tmp_path: Path) -> None:
     learner = make_learner(tmp_path)
     batch = collate(groups)
     full = learner.worker.scorer(batch.tokens).log_prob
-    learner.worker.scorer.autocast_dtype = precision
+    learner.worker.scorer.autocast_dtype = torch.bfloat16
     half = learner.worker.scorer(batch.tokens).log_prob
     assert half.dtype == torch.float32
     mask = batch.tokens.response_mask
@@ -176,14 +164,6 @@ def test_scores_come_back_in_the_order_of_the_batch(groups: list[Group], tmp_pat
     one, several = (make_learner(tmp_path, policy, count, epochs=2) for count in (1, 4))
     whole, parts = one.credit(groups).old_log_prob, several.credit(groups).old_log_prob
     torch.testing.assert_close(parts, whole, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("accumulation", [1, 4])
-def test_scored_in_the_same_microbatches_the_reference_is_the_policy_exactly(
-    groups: list[Group], accumulation: int, tmp_path: Path
-) -> None:
-    learner = make_learner(tmp_path, PolicyConfig(kl_coef=0.1), accumulation)
-    assert learner.step(learner.credit(groups)).metrics["kl/ref"] == 0.0
 
 
 def test_a_process_group_of_others_is_not_the_learners(groups: list[Group], tmp_path: Path) -> None:

@@ -9,16 +9,16 @@ import pytest
 import torch
 
 from config.optimizer import OptimizerConfig
-from config.policy import PRESETS, PolicyConfig, load_policy
+from config.policy import PolicyConfig, load_policy
 from envs.group import Group, Verdict
 from tests.groups import drawn_from_tiny
+from tests.training.presets import EVERY_PRESET
 from tests.training.scorers import REPEATS, make_learner
 from training import split_learner
 from training.learner import StepReport
 from training.local_learner import LocalLearner
 from training.policy_terms import POLICY_TERMS, PROPORTIONAL, teaching_rows
 
-NAMES = sorted(path.stem for path in PRESETS.glob("*.yaml"))
 SETTLED = (1, 2, 5)
 """Groups of one reward."""
 
@@ -65,8 +65,8 @@ def stepped(
     return report, gradients[0], seen
 
 
-@pytest.mark.parametrize("accumulation", [1, 4])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("accumulation", [pytest.param(1, marks=pytest.mark.long), 4])
+@pytest.mark.parametrize("name", EVERY_PRESET)
 def test_the_update_and_the_metrics_are_those_of_all_groups(
     groups: list[Group],
     name: str,
@@ -75,14 +75,12 @@ def test_the_update_and_the_metrics_are_those_of_all_groups(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Of every preset without its other terms, and what tells equal rewards apart or leaves them out."""
-    others: dict[str, Any] = {"kl_coef": 0.0, "kl_inference_coef": 0.0, "entropy_coef": 0.0}
-    others |= {"entropy_target": None, "environment_coef": 0.0, "covariance_penalty": 0.0}
-    others["whiten"] = "none"
-    others |= {
-        "dynamic_batching": False,
-        "filter_range": None,
-        "overlong_cache": None,
-        "filter_truncated": False,
+    others: dict[str, Any] = {
+        **dict.fromkeys(("kl_coef", "kl_inference_coef", "entropy_coef", "environment_coef"), 0.0),
+        **dict.fromkeys(("entropy_target", "filter_range", "overlong_cache"), None),
+        **dict.fromkeys(("dynamic_batching", "filter_truncated"), False),
+        "covariance_penalty": 0.0,
+        "whiten": "none",
     }
     policy = load_policy(name, **others)
     (one, gradient, some), (other, whole, everyone) = (
@@ -109,19 +107,15 @@ def test_other_terms_of_the_loss_teach_from_every_group(
     assert stepped(make_learner(tmp_path, policy), groups, monkeypatch)[2] == set(range(8))
 
 
-def test_an_unknown_policy_term_teaches_from_every_row() -> None:
+def test_rows_that_teach_by_the_policy() -> None:
     policy = PolicyConfig(kl_coef=0.0)
     advantage, mask = torch.tensor([[0.0], [1.0], [1.0]]), torch.tensor([[True], [True], [False]])
     assert teaching_rows(policy, advantage, mask).tolist() == [False, True, False]
+    taught = PolicyConfig(kl_coef=0.0, distill_coef=0.1)
+    assert teaching_rows(taught, advantage, mask).tolist() == [True, True, False]
     policy.objective = "of a user"
     assert teaching_rows(policy, advantage, mask).all()
     assert POLICY_TERMS.keys() >= PROPORTIONAL
-
-
-def test_a_teacher_teaches_from_every_row_in_the_loss() -> None:
-    advantage, mask = torch.tensor([[0.0], [1.0], [1.0]]), torch.tensor([[True], [True], [False]])
-    policy = PolicyConfig(kl_coef=0.0, distill_coef=0.1)
-    assert teaching_rows(policy, advantage, mask).tolist() == [True, True, False]
 
 
 def test_a_step_without_any_advantage_moves_the_weights_as_it_did(

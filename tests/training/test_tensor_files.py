@@ -142,6 +142,8 @@ def test_no_other_attribute_is_read(tmp_path: Path, owner: object, name: str) ->
 
 
 class Hostile:
+    """Unpickling it would make a folder."""
+
     def __init__(self, path: Path) -> None:
         self.path = path
 
