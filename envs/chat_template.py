@@ -67,9 +67,10 @@ def render_chat(
 def _apply_template(
     tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], tools: Sequence[dict[str, Any]]
 ) -> str:
-    known = list(tools) or None
     return str(
-        tokenizer.apply_chat_template(list(messages), tools=known, add_generation_prompt=True, tokenize=False)
+        tokenizer.apply_chat_template(
+            list(messages), tools=list(tools) or None, add_generation_prompt=True, tokenize=False
+        )
     )
 
 

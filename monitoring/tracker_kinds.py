@@ -246,5 +246,5 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
 def _cell(value: object) -> str:
     """A cell of a Markdown table, in which a completion's marks are its own characters."""
     text = f"{value:.4g}" if isinstance(value, float) else str(value)
-    marks = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "|": "&#124;", "`": "&#96;", "*": "&#42;"}
-    return "<br>".join(text.translate(str.maketrans(marks)).splitlines())
+    marks = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", "|": "&#124;", "`": "&#96;", "*": "&#42;"})
+    return "<br>".join(text.translate(marks).splitlines())
