@@ -1,6 +1,5 @@
-"""What a fork server loads for runs that are killed: all that a run imports, a composed config, and no garbage."""
+"""Imports of a run and a composed config, loaded once by the fork server of runs that are killed."""
 
-import gc
 import importlib
 from pathlib import Path
 
@@ -21,10 +20,6 @@ IMPORTED = (
     "training.model_writer",
     "transformers.models.llama.modeling_llama",
 )
-gc.disable()
 for _name in IMPORTED:
     importlib.import_module(_name)
 one_epoch("wait", Path("nothing_there"))
-gc.collect()
-gc.freeze()
-gc.enable()
