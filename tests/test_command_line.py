@@ -167,8 +167,9 @@ def test_a_package_that_does_not_load_is_one_message(tmp_path: Path) -> None:
     broken = tmp_path / "packages" / "torchvision" / "__init__.py"
     broken.parent.mkdir(parents=True)
     broken.write_text("raise RuntimeError('operator torchvision::nms does not exist')")
-    process = ran("grpo.py", tmp_path / "run", *SMALL, modules=tmp_path / "packages")
-    output = process.output
+    environment = {**ENVIRONMENT, "PYTHONPATH": str(tmp_path / "packages")}
+    process = start("grpo.py", tmp_path / "run", *SMALL, environment=environment)
+    output = finish(process)
     assert process.returncode == 2, output
     assert "Traceback" not in output
     said = f"operator torchvision::nms does not exist (RuntimeError in {broken}, line 1)"
