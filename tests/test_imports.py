@@ -60,7 +60,7 @@ def imported(code: str, *words: str) -> tuple[set[str], subprocess.CompletedProc
     return {name.partition(".")[0] for name in line.split()[1:]}, ended
 
 
-@pytest.mark.parametrize("script", ["grpo.py", "grpo_async.py"])
+@pytest.mark.parametrize("script", ["grpo.py", pytest.param("grpo_async.py", marks=pytest.mark.long)])
 @pytest.mark.parametrize(
     ("words", "code"),
     [

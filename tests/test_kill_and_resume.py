@@ -48,7 +48,7 @@ def prompts_of(ledger: Path) -> list[str]:
     return [prompt for line in last.values() for prompt in line.split()]
 
 
-@pytest.mark.parametrize("stale", ["wait", "drop"])
+@pytest.mark.parametrize("stale", ["wait", pytest.param("drop", marks=pytest.mark.long)])
 def test_after_random_kills_every_prompt_is_trained_on_exactly_once(stale: str, tmp_path: Path) -> None:
     """10 SIGKILLs of real processes in each mode, every one followed by train.resume=auto.
 

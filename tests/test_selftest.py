@@ -195,12 +195,14 @@ ENGINES = (
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [*IN_THIS_PROCESS, *ENGINES])
 def test_it_works(name: str, tmp_path: Path) -> None:
     (check,) = (check for check in CHECKS if check.name == name)
     assert check.function(Bench(tmp_path), **check.options)
 
 
+@pytest.mark.long
 def test_objectives_and_a_fault_in_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The fault: a learner that leaves a factor out where rows are packed."""
     assert f"{len(list(PRESETS.glob('*.yaml')))} presets" in learner.presets(Bench(tmp_path))
@@ -215,6 +217,7 @@ def test_objectives_and_a_fault_in_one(tmp_path: Path, monkeypatch: pytest.Monke
         learner.presets(Bench(tmp_path))
 
 
+@pytest.mark.long
 def test_bodies_of_gpu_checks(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     assert learner.resumes(bench) == "cpu, CPU"

@@ -55,18 +55,18 @@ def check(metrics: list[dict[str, Any]]) -> None:
 NOISE = ("INFO", "WARNING", "FutureWarning", "NUMA", "safetensors", "Triton")
 
 
-@pytest.mark.parametrize(
-    "engines", [(), pytest.param(("ray.enabled=true",), marks=pytest.mark.long)], ids=["in process", "Ray"]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("engines", [(), ("ray.enabled=true",)], ids=["in process", "Ray"])
 def test_what_vllm_prints_as_it_starts_is_in_a_file(engines: tuple[str, ...], tmp_path: Path) -> None:
-    process = ran("grpo.py", tmp_path, *SMALL, *engines, "train.total_dialog_turns=64")
-    assert process.returncode == 0, process.output
+    process = start("grpo.py", tmp_path, *SMALL, *engines, "train.total_dialog_turns=64")
+    output = finish(process)
+    assert process.returncode == 0, output
     printed = (tmp_path / "engine.log").read_text()
     assert any(word in printed for word in NOISE), printed
     for line in printed.splitlines():
-        assert not line.strip() or line not in process.output, line
+        assert not line.strip() or line not in output, line
     for word in NOISE:
-        assert word not in process.output, process.output
+        assert word not in output, output
 
 
 def test_why_vllm_did_not_start_reaches_the_user(tmp_path: Path) -> None:

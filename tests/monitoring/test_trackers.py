@@ -5,7 +5,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -125,30 +125,6 @@ print("\\n".join(tracker.told()), file=sys.stderr)
 """
 
 
-SERVERS = ("refuses", "never answers", "no key")
-
-
-Tries = dict[str, tuple[Path, subprocess.Popen[str], socket.socket]]
-
-
-@pytest.fixture(scope="module")
-def tried(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tries]:
-    """Folder, process and socket of a try with each server, all at once: W&B waits a while for each."""
-    started: Tries = {}
-    with ExitStack() as open_files:
-        for server in SERVERS:
-            folder = tmp_path_factory.mktemp("wandb")
-            listener = open_files.enter_context(socket.socket())
-            listener.bind(("127.0.0.1", 0))
-            if server == "never answers":
-                listener.listen(50)
-            started[server] = folder, online(server, folder, listener.getsockname()[1]), listener
-        yield started
-        for _, process, _ in started.values():
-            process.kill()
-            process.communicate()
-
-
 def online(server: str, folder: Path, port: int) -> subprocess.Popen[str]:
     ours = {name: value for name, value in ENVIRONMENT.items() if not name.startswith("WANDB_")}
     environment = ours | {
@@ -165,19 +141,38 @@ def online(server: str, folder: Path, port: int) -> subprocess.Popen[str]:
     return begin([str(script), str(folder)], environment=environment)
 
 
-@pytest.mark.parametrize("server", SERVERS)
-def test_wandb_goes_offline_where_it_cannot_be_reached(server: str, tried: Tries) -> None:
+@pytest.mark.parametrize(
+    "server",
+    [
+        "no key",
+        pytest.param("refuses", marks=pytest.mark.long),
+        pytest.param("never answers", marks=pytest.mark.long),
+    ],
+)
+def test_wandb_goes_offline_where_it_cannot_be_reached(server: str, tmp_path: Path) -> None:
     """A server that never answers is asked nothing but for the run: other questions have their own deadlines."""
-    folder, process, listener = tried[server]
-    _, stderr = process.communicate(timeout=900)
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        if server == "never answers":
+            listener.listen(50)
+        _, stderr = finished(online(server, tmp_path, listener.getsockname()[1]))
+        assert stderr.count("logging.mode=online: W&B cannot be used") == 1
+        assert "warning" not in stderr
+        assert "Traceback" not in stderr
+        assert list(tmp_path.glob("wandb/offline-run-*/*.wandb"))
+        if server == "never answers":
+            listener.setblocking(False)
+            assert {json.loads(body)["operationName"] for body in _sent_to(listener)} == {"RunResumeStatus"}
+
+
+def finished(process: subprocess.Popen[str]) -> tuple[str, str]:
+    """Both outputs of a process that must end well."""
+    try:
+        stdout, stderr = process.communicate(timeout=900)
+    finally:
+        process.kill()
     assert process.returncode == 0, stderr
-    assert stderr.count("logging.mode=online: W&B cannot be used") == 1
-    assert "warning" not in stderr
-    assert "Traceback" not in stderr
-    assert list(folder.glob("wandb/offline-run-*/*.wandb"))
-    if server == "never answers":
-        listener.setblocking(False)
-        assert {json.loads(body)["operationName"] for body in _sent_to(listener)} == {"RunResumeStatus"}
+    return stdout, stderr
 
 
 def _sent_to(listener: socket.socket) -> Iterator[bytes]:
