@@ -18,7 +18,7 @@ from config.composition import CONFIG_DIR, register_schema
 from config.error_messages import is_readable, readable
 from config.sweep_jobs import LAST_STEPS, objective
 from run import sweep
-from tests.processes import family
+from tests.processes import family, wait_until_gone
 from tests.scripts import ENVIRONMENT, QUICK, ROOT, begin, ended, finish, rows, wait_for
 
 pytestmark = pytest.mark.long
@@ -201,8 +201,8 @@ def test_an_interrupt_ends_the_jobs_in_other_processes(tmp_path: Path) -> None:
     assert process.returncode == 130, output
     assert "error: interrupted" in output and "Traceback" not in output
     assert len(list(folder.glob("*/metrics.jsonl"))) == 2
-    _, alive = psutil.wait_procs(below, timeout=300)
-    assert not alive
+    for one in below:
+        wait_until_gone(one.pid)
 
 
 def test_the_objective(tmp_path: Path) -> None:
