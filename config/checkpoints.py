@@ -1,4 +1,4 @@
-"""Where the checkpoints of a run and the models that are made of them lie, and how they are named.
+"""Paths and names of a run's checkpoints, and of the models that are made of them.
 
 RUN/checkpoints/checkpoint_000040/    RUN/checkpoints/best: a link to the one that train.keep_best keeps
 RUN/models/checkpoint_000040/         RUN/models/best, RUN/model: links to the best and to the newest
@@ -25,21 +25,21 @@ def checkpoint_path(run_dir: Path, iteration: int) -> Path:
 
 
 def checkpoints(run_dir: Path) -> list[Path]:
-    """Those of one run's folder, the highest iteration first."""
+    """Checkpoints in a run's folder, the highest iteration first."""
     named = ((_NAME.fullmatch(path.name), path) for path in (run_dir / FOLDER).glob("checkpoint_*"))
     numbered = [(int(match[1]), path) for match, path in named if match]
     return [path for _, path in sorted(numbered, reverse=True)]
 
 
 def iteration_of(path: Path) -> int:
-    """Of a checkpoint, by its name."""
+    """The iteration in a checkpoint's name."""
     match = _NAME.fullmatch(path.name)
     assert match is not None, path
     return int(match[1])
 
 
 def model_of(path: Path) -> Path:
-    """Where the model that is made of a checkpoint lies."""
+    """The folder of the model that is made of a checkpoint."""
     return path.parent.parent / MODELS / path.name
 
 
@@ -49,7 +49,7 @@ def newest_checkpoint(run_dir: Path) -> Path | None:
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Whether a path is that of a checkpoint, by its name or, where it was renamed, by what is in it."""
+    """Whether a path is that of a checkpoint, by its name or by its files."""
     return _NAME.fullmatch(path.name) is not None or (path / RUN_STATE).is_file()
 
 

@@ -132,8 +132,10 @@ def _outcome(job: Job, composed: DictConfig, run_dir: Path) -> RunOutcome:
         raise SystemExit(_refused(readable(error), run_dir)) from error
     except RunError as error:
         raise SystemExit(_ended_with(str(error), CANNOT_GO_ON)) from error
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
         remove_if_unused(run_dir)
+        if not (str(interrupt) or run_dir.exists()):  # nothing that could be lost had begun
+            raise KeyboardInterrupt(AT_ONCE) from interrupt
         raise
     except Exception as error:
         if _unread(error):

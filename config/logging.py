@@ -9,7 +9,7 @@ from config.values import at_least, one_of
 
 @dataclass
 class LoggingConfig:
-    """Where metrics go besides `metrics.jsonl`, and what is printed."""
+    """Trackers beside `metrics.jsonl`, and output on the terminal."""
 
     backend: Any = "none"
     """Trackers: `wandb`, `tensorboard`, `mlflow`, `trackio`, a list of them such as `[wandb,tensorboard]`, or `none`;

@@ -70,7 +70,10 @@ def run_in_sweep(run: Callable[[], RunOutcome], composed: DictConfig) -> float |
 
 
 def _failed(run_dir: Path, composed: DictConfig, why: str) -> JobFailed:
-    """Note a job that failed before it began for the sweep's page, but where an earlier run lies in its folder."""
+    """Note for the sweep's page a job that failed before it began.
+
+    An earlier run in its folder stays as it is.
+    """
     if not (run_dir / SETTINGS).exists():
         run_dir.mkdir(parents=True, exist_ok=True)
         save_settings(run_dir, composed, HydraConfig.get())

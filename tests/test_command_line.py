@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from config.command_line import ENDED
+from config.command_line import AT_ONCE, ENDED
 from run.stop import ECHO_S
 from tests.config.test_schema import composed
 from tests.scripts import ENVIRONMENT, ROOT, Ended, called, ended, finish, ran, rows, start, wait_for
@@ -287,7 +287,7 @@ def test_ctrl_c_before_the_run_began_leaves_nothing(tmp_path: Path) -> None:
     output = finish(process)
     assert process.returncode == 130, output
     assert "Traceback" not in output
-    assert f"error: {ENDED}" in output
+    assert output.splitlines()[-1] == f"error: {AT_ONCE}"
     assert not run_dir.exists()
 
 

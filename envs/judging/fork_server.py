@@ -163,8 +163,10 @@ class ForkServer:
 
 
 def _page() -> IO[bytes]:
-    """An empty file to share with a worker. On Linux it lies in memory: writing to a mapped file on a full disk would
-    kill the writer."""
+    """Make an empty file to share with a worker.
+
+    On Linux it lies in memory: writing to a mapped file on a full disk would kill the writer.
+    """
     if sys.platform == "linux":
         return os.fdopen(os.memfd_create("grpo_reward_progress"), "w+b")
     return tempfile.TemporaryFile()

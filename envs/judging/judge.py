@@ -1,4 +1,4 @@
-"""The judge of a task: its own reward, the one that `env.reward` names, or several with their weights. No torch here.
+"""Judge of a task: its own reward, or the rewards that `env.reward` names. No torch here.
 
 Of several, each is a part of the verdict by its name, and the score is their sum, weighted by `env.reward_weights`.
 """
@@ -61,19 +61,18 @@ def least_score(task: Task) -> float:
 
 
 def _weights(env: EnvConfig, named: list[NamedReward]) -> list[float]:
-    """What each of several rewards counts; 1 where nothing is said, and for one reward alone."""
+    """Weights of the rewards; 1 where none is given."""
     return env.reward_weights if isinstance(env.reward_weights, list) else [1.0] * len(named)
 
 
 def part_names(paths: list[str]) -> list[str]:
-    """What several rewards are called in the verdict: functions by their name, or with their module where two have
-    the same."""
+    """Names of the rewards in the verdict: of their functions, with the module where two are the same."""
     short = [path.rpartition(":")[2] for path in paths]
     return [path if short.count(name) > 1 else name for path, name in zip(paths, short, strict=True)]
 
 
 def part_weights(env: EnvConfig) -> dict[str, float]:
-    """What each part of the verdict counts in its score, where the config says so; empty where it does not."""
+    """Weights of the verdict's parts, as the config has them; empty where it has none."""
     if isinstance(env.reward_weights, dict) and env.reward_weights:
         return env.reward_weights
     if not isinstance(env.reward, list):

@@ -1,4 +1,4 @@
-"""Where completions are judged: in worker processes that a deadline ends, so that no reward can hang or lie.
+"""Service that judges completions in worker processes, which a deadline ends.
 
     submit ─▶ queue ─▶ batches ─▶ workers ─▶ results ─▶ verdicts ─▶ poll
                 ▲                    │ worker lost: replaced

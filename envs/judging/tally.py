@@ -1,4 +1,4 @@
-"""What the verifications of a run came to: outcomes, latencies, the error rate at which the run stops."""
+"""Counts of a run's verdicts: outcomes, latencies, the error rate at which the run stops."""
 
 import math
 from array import array

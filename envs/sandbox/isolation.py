@@ -34,14 +34,14 @@ def _check(result: int, what: str) -> int:
 
 
 def readable_paths() -> list[str]:
-    """What a Python program needs to see: the interpreter's libraries and the system's shared ones."""
+    """Paths that a Python program reads: libraries of the interpreter and of the system."""
     library = os.path.dirname(os.path.dirname(os.__file__))
     system = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/share/zoneinfo", "/etc/ld.so.cache")
     return sorted(path for path in {library, *system} if os.path.exists(path))
 
 
 def program_paths(interpreter: Sequence[str]) -> list[str]:
-    """What a program in another language needs to see besides: its interpreter, and what a shell calls."""
+    """Further paths for another language: its interpreter, and programs that a shell calls."""
     paths = (interpreter[0], *PROGRAM_FOLDERS)
     return sorted(path for path in set(paths) if os.path.exists(path))
 

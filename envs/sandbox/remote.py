@@ -96,7 +96,7 @@ class RemoteSandbox:
         return _run_of(self.url, self._answer(request, seconds))
 
     def _answer(self, request: dict[str, Any], seconds: float) -> dict[str, Any]:
-        """What the server says; asked again while it is busy and there is time."""
+        """Send a request, again while the server is busy and there is time."""
         began = time.monotonic()
         deadline = began + seconds + ANSWER_SECONDS
         for attempt in itertools.count():

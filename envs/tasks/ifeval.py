@@ -79,13 +79,13 @@ class IFEval(Task):
 
 @register("ifbench")
 class IFBench(IFEval):
-    """As `ifeval`, with IFBench's rows."""
+    """The task `ifeval` with IFBench's rows."""
 
     hub = "allenai/IFBench_test"
 
 
 def _read(value: Any) -> Any:
-    """What a JSON text says; anything else as it is."""
+    """Parse a JSON text; leave anything else as it is."""
     if not isinstance(value, str):
         return value
     try:

@@ -19,7 +19,10 @@ PROBLEM_COLUMNS = ("problem", "question", "prompt")
 
 
 class MathTask(Task):
-    """Problems whose final answer is compared with the gold in value. A row without a gold is left out and reported."""
+    """Problems whose final answer is compared with the reference answer by value.
+
+    A row without a reference answer is left out and reported.
+    """
 
     rule: ClassVar[str] = "math"
     """The rule of `envs.verifiers.rules` that judges and whose system prompt is used."""

@@ -1,4 +1,4 @@
-"""What an answer to a puzzle of reasoning-gym (0.1.19) must be besides what the library's scorer asks of it.
+"""Rules for answers to puzzles of reasoning-gym (0.1.19), beside the library's scorers.
 
 Some scorers evaluate the answer as Python: what is neither a literal nor a formula never reaches them. Some give full
 marks to answers that are wrong: these must meet a rule of this file too.

@@ -24,7 +24,7 @@ TEST_SEED = 1_000_003
 
 @register("reasoning_gym")
 class ReasoningGym(Task):
-    """What the scorer gives (0 to 1) for the text in `<answer>`.
+    """Puzzles of reasoning-gym; the reward is the scorer's (0 to 1) for the text in `<answer>`.
 
     Options: `name` (the generator), `num_rows` of the training split, `seed`; all others go to the generator.
     `composite` draws from several: `datasets` is a list of {name: GENERATOR, weight: NUMBER, config: {its options}}.

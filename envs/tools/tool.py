@@ -1,4 +1,4 @@
-"""Tools that the model may call: found by name, told of in the system prompt, run on what stands in their tags.
+"""Tools that the model may call, from their name to their run on a tag's content.
 
 A tool is a function from text to text, or a class with `run(request)` and `close()` that is made with the `env`
 section. The first paragraph of its docstring is what the model is told. Those of this project are named in
@@ -95,7 +95,7 @@ def _check_request(place: str, function: Callable[..., Any], takes: tuple[str, .
 
 
 def instructions(env: EnvConfig) -> str:
-    """What the system prompt says of the tools, one a line."""
+    """Lines of the system prompt on the tools, one each."""
     told = []
     for name, found in find_tools(env):
         what = " ".join(inspect.cleandoc(found.__doc__).split("\n\n")[0].split())
@@ -105,7 +105,11 @@ def instructions(env: EnvConfig) -> str:
 
 
 def make_tools(env: EnvConfig) -> list[Tool]:
-    """Those of `env.tools`, in their order. Raises ConfigError as `find_tools`, or where a class cannot be made."""
+    """Tools of `env.tools`, in their order.
+
+    Raises:
+        ConfigError: as `find_tools`, or a class cannot be made.
+    """
     pairs = zip(env.tools, find_tools(env), strict=True)
     return [_make(path, name, found, env) for path, (name, found) in pairs]
 
