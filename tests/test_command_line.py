@@ -291,6 +291,7 @@ def test_ctrl_c_before_the_run_began_leaves_nothing(tmp_path: Path) -> None:
     assert not run_dir.exists()
 
 
+@pytest.mark.long
 def test_the_command_that_is_shown_goes_on_exactly(tmp_path: Path) -> None:
     run_dir = tmp_path / "a run"
     process = start("grpo.py", run_dir, *ENDLESS, "env.system_prompt='Be brief, please: x=1'")

@@ -25,6 +25,7 @@ MIXED = (
 )
 
 
+@pytest.mark.long
 def test_what_the_levels_were_made_of_stays(tmp_path: Path) -> None:
     run_job(configured(*SMALL, *ONE), tmp_path, grpo.train, Lockstep)
     more = ("train.resume=auto", "train.total_dialog_turns=112")

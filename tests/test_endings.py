@@ -136,6 +136,7 @@ def test_an_evaluation_that_was_given_up_is_made_up_for(tmp_path: Path) -> None:
     assert [row["iteration"] for row in rows(tmp_path) if "reward/mean" not in row] == [0, 2, 4]
 
 
+@pytest.mark.long
 def test_an_interrupted_sweep_begins_no_other_run(tmp_path: Path) -> None:
     process = begin(
         [

@@ -146,7 +146,7 @@ def kill_the_engine(others: set[int]) -> None:
     os.kill(victim, signal.SIGKILL)
 
 
-@pytest.mark.parametrize(("frequency", "versions"), [(1, 10), (10, 1)])
+@pytest.mark.parametrize(("frequency", "versions"), [(1, 10), pytest.param(10, 1, marks=pytest.mark.long)])
 def test_an_engine_lost_between_two_pushes_comes_back_with_the_present_version(
     frequency: int,
     versions: int,

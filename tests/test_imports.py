@@ -80,6 +80,7 @@ def test_what_starts_nothing_imports_nothing_heavy(
     assert "hydra" in packages
 
 
+@pytest.mark.long
 def test_the_first_groups_of_the_quickstart_wait_for_no_package_that_they_do_not_use(tmp_path: Path) -> None:
     """Adapters, 4 bits, vLLM, Ray, trackers, TorchRL's losses: the quickstart uses none before it learns."""
     packages, ended = imported(

@@ -26,7 +26,7 @@ def train(script: str, file: Path, folder: Path, turns: int, *overrides: str) ->
     run_job(config, folder, module.train, SCHEDULE_OF[module])
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize("script", ["grpo.py", pytest.param("grpo_async.py", marks=pytest.mark.long)])
 def test_mended_and_appended_rows_are_taken_and_said_and_the_run_resumes_again(
     script: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

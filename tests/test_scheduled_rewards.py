@@ -23,6 +23,7 @@ RUN = (
 )
 
 
+@pytest.mark.long
 def test_scores_of_a_resumed_run_are_the_same(tmp_path: Path) -> None:
     whole, halfway = tmp_path / "whole", tmp_path / "halfway"
     run_job(configured(*RUN), whole, grpo.train, Lockstep)

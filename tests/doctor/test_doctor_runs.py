@@ -30,6 +30,7 @@ def test_a_run_that_learns_is_no_reason_to_worry(script: ModuleType, tmp_path: P
     assert [finding for finding in diagnose(tmp_path) if finding.severity != "info"] == []
 
 
+@pytest.mark.long
 def test_what_was_said_live_is_what_is_found_afterwards(tmp_path: Path) -> None:
     """A run that is paid for form unlearns to add."""
     run(tmp_path, *ASTRAY, *HELD_OUT)

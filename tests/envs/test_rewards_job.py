@@ -68,6 +68,7 @@ def test_a_sample_that_closes_a_thought_was_begun_by_its_prompt(tmp_path: Path) 
     assert [line["score"] for line in lines] == [1.0, 0.0]
 
 
+@pytest.mark.long
 def test_bombs_are_invalid_and_failures_are_errors_with_an_exit_code(tmp_path: Path) -> None:
     code, lines, table = run(
         tmp_path,

@@ -127,6 +127,7 @@ def test_a_push_that_broke_off_is_followed_by_a_whole_one() -> None:
     assert push(learner, engine, 3) == whole
 
 
+@pytest.mark.long
 def test_an_engine_that_replaces_a_lost_one_has_all_weights(open_pool: OpenPool) -> None:
     policy = lora_policy()
     learner = PolicyHere(policy, named_weights)
