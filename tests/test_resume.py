@@ -22,7 +22,7 @@ from plan.model_shape import find_shape
 from run.jobs import run_job
 from run.lockstep import Lockstep
 from run.overlapped import Overlapped
-from run.resume import NO_PART_OF_IT, changed_settings, find, siblings, under
+from run.resume import NO_PART_OF_IT, Change, changed_settings, changes, find, siblings, under
 from tests import recorded_runs
 from tests.scripts import (
     QUICK,
@@ -212,6 +212,19 @@ def outside(folder: Path, script: str, *overrides: str) -> str:
         done = called(script, "--config-name", "grpo_quickstart", *QUICK, *SMALL, *overrides)
     assert done.returncode == 0, done.stderr
     return done.stderr
+
+
+def test_a_section_that_one_side_lacks_or_has_as_a_value_is_one_change() -> None:
+    section = {"lr": 0.1}
+    assert [str(change) for change in changes({"optimizer": section}, {"optimizer": "adamw"})] == [
+        "optimizer: {'lr': 0.1} -> adamw"
+    ]
+    (added,), (removed,) = changes({}, {"optimizer": section}), changes({"optimizer": section}, {})
+    assert (added.key, added.now) == ("optimizer", section) and (removed.key, removed.before) == (
+        "optimizer",
+        section,
+    )
+    assert changes({"optimizer": section}, {"optimizer": {"lr": 0.2}}) == [Change("optimizer.lr", 0.1, 0.2)]
 
 
 def test_auto_looks_where_runs_land_outside_the_checkout_too(tmp_path: Path) -> None:
