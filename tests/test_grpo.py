@@ -103,6 +103,7 @@ def test_reward_rises(tmp_path: Path) -> None:
     assert after >= 0.75
 
 
+@pytest.mark.long
 def test_with_shuffled_rewards_it_does_not(tmp_path: Path) -> None:
     """The control: the same run, the rewards of every batch permuted before the learner sees them."""
     chance = random.Random(0)
@@ -224,6 +225,7 @@ def test_bad_input_is_one_message_and_nothing_half_written(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.long
 def test_multirun_sweeps(tmp_path: Path) -> None:
     command = [
         *("--config-name", "grpo_quickstart", "--multirun", f"hydra.sweep.dir={tmp_path}", *QUICK, *SMALL),

@@ -18,6 +18,7 @@ def one_thread() -> None:
 
 
 @pytest.mark.usefixtures("one_thread")
+@pytest.mark.long
 def test_the_text_trains_from_the_first_line_to_the_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -17,9 +17,8 @@ ADAPTER = ("train_model.lora.enabled=true", "inference_model.lora=adapter", "opt
 TWO_ENGINES = ("inference_model.num_devices=2", "ray.enabled=true", "train.max_policy_age=1")
 
 
-@pytest.mark.parametrize(
-    "more", [(), pytest.param(ADAPTER, marks=pytest.mark.long)], ids=["full weights", "adapter"]
-)
+@pytest.mark.parametrize("more", [(), ADAPTER], ids=["full weights", "adapter"])
+@pytest.mark.long
 def test_three_iterations_in_one_process(more: tuple[str, ...], tmp_path: Path) -> None:
     run_job(configured(*SMALL, *more), tmp_path, grpo.train, Lockstep)
     metrics = rows(tmp_path)

@@ -234,6 +234,7 @@ def short(completion, example):
 '''
 
 
+@pytest.mark.long
 def test_a_run_from_a_folder_with_ones_own_task_tool_and_rewards(tmp_path: Path) -> None:
     (tmp_path / "outside.py").write_text(OUTSIDE)
     mixture = "{digits: {dataset: outside:Digits, reward: [exact, outside:short]}, arithmetic: 1}"

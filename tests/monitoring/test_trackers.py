@@ -20,6 +20,7 @@ from monitoring.trackers import make_tracker
 from tests.scripts import ENVIRONMENT, ROOT, begin
 
 
+@pytest.mark.long
 def test_every_run_of_a_sweep_is_a_run_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_SILENT", "true")
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))

@@ -29,6 +29,7 @@ print(faults(), faults())
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another library's malloc is left as it is")
+@pytest.mark.long
 def test_memory_that_was_freed_is_had_again_without_the_kernel() -> None:
     """200 MB are 48,828 pages of 4 KiB, or 95 huge ones."""
 
