@@ -25,12 +25,10 @@ WAYS = {
     "groups are replaced and it cools": (*SAMPLING, "env.num_envs=4"),
     "muon": ("optimizer=muon_adamw", "optimizer.muon_lr=2e-4"),
 }
-EVERY_CHANGE = ("both", "groups are replaced and it cools")
+LONG = ("a curriculum", "sources", "muon")
 
 
-@pytest.mark.parametrize(
-    "way", [pytest.param(way, marks=[] if way in EVERY_CHANGE else pytest.mark.long) for way in WAYS]
-)
+@pytest.mark.parametrize("way", [pytest.param(way, marks=[pytest.mark.long] * (way in LONG)) for way in WAYS])
 def test_a_resumed_run_is_the_same_run(way: str, tmp_path: Path) -> None:
     given, whole, broken = (*SMALL, *WAYS[way]), tmp_path / "whole", tmp_path / "broken"
     run_job(configured(*given), whole, grpo.train, Lockstep)

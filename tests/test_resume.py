@@ -22,7 +22,7 @@ from plan.model_shape import find_shape
 from run.jobs import run_job
 from run.lockstep import Lockstep
 from run.overlapped import Overlapped
-from run.resume import NO_PART_OF_IT, Change, changed_settings, changes, find, siblings, under
+from run.resume import MISSING, NO_PART_OF_IT, Change, changed_settings, changes, find, siblings, under
 from tests import recorded_runs
 from tests.scripts import (
     QUICK,
@@ -219,11 +219,8 @@ def test_a_section_that_one_side_lacks_or_has_as_a_value_is_one_change() -> None
     assert [str(change) for change in changes({"optimizer": section}, {"optimizer": "adamw"})] == [
         "optimizer: {'lr': 0.1} -> adamw"
     ]
-    (added,), (removed,) = changes({}, {"optimizer": section}), changes({"optimizer": section}, {})
-    assert (added.key, added.now) == ("optimizer", section) and (removed.key, removed.before) == (
-        "optimizer",
-        section,
-    )
+    assert changes({}, {"optimizer": section}) == [Change("optimizer", MISSING, section)]
+    assert changes({"optimizer": section}, {}) == [Change("optimizer", section, MISSING)]
     assert changes({"optimizer": section}, {"optimizer": {"lr": 0.2}}) == [Change("optimizer.lr", 0.1, 0.2)]
 
 
