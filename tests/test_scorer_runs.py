@@ -45,27 +45,30 @@ def trained(run_dir: Path, *overrides: str) -> list[dict[str, float]]:
     return without_clocks(rows(run_dir))
 
 
+@pytest.fixture(scope="module")
+def undisturbed(local_ray: None, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, float]]:
+    return trained(tmp_path_factory.mktemp("undisturbed"))
+
+
 def test_a_scorer_that_is_killed_at_five_moments_loses_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undisturbed: list[dict[str, float]]
 ) -> None:
     """The scorer dies while it loads, in a score, while the next one loads, and idle:
     without a restart of the run, and with the bits of one that nobody disturbed."""
-    undisturbed = trained(tmp_path / "undisturbed")
     moments = [("build", 1), ("log_prob", 2), ("build", 1), ("log_prob", 3)]
     killer = Killer(monkeypatch, "scorer", *moments)
     killed = kill_between_steps(monkeypatch, 2)
-    disturbed = trained(tmp_path / "disturbed", "train.restarts=0")
+    disturbed = trained(tmp_path, "train.restarts=0")
     assert not killer.left and killed
     assert disturbed == undisturbed
     assert undisturbed[-1]["kl/ref"] > 0
 
 
 def test_a_run_whose_scorer_is_lost_too_often_goes_on_from_its_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undisturbed: list[dict[str, float]]
 ) -> None:
-    undisturbed = trained(tmp_path / "undisturbed", "train.checkpoint_frequency=1")
     killer = Killer(monkeypatch, "scorer", ("log_prob", 4), ("log_prob", 1), ("log_prob", 1))
-    disturbed = trained(tmp_path / "disturbed", "train.checkpoint_frequency=1", "train.restarts=1")
+    disturbed = trained(tmp_path, "train.checkpoint_frequency=1", "train.restarts=1")
     assert not killer.left
     assert disturbed == undisturbed
 
