@@ -57,6 +57,13 @@ def test_duplicates_are_reported_and_handled(mode: str, rows: list[int], logged:
     assert f"{len(rows)} are used" in logged.text
 
 
+def test_the_problem_that_a_row_lacks_has_the_first_of_its_names(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"text": "1+1=", "answer": "2"}\n')
+    with pytest.raises(ConfigError, match=r"rows.jsonl:1: no column 'problem'; it has answer, text"):
+        task("math", rows).examples("train")
+
+
 def test_equal_golds_in_other_words_are_no_contradiction() -> None:
     examples = [
         Example(({"role": "user", "content": "x"},), gold, row)
