@@ -50,6 +50,7 @@ def test_no_token_is_older_than_the_bound(stale: str, max_age: int, frequency: i
 
     class Checking(Overlapped):
         def learn(self, batch: Batch) -> None:
+            assert self.stream.buffer.keep_order == (stale == "wait")
             ages = self.run.weights.version - batch.policy_version[batch.mask]
             oldest.append(int(ages.max()))
             super().learn(batch)
