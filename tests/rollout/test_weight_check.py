@@ -336,6 +336,29 @@ def test_a_little_beyond_the_bound_is_rounding(times: float, cause: str) -> None
     assert found.startswith(cause)
 
 
+@pytest.mark.parametrize(
+    ("temperature", "rest", "cause"),
+    [
+        (0.25, 0.0, "another temperature: the engine answers as at temperature 0.25"),
+        (1.3, 0.1, "another temperature"),
+        (1.3, 0.3, "old weights in a part"),
+        (4.0, 0.0, "another temperature: the engine answers as at temperature 4"),
+    ],
+)
+def test_a_temperature_is_the_cause_of_nearly_all_of_a_difference(
+    temperature: float, rest: float, cause: str
+) -> None:
+    learner, sequences = PolicyHere(tiny_llama(False), named_weights), random_sequences(VOCAB, [40] * 4)
+    cold, hot = (
+        torch.tensor(learner.score(sequences, at), dtype=torch.float64).flatten() for at in (1.0, temperature)
+    )
+    noise = torch.randn(len(hot), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    noise *= rest * (hot - cold).norm() / noise.norm()
+    check = WeightCheck(check_plan("float32"), Scripted("a"), learner)
+    found = check._cause(sequences, hot + noise, cold, first=False, replaced=False)
+    assert found.startswith(cause)
+
+
 def test_few_sampled_tokens_say_too_little() -> None:
     check = sampled_check("a", "b")
     assert not check.lacks({"a": 64, "b": 80})
