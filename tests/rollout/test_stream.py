@@ -111,6 +111,8 @@ def test_a_group_that_was_too_old_is_drawn_again_first() -> None:
         run.buffer.pushed(3)
         assert run.take_now() is None
         assert run.buffer.dropped == 2
+        assert [group.example.row for group in run.stream.take_stale()] == [0, 1]  # for the ledger
+        assert run.stream.take_stale() == []
         assert [example.row for example in run.prompts.returned] == [1]  # 0 is in flight again
         run.answer(2, 3)
         assert run.grader.rows == [0, 1, 0, 1]
