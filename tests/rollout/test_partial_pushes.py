@@ -14,7 +14,7 @@ from plan.machine import installed_vllm
 from rollout.engines.sampler import WeightTarget
 from rollout.engines.transformers_engine import TransformersEngine
 from rollout.engines.vllm_engine import VLLMEngine
-from rollout.weights.outgoing import Engines, Outgoing, Tally, nbytes
+from rollout.weights.outgoing import Engines, Outgoing, Tally, _part, nbytes
 from rollout.weights.transports import HostCopy, ObjectStore, SharedMemory, Transport
 from tests.policies import PolicyHere
 from tests.rollout.conftest import EOS, OpenPool, lora_policy, scores_of_one, tiny_llama, tiny_settings
@@ -90,6 +90,12 @@ def test_a_learner_that_went_on_from_a_checkpoint_writes_everything_once(memory:
             outgoing = Outgoing(learner.publish())
             memory.write(outgoing)
             assert outgoing.moved.bytes == expected
+
+
+def test_the_tensors_of_a_module_are_one_part() -> None:
+    parts = ("lm_head", "model.norm", "model.layers.0.mlp", "model.layers.0.mlp.experts.3.up_proj")
+    kinds = [{_part(f"{module}.{kind}") for kind in ("weight", "bias")} for module in parts]
+    assert kinds == [{"lm_head"}, {"model.norm"}, {"model.layers.0.mlp"}, {"model.layers.0.mlp"}]
 
 
 def test_other_shapes_overwrite_everything() -> None:
