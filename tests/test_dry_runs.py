@@ -1,9 +1,8 @@
-"""Every shipped GPU config, run on the CPU: the YAML as it is, a small random model of its family.
+"""Every shipped GPU config, run on the CPU by both scripts: the YAML as it is, a small random model of its family.
 
 What differs from the YAML: the model's size, the device, the backend and dtype that a GPU would choose, local rows
 for data, and how many prompts make a batch. Group sizes, limits, objective, reference, precision, checkpointing of
-activations and evaluation sets are the file's own. grpo.py runs all of them; grpo_async.py one whose reference scores
-groups as they come, and one without a reference.
+activations and evaluation sets are the file's own.
 """
 
 import math
@@ -185,13 +184,8 @@ def sentences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     use_punkt(OWN_PUNKT, tmp_path / "nltk", monkeypatch)
 
 
-@pytest.mark.parametrize(
-    ("name", "script"),
-    [
-        *((path.stem.removeprefix("grpo_"), "grpo.py") for path in GPU_CONFIGS),
-        *((name, "grpo_async.py") for name in ("gsm8k", "dapo")),
-    ],
-)
+@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize("name", [path.stem.removeprefix("grpo_") for path in GPU_CONFIGS])
 def test_a_shipped_config(name: str, script: str, folders: Callable[[Shipped], Path], tmp_path: Path) -> None:
     shipped = SHIPPED[name]
     folder = folders(shipped)

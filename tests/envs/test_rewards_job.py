@@ -13,7 +13,7 @@ from run.rewards import run_rewards
 
 
 def run(
-    tmp_path: Path, samples: str, model: ModelConfig | None = None, timeout_s: float = 60.0, **options: object
+    tmp_path: Path, samples: str, model: ModelConfig | None = None, **options: object
 ) -> tuple[int, list[dict[str, object]], str]:
     data = tmp_path / "rows.jsonl"
     data.write_text(
@@ -21,8 +21,8 @@ def run(
     )
     (tmp_path / "samples.jsonl").write_text(samples)
     env = EnvConfig(
-        dataset="jsonl", data_files=str(data), samples=str(tmp_path / "samples.jsonl"),
-        reward_timeout_s=timeout_s, **options,
+        dataset="jsonl", data_files=str(data), samples=str(tmp_path / "samples.jsonl"), reward_timeout_s=60.0,
+        **options,
     )  # fmt: skip
     out, report = io.StringIO(), io.StringIO()
     code = run_rewards(env, out, report, model)
@@ -73,7 +73,6 @@ def test_bombs_are_invalid_and_failures_are_errors_with_an_exit_code(tmp_path: P
     code, lines, table = run(
         tmp_path,
         sample(0, "sleep") + sample(1, "fail") + sample(2, "fine"),
-        timeout_s=20.0,
         reward="tests.envs.hostile_rewards:bomb",
     )
     assert code == 1
