@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,25 +13,36 @@ from training.ranks import Ranks
 
 
 class Killer:
-    """Kills one rank at the begin of chosen calls, each once.
+    """Kills one rank in chosen calls, each once.
 
-    victim: the beginning of its name. calls: (method, how many of it came since the last kill).
+    It is stopped before the call, so that it cannot answer. victim: the beginning of its name. calls: (method, how many
+    of it came since the last kill).
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, victim: str, *calls: tuple[str, int]) -> None:
         self.left = list(calls)
         self.seen: dict[str, int] = {}
+        self._lock = threading.Lock()
         begin = Ranks.begin
 
         def killing(ranks: Ranks, method: str, arguments: Sequence[Sequence[Any]]) -> list[Reference]:
-            begun = begin(ranks, method, arguments)
-            places = [place for place, name in enumerate(ranks.places) if name.name.startswith(victim)]
-            if places:
-                self.seen[method] = self.seen.get(method, 0) + 1
-                if self.left and self.left[0] == (method, self.seen[method]):
-                    self.left.pop(0)
-                    self.seen = {}
-                    os.kill(ranks.process_ids[places[0]], signal.SIGKILL)
-            return begun
+            numbers = [number for number, place in enumerate(ranks.places) if place.name.startswith(victim)]
+            if not numbers or not self._chosen(method):
+                return begin(ranks, method, arguments)
+            pid = ranks.process_ids[numbers[0]]
+            os.kill(pid, signal.SIGSTOP)
+            calls = begin(ranks, method, arguments)
+            os.kill(pid, signal.SIGKILL)
+            return calls
 
         monkeypatch.setattr(Ranks, "begin", killing)
+
+    def _chosen(self, method: str) -> bool:
+        """Count a call; the threads of several copies come here."""
+        with self._lock:
+            self.seen[method] = self.seen.get(method, 0) + 1
+            if not self.left or self.left[0] != (method, self.seen[method]):
+                return False
+            self.left.pop(0)
+            self.seen = {}
+            return True

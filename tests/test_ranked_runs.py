@@ -65,13 +65,13 @@ def test_ranks_that_are_killed_at_six_moments_lose_nothing(
 def test_a_dead_rank_ends_the_run_with_the_newest_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Killer(monkeypatch, "learner rank 1", ("gradients", 4))
+    Killer(monkeypatch, "learner rank 1", ("update", 4))
     with pytest.raises(RankLost) as error:
         trained(tmp_path, TWO, "train.async_checkpoint=false")
     newest = newest_checkpoint(tmp_path)
     assert newest is not None and newest.name == "checkpoint_000003"
     first, *others = str(error.value).splitlines()
-    assert first.startswith("learner rank 1 (CPU) died in gradients (pid ")
+    assert first.startswith("learner rank 1 (CPU) died in update (pid ")
     assert str(newest) in others[0] and "train.resume=auto" in others[-1]
 
 

@@ -23,6 +23,7 @@ from plan.machine import Machine
 from plan.make_plan import make_plan
 from plan.plan import Plan
 from tests.groups import drawn_groups
+from tests.killed_ranks import Killer
 from tests.logged import Logged
 from tests.processes import wait_until_gone
 from tests.scripts import configured
@@ -295,28 +296,6 @@ def kill(scorers: Scorers, number: int = 0) -> None:
     os.kill(process_ids(scorers)[number], signal.SIGKILL)
 
 
-class Killer:
-    """Kills the first rank of a copy at the next calls of `method`."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, method: str, times: int = 1) -> None:
-        self.left = times
-        self.done = threading.Event()
-        begin = Ranks.begin
-
-        def killing(ranks: Ranks, called: str, arguments: Sequence[Sequence[Any]]) -> list[Call]:
-            if not self.left or called != method:
-                return begin(ranks, called, arguments)
-            self.left -= 1
-            os.kill(ranks.process_ids[0], signal.SIGSTOP)  # it must not answer before it dies
-            begun = begin(ranks, called, arguments)
-            os.kill(ranks.process_ids[0], signal.SIGKILL)
-            if not self.left:
-                self.done.set()
-            return begun
-
-        monkeypatch.setattr(Ranks, "begin", killing)
-
-
 def scored(scorers: Scorers, batch: Batch, times: int = 1) -> list[Tensor]:
     return [scorers.wait(one) for one in [scorers.begin(batch) for _ in range(times)]]
 
@@ -333,13 +312,22 @@ def test_lost_scorers_are_replaced(
     batch = local_learner(scored_config(model, 1), tmp_path, two_copies).credit(groups)
     (expected,) = scored(two_copies, batch)
     before = process_ids(two_copies)
+    back = threading.Semaphore(0)
+    replace_copy = Copy.replace
+
+    def replaced(copy: Copy) -> None:
+        replace_copy(copy)
+        back.release()
+
+    monkeypatch.setattr(Copy, "replace", replaced)
     kill(two_copies, 0)
     kill(two_copies, 1)
     assert all(torch.equal(one, expected) for one in scored(two_copies, batch, 4))
     assert not set(before) & set(process_ids(two_copies))
-    killers = [Killer(monkeypatch, "log_prob"), Killer(monkeypatch, "build")]
+    killer = Killer(monkeypatch, "scorer", ("log_prob", 1), ("build", 1))
     assert all(torch.equal(one, expected) for one in scored(two_copies, batch, 6))
-    assert all(killer.done.wait(600) for killer in killers)
+    assert all(back.acquire(timeout=600) for _ in range(3))
+    assert not killer.left
     assert all(torch.equal(one, expected) for one in scored(two_copies, batch, 2))
     assert "is lost and replaced: scorer rank" in logged.text
     assert "is lost while it loads, and replaced" in logged.text
@@ -349,7 +337,7 @@ def test_a_microbatch_that_every_copy_dies_of_ends_the_run(
     two_copies: Scorers, model: str, groups: list[Group], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batch = local_learner(scored_config(model, 1), tmp_path, two_copies).credit(groups)
-    Killer(monkeypatch, "log_prob", times=9)
+    Killer(monkeypatch, "scorer", *[("log_prob", 1)] * 9)
     with pytest.raises(RankLost, match=r"scorer rank [01] \(CPU\) died in log-probs"):
         scored(two_copies, batch)
     with pytest.raises(RankLost):
