@@ -135,6 +135,15 @@ def test_a_call_that_needs_every_engine_names_the_lost_one(open_pool: OpenPool) 
         pool.supervisor.call_each("wake", [{}] * 2)
 
 
+def test_a_late_answer_shows_the_stacks_and_ends_the_engine(open_pool: OpenPool, logged: Logged) -> None:
+    pool = open_pool(pool_engines.HangingAlways, request_timeout_s=2.0)
+    (late,) = pool.supervisor.members
+    with pytest.raises(EngineLost, match="waited 2 s for never_returns of it"):
+        pool.supervisor.call_each("never_returns", [{}])
+    assert re.search(r"stacks of all engines:[\s\S]*in never_returns", logged.text)
+    wait_until_gone(late)
+
+
 def test_what_fails_while_the_pool_closes_starts_no_other_engine(
     open_pool: OpenPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
