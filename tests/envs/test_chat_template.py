@@ -107,6 +107,14 @@ def test_a_text_that_is_a_prompt_begins_once() -> None:
     assert [token for token in bare if token != tokenizer.bos_token_id] == begun[1:]
 
 
+def test_a_text_that_is_a_prompt_does_not_end() -> None:
+    bare = encode_prompt(without_template(), example(ASKED))
+    tokenizer = without_template()
+    tokenizer.add_eos_token = True
+    assert tokenizer.encode("1+1=")[-1] == tokenizer.eos_token_id
+    assert encode_prompt(tokenizer, example(ASKED)) == bare
+
+
 @pytest.mark.parametrize(("messages", "expected"), [
     ((SYSTEM, ASKED), r"\(system, user\): System role not supported; env\.system_prompt='' leaves"),
     ((ASKED, ASKED), r"\(user, user\): Conversation roles must alternate; join messages of one role"),

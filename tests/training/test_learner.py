@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch.distributed.tensor.debug import CommDebugMode
 
 from config.errors import ConfigError
+from config.optimizer import OptimizerConfig
 from config.policy import PolicyConfig
 from envs.group import Group, Verdict
 from tests.groups import drawn_from_tiny
@@ -44,6 +45,18 @@ def groups() -> list[Group]:
     for completion in (one for group in drawn for one in group.completions):
         completion.verdict = Verdict(chance.random(), {}, "scored")
     return drawn
+
+
+@pytest.mark.parametrize("limit", [0.5, 1e6])
+def test_the_gradient_is_clipped_to_its_limit(limit: float, groups: list[Group], tmp_path: Path) -> None:
+    """Beyond it to the limit, below it to the last bit as it is; the metric is the norm before."""
+    free = OptimizerConfig(lr=1e-3, clip_grad_norm=None)
+    whole = gradient_of(make_learner(tmp_path, optimizer=free), groups)
+    learner = make_learner(tmp_path, optimizer=replace(free, clip_grad_norm=limit * float(whole.norm())))
+    assert torch.allclose(gradient_of(learner, groups), min(limit, 1.0) * whole, rtol=1e-5, atol=0)
+    again = make_learner(tmp_path, optimizer=learner.config.optimizer)
+    norm = again.step(again.credit(groups)).metrics["grad_norm"]
+    assert norm == pytest.approx(float(whole.norm()), rel=1e-6)
 
 
 def full_policy(aggregation: str) -> PolicyConfig:
