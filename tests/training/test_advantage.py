@@ -45,6 +45,19 @@ def test_the_mean_of_the_others_is_of_those_that_were_judged() -> None:
     assert advantage.flatten().tolist() == pytest.approx([value for row in expected for value in row])
 
 
+def test_the_best_leads_the_second_of_those_that_were_judged() -> None:
+    """Three were judged, two, one, none."""
+    rewards = torch.tensor([[4.0, 1.0, 2.0], [4.0, 1.0, 9.0], [4.0, 9.0, 9.0], [4.0, 9.0, 9.0]])
+    valid = torch.tensor([[True, True, True], [True, True, False], [True, False, False], [False] * 3])
+    policy = PolicyConfig(baseline="runner_up", scale="none", group_of_one="zero")
+    assert group_advantage(policy, rewards, valid).tolist() == [
+        [2.0, 0.0, 0.0],
+        [3.0, 0.0, 0.0],
+        [0.0] * 3,
+        [0.0] * 3,
+    ]
+
+
 @pytest.mark.parametrize("scale", SCALES)
 def test_a_batch_of_which_one_completion_was_judged_teaches_nothing(scale: str) -> None:
     rewards, valid = torch.tensor([[3.0, 1.0], [5.0, 2.0]]), torch.tensor([[True, False], [False, False]])
