@@ -98,6 +98,17 @@ def test_parts_of_a_batch_with_its_weights_add_up(name: str) -> None:
     assert torch.equal(split, together) == bool(policy.trust_regions)  # else each part would choose otherwise
 
 
+def test_the_share_of_tokens_without_a_policy_term_is_told() -> None:
+    policy = load_policy("grpo", kl_coef=0.0, **WHOLE["top entropy"])
+    tensors = make(seed=5)
+    given = (tensors[name] for name in ("engine", "trainer", "ref", "advantage", "mask"))
+    _, metrics = objective(policy, tensors["now"], *given, entropy=tensors["entropy"])
+    dropped, tokens = metrics["loss/tokens_dropped"].tolist()
+    entropies = tensors["entropy"][tensors["mask"]]
+    assert tokens == len(entropies)
+    assert dropped == pytest.approx(0.6 * tokens, abs=1)
+
+
 @pytest.fixture(scope="module")
 def groups() -> list[Group]:
     drawn = drawn_from_tiny(num_groups=8, repeats=REPEATS)
