@@ -9,6 +9,7 @@ import pytest
 
 from config.env import EnvConfig
 from config.errors import ConfigError
+from envs.data import Row, held_out
 from envs.judging.service import RewardService
 from envs.prompts import PromptSource
 from envs.task import Completion, Example, make_task
@@ -91,6 +92,13 @@ def test_one_member_that_needs_a_deadline_gives_it_to_the_mixture(tmp_path: Path
 def test_bad_mixtures_are_named(given: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make_task(EnvConfig(dataset="mixture", mixture=given))
+
+
+def test_a_held_out_prompt_is_the_same_in_any_order_of_its_keys() -> None:
+    for number in range(20):
+        message = {"role": "user", "content": f"{number}+1="}
+        one, other = ({"prompt": [each]} for each in (message, dict(reversed(message.items()))))
+        assert len({held_out(Row(each, "rows.jsonl:1", 0), 0.5) for each in (one, other)}) == 1
 
 
 def test_held_out_rows_are_disjoint_and_equal_prompts_stay_together(tmp_path: Path) -> None:

@@ -257,6 +257,16 @@ def test_a_spawned_task_that_fails_ends_what_runs_and_those_left_end_with_the_th
         assert ended == ["here"]
 
 
+def test_tasks_that_have_ended_are_let_go() -> None:
+    async def end() -> None: ...
+
+    with looped(ScriptedEngine()) as loop:
+        for _ in range(3):
+            loop.spawn(end)
+        loop.run(asyncio.sleep(0.01))
+        assert not loop._tasks
+
+
 def test_of_task_groups_that_fail_the_first_failure_is_raised_itself() -> None:
     """Whoever catches a failure, and the command line, know plain ones."""
     told: list[BaseException] = []
