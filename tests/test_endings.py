@@ -14,7 +14,7 @@ import torch
 
 import grpo
 from config.checkpoints import checkpoint_path
-from config.errors import ConfigError
+from config.errors import ConfigError, RunError
 from monitoring import trackers
 from rollout.engines.transformers_engine import TransformersEngine
 from run.build import build
@@ -109,6 +109,22 @@ def test_ctrl_c_while_a_finished_run_closes_lets_it(
     assert "SIGINT: the run is over" in capfd.readouterr().err
     assert json.loads((tmp_path / "summary.json").read_text())["outcome"] == "finished"
     assert (tmp_path / "report.html").exists()
+
+
+def test_ctrl_c_while_a_failed_run_closes_ends_it(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    def train(working: Lockstep) -> None:
+        close = working.run.loop.close
+
+        def interrupted() -> None:
+            close()
+            os.kill(os.getpid(), signal.SIGINT)
+
+        working.run.loop.close = interrupted  # type: ignore[method-assign]
+        raise RunError("of the first step")
+
+    with pytest.raises(KeyboardInterrupt):
+        run_job(configured(*SMALL), tmp_path, train, Lockstep)
+    assert "finishing this iteration" not in capfd.readouterr().err
 
 
 def test_checkpoints_in_the_way_of_a_new_run_are_named(tmp_path: Path) -> None:
