@@ -1,5 +1,6 @@
 """What tokens count: choices among all of a batch do not depend on how it is split; an entropy's weight; ECHO."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from training.entropy_control import EntropyControl
 from training.grpo_loss import GRPOLoss
 from training.local_learner import LocalLearner
 from training.loss import objective
-from training.loss_inputs import LossInputs
+from training.loss_inputs import LossInputs, mean
 from training.token_weights import TokenWeights, token_weights
 
 WHOLE = {
@@ -107,6 +108,12 @@ def test_the_share_of_tokens_without_a_policy_term_is_told() -> None:
     entropies = tensors["entropy"][tensors["mask"]]
     assert tokens == len(entropies)
     assert dropped == pytest.approx(0.6 * tokens, abs=1)
+
+
+def test_a_mean_over_no_token_is_0() -> None:
+    values = torch.tensor([[math.nan, 1.0], [2.0, 4.0]])
+    assert mean(values, torch.zeros(2, 2, dtype=torch.bool)) == 0
+    assert mean(values, torch.tensor([[False, True], [True, False]])) == 1.5
 
 
 @pytest.fixture(scope="module")
