@@ -15,7 +15,7 @@ from config.schema import Config
 from plan.machine import Machine, imagined_machine
 from plan.make_plan import make_plan
 from plan.memory import engine_weights, kv_bytes_per_sequence, train_phases
-from plan.microbatches import microbatch_tokens
+from plan.microbatches import microbatch, microbatch_tokens, rows_at_a_time
 from plan.model_shape import GIB, find_file, kv_cache_bytes, read_shape
 from plan.plan import Plan
 from plan.problems import check, problems
@@ -381,3 +381,20 @@ def test_a_reference_is_counted_where_it_is(qwen: str) -> None:
     home, sharded = phases(ranks, gpus=5, memory=80.0)
     assert home == "learner ranks"
     assert sharded["optimize"] - without["optimize"] == pytest.approx(2 * shape.parameters / 4)
+
+
+def test_a_padded_microbatch_attends_over_whole_rows(qwen: str) -> None:
+    config = config_of("grpo_gsm8k", qwen, "train.packing=false", "train.gradient_accumulation_steps=16")
+    shape = read_shape(Path(qwen.partition("=")[2]) / "config.json")
+    prompt, response = config.env.max_prompt_tokens, config.inference_model.max_tokens
+    rows, whole = rows_at_a_time(config, shape), prompt + response
+    found = microbatch(config, shape, on_cpu=False)
+    assert (found.positions, found.keys, found.mask) == (rows * whole, rows * whole, rows * whole * whole)
+    assert found.targets == rows * response
+
+
+@pytest.mark.parametrize(("ranks", "place"), [(1, "GPU 0"), (2, "2 ranks, of the cluster")])
+def test_where_the_learner_is_on_a_cluster(ranks: int, place: str, qwen: str) -> None:
+    there = imagined_machine(MachineConfig(gpus=8, gpu_memory_gib=80, nodes=2), machine(0, vllm=None))
+    config = config_of("grpo_gsm8k", qwen, f"train_model.num_devices={ranks}", "ray.address=auto")
+    assert make_plan(config, True, there).devices.learner_place == place
