@@ -254,3 +254,17 @@ def test_uniforms_are_uniform_and_independent_of_neighbours() -> None:
     assert abs(values.mean() - 0.5) < 0.005
     assert abs(np.corrcoef(values[:-1].ravel(), values[1:].ravel())[0, 1]) < 0.02
     assert abs(np.corrcoef(values[:, :-1].ravel(), values[:, 1:].ravel())[0, 1]) < 0.02
+
+
+def test_a_draw_inverts_the_cumulative_distribution_of_a_large_vocabulary() -> None:
+    """1,000 tokens, which are drawn first by their block of 256; neighbours may change places by rounding."""
+    seeds = np.arange(5_000, dtype=np.uint64)
+    counters = np.zeros_like(seeds)
+    logits = torch.randn(1000, generator=torch.Generator().manual_seed(0)).expand(len(seeds), -1)
+    log_probs = logits.log_softmax(-1)
+    tokens, drawn = draw(log_probs, seeds, counters)
+    cumulative = log_probs[0].double().exp().cumsum(0)
+    expected = torch.searchsorted(cumulative, torch.from_numpy(uniforms(seeds, counters)) * cumulative[-1])
+    assert (tokens - expected).abs().max() <= 1
+    assert (tokens == expected).double().mean() > 0.99
+    assert torch.equal(drawn, log_probs.gather(1, tokens[:, None])[:, 0])

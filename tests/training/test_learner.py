@@ -12,7 +12,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 
 from config.errors import ConfigError
 from config.optimizer import OptimizerConfig
-from config.policy import PolicyConfig
+from config.policy import PolicyConfig, load_policy
 from envs.group import Group, Verdict
 from tests.groups import drawn_from_tiny
 from tests.training.scorers import REPEATS, make_learner
@@ -45,6 +45,15 @@ def groups() -> list[Group]:
     for completion in (one for group in drawn for one in group.completions):
         completion.verdict = Verdict(chance.random(), {}, "scored")
     return drawn
+
+
+def test_without_a_reference_its_kl_is_0_and_a_teachers_is_not_called_that(
+    groups: list[Group], tmp_path: Path
+) -> None:
+    for policy, there in ((PolicyConfig(kl_coef=0.0), True), (load_policy("opd"), False)):
+        learner = make_learner(tmp_path, policy)
+        metrics = learner.step(learner.credit(groups)).metrics
+        assert metrics.get("kl/ref") == (0.0 if there else None)
 
 
 @pytest.mark.parametrize("limit", [0.5, 1e6])
