@@ -1,4 +1,4 @@
-"""Kills ranks in the middle of chosen calls. Not a test file."""
+"""Kills ranks in chosen calls, while the others work on them. Not a test file."""
 
 import os
 import signal

@@ -257,7 +257,7 @@ def test_a_spawned_task_that_fails_ends_what_runs_and_those_left_end_with_the_th
         assert ended == ["here"]
 
 
-def test_tasks_that_have_ended_are_let_go() -> None:
+def test_ended_tasks_are_not_kept() -> None:
     async def end() -> None: ...
 
     with looped(ScriptedEngine()) as loop:

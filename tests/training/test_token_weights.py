@@ -99,7 +99,7 @@ def test_parts_of_a_batch_with_its_weights_add_up(name: str) -> None:
     assert torch.equal(split, together) == bool(policy.trust_regions)  # else each part would choose otherwise
 
 
-def test_the_share_of_tokens_without_a_policy_term_is_told() -> None:
+def test_the_share_of_dropped_tokens_is_a_metric() -> None:
     policy = load_policy("grpo", kl_coef=0.0, **WHOLE["top entropy"])
     tensors = make(seed=5)
     given = (tensors[name] for name in ("engine", "trainer", "ref", "advantage", "mask"))
