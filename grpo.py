@@ -3,11 +3,11 @@
     python grpo.py --config-name grpo_quickstart          a laptop CPU, a minute
     python grpo.py model.name=Qwen/Qwen2.5-3B-Instruct    GPUs; the default config is grpo_gsm8k
 
-What each move does is in run/lockstep.py; the overlapped schedule is grpo_async.py.
+What each move does is in torchgrpo/run/lockstep.py; the overlapped schedule is grpo_async.py.
 """
 
 from grpo_utils import launch
-from run.lockstep import Lockstep
+from torchgrpo.run.lockstep import Lockstep
 
 
 def train(run: Lockstep) -> None:

@@ -3,11 +3,11 @@
     python grpo_async.py --config-name grpo_quickstart train.max_policy_age=1
 
 The same configs as grpo.py. Groups stream into a buffer, the learner takes a batch as soon as one is there, and the
-weights go back while requests run on. train.max_policy_age=0 is lockstep again. See run/overlapped.py.
+weights go back while requests run on. train.max_policy_age=0 is lockstep again. See torchgrpo/run/overlapped.py.
 """
 
 from grpo_utils import launch
-from run.overlapped import Overlapped
+from torchgrpo.run.overlapped import Overlapped
 
 
 def train(run: Overlapped) -> None:

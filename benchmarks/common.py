@@ -14,11 +14,11 @@ import torch
 from hydra import compose, initialize_config_dir
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from config.composition import CONFIG_DIR, register_schema, to_config
-from config.schema import Config
+from config.cli.composition import CONFIG_DIR, register_schema, to_config
+from config.schema.config import Config
 
 ROOT = Path(__file__).resolve().parent.parent
-QUICKSTART = ROOT / "models" / "quickstart"
+QUICKSTART = ROOT / "torchgrpo" / "models" / "quickstart"
 QUIET = ("logging.progress=false", "logging.sample_frequency=0", "train.checkpoint_frequency=0")
 """Overrides of a run that prints and saves nothing."""
 

@@ -27,15 +27,15 @@ from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
 import grpo
 from benchmarks.common import arguments, configured, machine, spread
-from config.schema import Config
+from config.schema.config import Config
 from envs.task import Example, make_task
-from run.build import build
-from run.lockstep import Lockstep
-from run.run import Run
-from training.adapters import causal_model
-from training.local_learner import LocalLearner
-from training.model_loading import load_model, load_tokenizer
-from training.optimizer import make_optimizer
+from torchgrpo.run.build import build
+from torchgrpo.run.lockstep import Lockstep
+from torchgrpo.run.run import Run
+from torchgrpo.training.adapters import causal_model
+from torchgrpo.training.local_learner import LocalLearner
+from torchgrpo.training.model_loading import load_model, load_tokenizer
+from torchgrpo.training.optimizer import make_optimizer
 
 WARM_UP = 3
 

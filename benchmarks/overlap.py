@@ -30,13 +30,13 @@ import torch
 from transformers import AutoTokenizer
 
 from benchmarks.common import QUICKSTART, arguments, configured, machine, save_llama
-from config.schema import Config
-from rollout.engines.sampler import Request
-from rollout.generate import Generation
-from run.build import build
-from run.lockstep import Lockstep
-from run.overlapped import Overlapped, Schedule, ScheduleType
-from training.batch import Batch
+from config.schema.config import Config
+from torchgrpo.rollout.engines.sampler import Request
+from torchgrpo.rollout.generate import Generation
+from torchgrpo.run.build import build
+from torchgrpo.run.lockstep import Lockstep
+from torchgrpo.run.overlapped import Overlapped, Schedule, ScheduleType
+from torchgrpo.training.batch import Batch
 
 ENGINE_CORE, LEARNER_CORE = 0, 1
 SHAPE = (4096, 192, 768, 4, 6, 6)

@@ -24,9 +24,9 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
 from benchmarks.common import answer_length, arguments, machine, save_llama, timed
-from training.batch import Tokens
-from training.forward import ResponseScorer, whole_rows
-from training.packing import packed_positions
+from torchgrpo.training.batch import Tokens
+from torchgrpo.training.forward import ResponseScorer, whole_rows
+from torchgrpo.training.packing import packed_positions
 
 
 def drawn(asked: argparse.Namespace, vocabulary: int, seed: int = 1) -> Tokens:

@@ -146,11 +146,11 @@ def own_side(job: Job, turns: Turns) -> None:
     import grpo
     from benchmarks.common import configured
     from envs.group import Group
-    from run import engines
-    from run.build import build
-    from run.lockstep import Lockstep
-    from training import model_files
-    from training.batch import Batch
+    from torchgrpo.run import engines
+    from torchgrpo.run.build import build
+    from torchgrpo.run.lockstep import Lockstep
+    from torchgrpo.training import model_files
+    from torchgrpo.training.batch import Batch
 
     class InTurns(Lockstep):
         def iterations(self) -> Iterator[int]:

@@ -45,7 +45,7 @@ from transformers import AutoConfig, AutoTokenizer
 
 from benchmarks.common import QUICKSTART, ROOT, arguments, machine, spread
 from benchmarks.peer_sides import SEED, WORKLOADS, Job, Workload
-from config.env import EnvConfig
+from config.schema.env import EnvConfig
 from envs.prompts import PromptSource
 from envs.task import Example, make_task
 

@@ -26,17 +26,17 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from benchmarks.common import arguments, machine, save_llama, timed
-from cluster.runtime import Place
-from config.models import LoraConfig
-from rollout.engines.pool import RayPool
-from rollout.engines.sampler import WeightTarget
-from rollout.engines.supervisor import PoolSettings
-from rollout.engines.vllm_engine import VLLMEngine
-from rollout.engines.vllm_settings import VLLMSettings
-from rollout.weights.outgoing import Outgoing
-from rollout.weights.transports import HostCopy, ObjectStore, SharedMemory, Transport
-from training.adapters import add_lora
-from training.published_weights import PolicyWeights, made, named_weights
+from config.schema.models import LoraConfig
+from torchgrpo.cluster.runtime import Place
+from torchgrpo.rollout.engines.pool import RayPool
+from torchgrpo.rollout.engines.sampler import WeightTarget
+from torchgrpo.rollout.engines.supervisor import PoolSettings
+from torchgrpo.rollout.engines.vllm_engine import VLLMEngine
+from torchgrpo.rollout.engines.vllm_settings import VLLMSettings
+from torchgrpo.rollout.weights.outgoing import Outgoing
+from torchgrpo.rollout.weights.transports import HostCopy, ObjectStore, SharedMemory, Transport
+from torchgrpo.training.adapters import add_lora
+from torchgrpo.training.published_weights import PolicyWeights, made, named_weights
 
 SIZES = {"tiny": (320, 64, 128, 2, 4, 2), "135M": (49152, 576, 1536, 30, 9, 3)}
 

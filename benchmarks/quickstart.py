@@ -24,7 +24,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.common import QUIET, ROOT, arguments, machine
-from config.policy import PRESETS, load_policy
+from config.schema.policy import PRESETS, load_policy
 
 ASYNC = ("train.max_policy_age=1", "inference_model.update=keep")
 SCHEDULES = {

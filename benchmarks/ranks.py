@@ -27,24 +27,24 @@ from transformers import AutoConfig
 
 from benchmarks import common
 from benchmarks.common import QUICKSTART, answer_length, arguments, machine, save_llama
-from config.env import EnvConfig
-from config.inference import InferenceModelConfig
-from config.models import ModelConfig, TrainModelConfig
-from config.optimizer import OptimizerConfig
-from config.policy import PolicyConfig
-from config.schema import Config
+from config.schema.config import Config
+from config.schema.env import EnvConfig
+from config.schema.inference import InferenceModelConfig
+from config.schema.models import ModelConfig, TrainModelConfig
+from config.schema.optimizer import OptimizerConfig
+from config.schema.policy import PolicyConfig
 from envs.group import Group, SampledCompletion, Sampling, Times, Verdict
 from envs.task import Example
-from plan.machine import this_machine
-from plan.make_plan import make_plan
-from rollout.weights.outgoing import Outgoing
-from rollout.weights.transports import SharedMemory
-from training.batch import Batch
-from training.learner import Learner
-from training.local_learner import make_learner
-from training.packing import real_tokens
-from training.process import prepare_process
-from training.ranked_learner import make_learner as make_ranked_learner
+from torchgrpo.plan.machine import this_machine
+from torchgrpo.plan.make_plan import make_plan
+from torchgrpo.rollout.weights.outgoing import Outgoing
+from torchgrpo.rollout.weights.transports import SharedMemory
+from torchgrpo.training.batch import Batch
+from torchgrpo.training.learner import Learner
+from torchgrpo.training.local_learner import make_learner
+from torchgrpo.training.packing import real_tokens
+from torchgrpo.training.process import prepare_process
+from torchgrpo.training.ranked_learner import make_learner as make_ranked_learner
 
 RANKS = 2
 ONE, TWO_THREADS = "1 process, 1 thread", f"1 process, {RANKS} threads"

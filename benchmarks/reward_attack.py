@@ -23,10 +23,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
+from models.make_quickstart import pad_batch, save
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.common import QUICKSTART, QUIET, ROOT, arguments, machine
-from models.make_quickstart import pad_batch, save
 from tests.envs.attack_texts import FORMS, LARGEST, babble, is_right
 
 ALLOWED = 0.02

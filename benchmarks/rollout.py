@@ -5,9 +5,9 @@
     python benchmarks/rollout.py --engines 2         two actors
 
 `bare` drives vLLM's LLMEngine with add_request and step and looks at nothing but the number of tokens; `engine`
-is `rollout/engines/vllm_engine.py` around the same LLMEngine; `pool` is the same engine in each actor. The three take
-turns, every completion runs to its limit; medians of `--rounds` after a warm-up. A ratio is the median over the
-rounds of this variant's rate to that of `bare` in the same round; `engine` and a pool of one should reach 0.95.
+is `torchgrpo/rollout/engines/vllm_engine.py` around the same LLMEngine; `pool` is the same engine in each actor. The
+three take turns, every completion runs to its limit; medians of `--rounds` after a warm-up. A ratio is the median over
+the rounds of this variant's rate to that of `bare` in the same round; `engine` and a pool of one should reach 0.95.
 The second ratio does the same with CPU seconds of all processes, which other work on the machine disturbs less.
 """
 
@@ -27,15 +27,15 @@ import psutil
 import torch
 
 from benchmarks.common import QUICKSTART, arguments, machine, spread
-from cluster.runtime import Place
 from envs.group import Sampling
-from plan.model_shape import find_shape, kv_cache_bytes
-from rollout.engines.pool import RayPool
-from rollout.engines.sampler import Engine, Request, generate
-from rollout.engines.supervisor import PoolSettings
-from rollout.engines.vllm_engine import VLLMEngine
-from rollout.engines.vllm_settings import VLLMSettings
-from rollout.weights.transports import SharedMemory, Transport
+from torchgrpo.cluster.runtime import Place
+from torchgrpo.plan.model_shape import find_shape, kv_cache_bytes
+from torchgrpo.rollout.engines.pool import RayPool
+from torchgrpo.rollout.engines.sampler import Engine, Request, generate
+from torchgrpo.rollout.engines.supervisor import PoolSettings
+from torchgrpo.rollout.engines.vllm_engine import VLLMEngine
+from torchgrpo.rollout.engines.vllm_settings import VLLMSettings
+from torchgrpo.rollout.weights.transports import SharedMemory, Transport
 
 
 def make_requests(options: argparse.Namespace, vocabulary: int) -> list[Request]:

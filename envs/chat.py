@@ -6,7 +6,7 @@ from itertools import groupby
 
 from transformers import PreTrainedTokenizerBase
 
-from config.errors import ConfigError
+from config.schema.errors import ConfigError
 from envs.chat_template import render_prompt
 from envs.control_tokens import control_tokens
 from envs.group import SampledCompletion

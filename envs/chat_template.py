@@ -11,7 +11,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from config.errors import ConfigError
+from config.schema.errors import ConfigError
 from envs.example import SYSTEM_ROLES, Example, Message
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase
 
-from config.errors import ConfigError
+from config.schema.errors import ConfigError
 from envs.chat_template import map_texts, render_chat, texts_in
 from envs.example import Message
 

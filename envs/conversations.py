@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from config.errors import ConfigError
+from config.schema.errors import ConfigError
 from envs.data import Row
 from envs.example import SYSTEM_ROLES, Message
 from envs.row_files import is_json_object, read_json, shown

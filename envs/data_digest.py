@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
-from config.errors import ConfigError
+from config.schema.errors import ConfigError
 from envs.example import SYSTEM_ROLES, Example
 
 SIZE = 5

@@ -1,8 +1,8 @@
 """The record of one prompt with its completions: what crosses from rollout to learner, evaluation and monitoring.
 
-Plain Python, no torch. `rollout.generate.run_group` makes a group and judges it, `LowestScores.settle` lowers scores of
+Plain Python, no torch. `run_group` makes a group and judges it, `LowestScores.settle` lowers scores of
 invalid completions; nobody changes it afterwards, and nothing of it is thrown away. Tensors are made of it once, by
-`training.batch`.
+`training/batch.py`.
 """
 
 from collections.abc import Iterator

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 
-from config.env import EnvConfig
-from config.errors import ConfigError
-from config.schema import Config
+from config.schema.config import Config
+from config.schema.env import EnvConfig
+from config.schema.errors import ConfigError
 from envs.data import data_files
 from envs.duplicates import distinct_examples
 from envs.example import Example

@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from config.curriculum import CurriculumConfig
-from config.env import DifficultyConfig
-from config.errors import ConfigError
+from config.schema.curriculum import CurriculumConfig
+from config.schema.env import DifficultyConfig
+from config.schema.errors import ConfigError
 from envs.curriculum.member import Member
 from envs.curriculum.rows import Rows
 from envs.curriculum.sources import FixedWeights, Sources, WeightsBySuccess

@@ -12,8 +12,8 @@ from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
 
-from config.env import EnvConfig
-from config.errors import ConfigError
+from config.schema.env import EnvConfig
+from config.schema.errors import ConfigError
 from envs.example import Example
 from envs.reward_forms import (
     FORMS,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from config.errors import ConfigError
+from config.schema.errors import ConfigError
 
 PARQUET = b"PAR1"
 DEEPEST = 100

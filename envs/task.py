@@ -12,8 +12,8 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from config.env import EnvConfig
-from config.errors import ConfigError
+from config.schema.env import EnvConfig
+from config.schema.errors import ConfigError
 from envs.data import Row, usable_columns
 from envs.example import SYSTEM_ROLES, Completion, Example, Message, Outcome, Reward
 from envs.rewards import asked_form, check_columns, judge_names

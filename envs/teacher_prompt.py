@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from numbers import Number
 
-from config.errors import ConfigError
-from config.policy import PolicyConfig
+from config.schema.errors import ConfigError
+from config.schema.policy import PolicyConfig
 from envs.example import Example
 from envs.row_files import shown
 

@@ -14,7 +14,7 @@ from torchrl.data.llm import History
 from torchrl.envs import Transform, TransformedEnv
 from torchrl.envs.llm import ChatEnv, CountdownRewardParser, GSM8KRewardParser
 
-from config.errors import ConfigError
+from config.schema.errors import ConfigError
 from envs.example import Completion, Example, Reward
 from envs.user_code import described
 

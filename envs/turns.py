@@ -13,8 +13,8 @@ from dataclasses import replace
 
 from transformers import PreTrainedTokenizerBase
 
-from config.env import EnvConfig
-from config.errors import ConfigError
+from config.schema.env import EnvConfig
+from config.schema.errors import ConfigError
 from envs.chat_template import render_chat
 from envs.control_tokens import control_tokens
 from envs.example import SYSTEM_ROLES, Example, Mixed

@@ -7,7 +7,7 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
-from config.errors import ConfigError
+from config.schema.errors import ConfigError
 
 
 def is_own(name: str) -> bool:

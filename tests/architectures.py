@@ -15,7 +15,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 ROOT = Path(__file__).resolve().parent
-QUICKSTART = ROOT.parent / "models" / "quickstart"
+QUICKSTART = ROOT.parent / "torchgrpo" / "models" / "quickstart"
 
 
 @dataclass(frozen=True)

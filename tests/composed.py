@@ -13,7 +13,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig
 
-from config.composition import CONFIG_DIR, register_schema
+from config.cli.composition import CONFIG_DIR, register_schema
 
 VALUE = re.compile(r"(?!hydra\.)\w+(\.\w+)+=")
 """Of a key with dots: no choice of a group, which is made before any value is set, and nothing new."""

@@ -35,7 +35,7 @@ def local_ray() -> Iterator[None]:
     """A Ray for all tests of this process; runs that need one take it."""
     import ray
 
-    from cluster.runtime import start_ray
+    from torchgrpo.cluster.runtime import start_ray
 
     start_ray(None, num_cpus=8)
     yield

@@ -8,11 +8,11 @@ from envs.group import Group, Sampling
 from envs.prompts import PromptQueue, PromptSource
 from envs.task import Example
 from envs.turns import Conversation
-from rollout.collect import Collector
-from rollout.engine_loop import EngineLoop
-from rollout.engines.sampler import SteppedEngine
-from rollout.generate import Generation
 from tests.tiny import LetterTokenizer
+from torchgrpo.rollout.collect import Collector
+from torchgrpo.rollout.engine_loop import EngineLoop
+from torchgrpo.rollout.engines.sampler import SteppedEngine
+from torchgrpo.rollout.generate import Generation
 
 
 def draw_from(source: PromptSource, count: int) -> list[Example]:

@@ -9,9 +9,9 @@ from transformers import PreTrainedModel
 from envs.chat import encode_prompt
 from envs.group import OUTCOMES, FinishReason, Group, SampledCompletion, Sampling, Times, Verdict
 from envs.task import Completion, Example, Outcome
-from rollout.engines.sampler import Request
-from rollout.engines.transformers_engine import TransformersEngine
 from tests.tiny import EOS, LetterTokenizer, numbered_examples, tiny_llama
+from torchgrpo.rollout.engines.sampler import Request
+from torchgrpo.rollout.engines.transformers_engine import TransformersEngine
 
 TIMES = Times(0.0, 1.0, 2.0)
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from cluster.calls import Reference
-from training.ranks import Ranks
+from torchgrpo.cluster.calls import Reference
+from torchgrpo.training.ranks import Ranks
 
 
 class Killer:

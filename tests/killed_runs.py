@@ -7,12 +7,12 @@ from typing import Any
 import torch
 
 import grpo_async
-from config.checkpoints import newest_checkpoint
-from config.schema import Config
-from run.jobs import run_job
-from run.overlapped import Overlapped
+from config.run_folder.checkpoints import newest_checkpoint
+from config.schema.config import Config
 from tests.scripts import configured
-from training.batch import Batch
+from torchgrpo.run.jobs import run_job
+from torchgrpo.run.overlapped import Overlapped
+from torchgrpo.training.batch import Batch
 
 CURRICULUM = (
     "env.curriculum.column=operand",

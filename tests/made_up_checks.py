@@ -7,9 +7,9 @@ import sys
 import threading
 from pathlib import Path
 
-from config.errors import ConfigError
-from selftest.check import Bench, Check
-from selftest.runner import run_group
+from config.schema.errors import ConfigError
+from torchgrpo.selftest.check import Bench, Check
+from torchgrpo.selftest.runner import run_group
 
 
 def works(bench: Bench, number: int = 0) -> str:

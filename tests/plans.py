@@ -12,13 +12,13 @@ from pathlib import Path
 
 from hydra import compose, initialize_config_dir
 
-from config.composition import CONFIG_DIR, register_schema, to_config
-from config.schema import Config
-from plan.machine import Machine
-from plan.memory import gib, kv_bytes_per_sequence
-from plan.plan import Plan, cache_on_device
-from plan.problems import Problem, planned
-from plan.remedies import remedy
+from config.cli.composition import CONFIG_DIR, register_schema, to_config
+from config.schema.config import Config
+from torchgrpo.plan.machine import Machine
+from torchgrpo.plan.memory import gib, kv_bytes_per_sequence
+from torchgrpo.plan.plan import Plan, cache_on_device
+from torchgrpo.plan.problems import Problem, planned
+from torchgrpo.plan.remedies import remedy
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "plans.md"

@@ -1,12 +1,12 @@
 """A policy in this process as a push sees it, without an optimizer beside it."""
 
-from plan.plan import WeightCheckPlan
-from plan.weight_bounds import BOUNDS
-from training.published_weights import PolicyWeights
+from torchgrpo.plan.plan import WeightCheckPlan
+from torchgrpo.plan.weight_bounds import BOUNDS
+from torchgrpo.training.published_weights import PolicyWeights
 
 
 class PolicyHere(PolicyWeights):
-    """A `rollout.weights.outgoing.Learner`."""
+    """A `torchgrpo.rollout.weights.outgoing.Learner`."""
 
     ranks = None
     optimizer_steps = 0

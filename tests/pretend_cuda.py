@@ -8,7 +8,7 @@ from unittest import mock
 
 import torch
 
-from training import attention
+from torchgrpo.training import attention
 
 if TYPE_CHECKING:
     from tests.pretend_gpu import PretendedGPUs

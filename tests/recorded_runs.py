@@ -8,11 +8,11 @@ import torch
 from omegaconf import OmegaConf
 
 import grpo
-from config.checkpoints import checkpoint_path
-from run.jobs import run_job
+from config.run_folder.checkpoints import checkpoint_path
 from tests.scripts import SCHEDULE_OF, configured, rows, without_clocks
-from training.checkpoint import LEARNER
-from training.tensor_files import saved_tensors
+from torchgrpo.run.jobs import run_job
+from torchgrpo.training.checkpoint import LEARNER
+from torchgrpo.training.tensor_files import saved_tensors
 
 SMALL = ("env.num_envs=4", "env.repeats=4", "train.total_dialog_turns=64", "optimizer.lr=3e-3")
 STEPS = ("train.epochs=2", "train.optim_batch_size=8")

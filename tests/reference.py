@@ -17,10 +17,10 @@ from typing import Any, get_args, get_origin
 
 from omegaconf import MISSING as UNSET
 
-from config.evaluation import EvalSetConfig
-from config.schema import Config
-from monitoring.doctor.rules import RULES, Bound, Other, Rule, Trend
-from monitoring.metric_table import METRICS, Metric
+from config.schema.config import Config
+from config.schema.evaluation import EvalSetConfig
+from torchgrpo.monitoring.doctor.rules import RULES, Bound, Other, Rule, Trend
+from torchgrpo.monitoring.metric_table import METRICS, Metric
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 PAGE, METRICS_PAGE = DOCS / "config.md", DOCS / "metrics.md"
@@ -32,7 +32,8 @@ meaning are those that a key takes. `null` is no value.
 """
 METRICS_HEAD = """# What the numbers mean
 
-Made from `monitoring/metric_table.py` and `monitoring/doctor/rules.py` by `python -m tests.reference --write`; a test
+Made from `torchgrpo/monitoring/metric_table.py` and `torchgrpo/monitoring/doctor/rules.py` by
+`python -m tests.reference --write`; a test
 keeps it current.
 
 `metrics.jsonl` has one row for each optimizer step, and one for each evaluation. Every mean is over real tokens or

@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from config.train import TrainConfig
-from run.checkpoint_retention import remove_others
-from training.checkpoint import LEARNER, begin_checkpoint, complete_checkpoint, packed
-from training.tensor_files import saved_tensors, write_tensors
-from training.trained_parameters import MODEL
+from config.schema.train import TrainConfig
+from torchgrpo.run.checkpoint_retention import remove_others
+from torchgrpo.training.checkpoint import LEARNER, begin_checkpoint, complete_checkpoint, packed
+from torchgrpo.training.tensor_files import saved_tensors, write_tensors
+from torchgrpo.training.trained_parameters import MODEL
 
 
 def saved_model(path: Path) -> dict[str, Tensor]:

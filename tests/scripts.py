@@ -20,13 +20,13 @@ from hydra.core.global_hydra import GlobalHydra
 
 import grpo
 import grpo_async
-from config.composition import to_config
-from config.schema import Config
-from monitoring import metrics as metric_rows
-from run.lockstep import Lockstep
-from run.overlapped import Overlapped
-from run.sweep import SweepStart
+from config.cli.composition import to_config
+from config.schema.config import Config
 from tests.composed import composed
+from torchgrpo.monitoring import metrics as metric_rows
+from torchgrpo.run.lockstep import Lockstep
+from torchgrpo.run.overlapped import Overlapped
+from torchgrpo.run.sweep import SweepStart
 
 SCRIPTS = {"grpo.py": grpo, "grpo_async.py": grpo_async}
 SCHEDULE_OF: dict[ModuleType, Any] = {grpo: Lockstep, grpo_async: Overlapped}

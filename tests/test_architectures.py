@@ -9,28 +9,28 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from config.errors import ConfigError
-from config.models import LoraConfig, ModelConfig
+from config.schema.errors import ConfigError
+from config.schema.models import LoraConfig, ModelConfig
 from envs.group import Sampling
-from plan.model_shape import plain_attention
-from plan.plan import WeightCheckPlan
-from plan.weight_bounds import BOUNDS
-from rollout.engines.sampler import Request, generate
-from rollout.engines.transformers_engine import TransformersEngine
-from rollout.weights.weight_check import WeightCheck, WeightMismatch
 from tests.architectures import ARCHITECTURES, save_tiny
 from tests.groups import make_completion, make_group
 from tests.policies import PolicyHere
-from training.batch import collate
-from training.checkpoint import LEARNER
-from training.forward import ResponseScorer
-from training.forward_check import check_forward
-from training.model_files import check_files
-from training.model_loading import load_model, load_tokenizer
-from training.model_writer import ModelWriter
-from training.published_weights import named_weights
-from training.tensor_files import write_tensors
-from training.trained_parameters import MODEL
+from torchgrpo.plan.model_shape import plain_attention
+from torchgrpo.plan.plan import WeightCheckPlan
+from torchgrpo.plan.weight_bounds import BOUNDS
+from torchgrpo.rollout.engines.sampler import Request, generate
+from torchgrpo.rollout.engines.transformers_engine import TransformersEngine
+from torchgrpo.rollout.weights.weight_check import WeightCheck, WeightMismatch
+from torchgrpo.training.batch import collate
+from torchgrpo.training.checkpoint import LEARNER
+from torchgrpo.training.forward import ResponseScorer
+from torchgrpo.training.forward_check import check_forward
+from torchgrpo.training.model_files import check_files
+from torchgrpo.training.model_loading import load_model, load_tokenizer
+from torchgrpo.training.model_writer import ModelWriter
+from torchgrpo.training.published_weights import named_weights
+from torchgrpo.training.tensor_files import write_tensors
+from torchgrpo.training.trained_parameters import MODEL
 
 pytestmark = pytest.mark.long
 

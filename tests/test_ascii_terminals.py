@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from config.command_line import escape_what_a_terminal_lacks
+from config.cli.command_line import escape_what_a_terminal_lacks
 from tests.reports.made_run import Made, make_run
 from tests.scripts import ENVIRONMENT, ROOT
 
@@ -50,7 +50,7 @@ def test_what_hydra_prints(tmp_path: Path) -> None:
 
 
 def test_a_plan_of_a_model_with_other_letters(tmp_path: Path) -> None:
-    for file in (ROOT / "models" / "quickstart").iterdir():
+    for file in (ROOT / "torchgrpo" / "models" / "quickstart").iterdir():
         (tmp_path / file.name).symlink_to(file)
     config = tmp_path / "config.json"
     told = config.read_text(encoding="utf-8")

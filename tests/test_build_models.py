@@ -7,16 +7,16 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-import training.learner_models
-from config.models import ModelConfig
-from config.schema import Config
-from config.train import TrainConfig
-from plan.machine import Machine
-from plan.make_plan import make_plan
-from plan.plan import Plan, ReferencePlan
+from config.schema.config import Config
+from config.schema.models import ModelConfig
+from config.schema.train import TrainConfig
 from tests.tiny import tiny_llama
-from training.learner_models import make_models
-from training.reference import Reference
+from torchgrpo.plan.machine import Machine
+from torchgrpo.plan.make_plan import make_plan
+from torchgrpo.plan.plan import Plan, ReferencePlan
+from torchgrpo.training import learner_models
+from torchgrpo.training.learner_models import make_models
+from torchgrpo.training.reference import Reference
 
 CPU = torch.device("cpu")
 GPU = [torch.device("cuda", index) for index in range(3)]
@@ -55,8 +55,8 @@ def test_the_reference_lives_where_the_plan_says(
         loaded.append((place, autocast))
         return tiny_llama()
 
-    monkeypatch.setattr(training.learner_models, "load_frozen", load)
-    monkeypatch.setattr(training.learner_models, "HostMemory", Visitor)
+    monkeypatch.setattr(learner_models, "load_frozen", load)
+    monkeypatch.setattr(learner_models, "HostMemory", Visitor)
     there = replace(plan, devices=replace(plan.devices, train=train), reference=ReferencePlan(home))
     policy_on = GPU[train[0]] if train else CPU
     monkeypatch.setattr(LlamaForCausalLM, "device", property(lambda model: policy_on))

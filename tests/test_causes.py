@@ -8,9 +8,9 @@ import pytest
 import ray
 from ray.exceptions import RayActorError
 
-from cluster.calls import RAISED, cause_of, raised_in_construction
-from cluster.runtime import Place, start_ray
-from training.ranks import Ranks
+from torchgrpo.cluster.calls import RAISED, cause_of, raised_in_construction
+from torchgrpo.cluster.runtime import Place, start_ray
+from torchgrpo.training.ranks import Ranks
 
 
 class Unbearable(Exception):

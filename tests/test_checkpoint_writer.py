@@ -9,16 +9,16 @@ import pytest
 import torch
 
 import grpo
-from config.checkpoints import checkpoint_path, checkpoints
-from config.errors import DeadlineError
-from config.train import TrainConfig
-from run.checkpoint_writer import CheckpointWriter
-from run.jobs import run_job
-from run.lockstep import Lockstep
+from config.run_folder.checkpoints import checkpoint_path, checkpoints
+from config.schema.errors import DeadlineError
+from config.schema.train import TrainConfig
 from tests.recorded_runs import assert_same_run
 from tests.scripts import ROOT, configured, rows, start, wait_for, without_clocks
-from training.checkpoint import LEARNER
-from training.tensor_files import saved_tensors, write_tensors
+from torchgrpo.run.checkpoint_writer import CheckpointWriter
+from torchgrpo.run.jobs import run_job
+from torchgrpo.run.lockstep import Lockstep
+from torchgrpo.training.checkpoint import LEARNER
+from torchgrpo.training.tensor_files import saved_tensors, write_tensors
 
 SMALL = ("env.num_envs=4", "env.repeats=4", "train.total_dialog_turns=64", "train.checkpoint_frequency=1")
 LIMIT_S = 600.0

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from config.checkpoints import newest_checkpoint
+from config.run_folder.checkpoints import newest_checkpoint
 from tests.processes import family
 from tests.ray_cluster import ADDRESS, RayCluster, namespaces_allowed
 from tests.scripts import finish, rows, start, wait_for

@@ -14,10 +14,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from config.command_line import AT_ONCE, ENDED
-from run.stop import ECHO_S
+from config.cli.command_line import AT_ONCE, ENDED
 from tests.config.test_schema import composed
 from tests.scripts import ENVIRONMENT, ROOT, Ended, called, ended, finish, ran, rows, start, wait_for
+from torchgrpo.run.stop import ECHO_S
 
 SMALL = ("env.num_envs=4", "env.repeats=4", "train.total_dialog_turns=64")
 ENDLESS = (*SMALL[:2], "train.total_dialog_turns=1600000", "train.checkpoint_frequency=0")
@@ -135,7 +135,7 @@ def test_a_log_on_a_full_disk_does_not_hide_the_message(tmp_path: Path) -> None:
 def test_weights_that_are_not_finite_are_named(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     folder.mkdir()
-    for path in (ROOT / "models" / "quickstart").iterdir():
+    for path in (ROOT / "torchgrpo" / "models" / "quickstart").iterdir():
         (folder / path.name).write_bytes(path.read_bytes())
     weights = load_file(folder / "model.safetensors")
     name = next(name for name in weights if name.endswith("mlp.down_proj.weight"))
@@ -178,7 +178,7 @@ def test_a_package_that_does_not_load_is_one_message(tmp_path: Path) -> None:
 
 
 JOB = """
-from config.command_line import command_line
+from config.cli.command_line import command_line
 
 def job(config, run_dir, begun):
     begun()

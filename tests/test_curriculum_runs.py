@@ -7,12 +7,12 @@ import pytest
 
 import grpo
 import grpo_async
-from config.errors import ConfigError
-from monitoring.metric_table import pattern_of
-from run.jobs import run_job
-from run.lockstep import Lockstep
+from config.schema.errors import ConfigError
 from tests.killed_runs import CURRICULUM
 from tests.scripts import SCHEDULE_OF, configured, rows
+from torchgrpo.monitoring.metric_table import pattern_of
+from torchgrpo.run.jobs import run_job
+from torchgrpo.run.lockstep import Lockstep
 
 SMALL = ("env.num_envs=4", "env.repeats=4", "train.total_dialog_turns=96", "train.checkpoint_frequency=2")
 ONE = (*CURRICULUM, "env.curriculum.solved=0.5")

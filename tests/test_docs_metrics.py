@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from config.schema import Config
-from monitoring.doctor.rules import RULES
-from monitoring.metric_table import METRICS, meaning_of, pattern_of
+from config.schema.config import Config
 from tests.scripts import rows
+from torchgrpo.monitoring.doctor.rules import RULES
+from torchgrpo.monitoring.metric_table import METRICS, meaning_of, pattern_of
 
 
 @pytest.mark.parametrize("run", ["lockstep_run", "overlapped_run"])

@@ -17,21 +17,21 @@ from safetensors.torch import load_file
 
 import grpo
 import grpo_async
-from config.checkpoints import newest_checkpoint
-from config.schema import Config
+from config.run_folder.checkpoints import newest_checkpoint
+from config.schema.config import Config
 from envs.task import make_task
-from plan.machine import installed_vllm
-from plan.model_shape import KNOWN
-from plan.weight_bounds import BOUNDS
-from run.jobs import run_job
-from run.overlapped import Schedule
 from tests.punkt import OWN_PUNKT, use_punkt
 from tests.saved import saved_model
 from tests.scripts import ROOT, SCHEDULE_OF, configured, rows
 from tests.small_qwen import END, PADDING, save_qwen
-from training.batch import Batch
-from training.checkpoint import Saved, load_checkpoint
-from training.local_learner import LocalLearner
+from torchgrpo.plan.machine import installed_vllm
+from torchgrpo.plan.model_shape import KNOWN
+from torchgrpo.plan.weight_bounds import BOUNDS
+from torchgrpo.run.jobs import run_job
+from torchgrpo.run.overlapped import Schedule
+from torchgrpo.training.batch import Batch
+from torchgrpo.training.checkpoint import Saved, load_checkpoint
+from torchgrpo.training.local_learner import LocalLearner
 
 pytestmark = [pytest.mark.long, pytest.mark.skipif(installed_vllm() is None, reason="vLLM is not installed")]
 GPU_CONFIGS = [

@@ -13,19 +13,19 @@ import pytest
 import torch
 
 import grpo
-from config.checkpoints import checkpoint_path
-from config.errors import ConfigError, RunError
-from monitoring import trackers
-from rollout.engines.transformers_engine import TransformersEngine
-from run.build import build
-from run.jobs import run_job
-from run.lockstep import Lockstep
-from run.resume import find
-from run.run import Run
+from config.run_folder.checkpoints import checkpoint_path
+from config.schema.errors import ConfigError, RunError
 from tests import recorded_runs
 from tests.saved import save_checkpoint
 from tests.scripts import QUICK, begin, configured, finish, rows, wait_for
-from training.local_learner import LocalLearner
+from torchgrpo.monitoring import trackers
+from torchgrpo.rollout.engines.transformers_engine import TransformersEngine
+from torchgrpo.run.build import build
+from torchgrpo.run.jobs import run_job
+from torchgrpo.run.lockstep import Lockstep
+from torchgrpo.run.resume import find
+from torchgrpo.run.run import Run
+from torchgrpo.training.local_learner import LocalLearner
 
 SMALL = ("env.num_envs=4", "env.repeats=4", "train.total_dialog_turns=64")
 SETS = "eval.sets={held_out:{dataset:arithmetic,n:2,limit:4}}"

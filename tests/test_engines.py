@@ -6,24 +6,24 @@ for machines that have GPUs."""
 import pytest
 import torch
 
-from cluster import runtime
-from cluster.runtime import Place
-from config.schema import Config
-from plan.machine import Machine, installed_vllm
-from plan.make_plan import make_plan
-from plan.plan import Plan
-from rollout.engines.transformers_engine import TransformersEngine
-from rollout.engines.vllm_settings import AdapterShape
-from rollout.weights.outgoing import NamedTensors, ReadyTensor
-from rollout.weights.push import Weights
-from rollout.weights.transports import TRANSPORTS, ObjectStore, SharedMemory
-from run.engines import adapter_shape, build_weights, engine_places, vllm_settings
+from config.schema.config import Config
 from tests.rollout.conftest import lora_policy
 from tests.scripts import configured
 from tests.tiny import EOS, tiny_llama
-from training.adapters import linear_names
-from training.model_loading import load_model
-from training.published_weights import PolicyWeights, pushed_tensors
+from torchgrpo.cluster import runtime
+from torchgrpo.cluster.runtime import Place
+from torchgrpo.plan.machine import Machine, installed_vllm
+from torchgrpo.plan.make_plan import make_plan
+from torchgrpo.plan.plan import Plan
+from torchgrpo.rollout.engines.transformers_engine import TransformersEngine
+from torchgrpo.rollout.engines.vllm_settings import AdapterShape
+from torchgrpo.rollout.weights.outgoing import NamedTensors, ReadyTensor
+from torchgrpo.rollout.weights.push import Weights
+from torchgrpo.rollout.weights.transports import TRANSPORTS, ObjectStore, SharedMemory
+from torchgrpo.run.engines import adapter_shape, build_weights, engine_places, vllm_settings
+from torchgrpo.training.adapters import linear_names
+from torchgrpo.training.model_loading import load_model
+from torchgrpo.training.published_weights import PolicyWeights, pushed_tensors
 
 Calls = list[str]
 
@@ -188,8 +188,8 @@ def test_the_weight_check_is_the_plans() -> None:
 @pytest.mark.skipif(installed_vllm() is None, reason="vLLM is not installed")
 def test_engines_on_a_cluster_reach_the_learner_at_its_nodes_address(monkeypatch: pytest.MonkeyPatch) -> None:
     """And a replaced engine, on whichever node, the copy of the last push."""
-    from rollout.weights.from_ranks import TransferFromRanks
-    from rollout.weights.vllm_transfer import LOOPBACK, NativeTransfer
+    from torchgrpo.rollout.weights.from_ranks import TransferFromRanks
+    from torchgrpo.rollout.weights.vllm_transfer import LOOPBACK, NativeTransfer
 
     monkeypatch.setattr(runtime, "own_address", lambda: "10.1.2.3")
     for cluster, address, copy in (

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 import grpo
-from config.errors import ConfigError
-from config.models import ModelConfig
-from plan.machine import installed_vllm
-from run.jobs import run_job
-from run.lockstep import Lockstep
+from config.schema.errors import ConfigError
+from config.schema.models import ModelConfig
 from tests.recorded_runs import ADAPTER, EVERY_SECOND, SETS, SMALL
 from tests.scripts import configured, ran, rows
 from tests.tiny import resized_quickstart
-from training.model_loading import load_tokenizer
+from torchgrpo.plan.machine import installed_vllm
+from torchgrpo.run.jobs import run_job
+from torchgrpo.run.lockstep import Lockstep
+from torchgrpo.training.model_loading import load_tokenizer
 
 GIVEN = {"lockstep_run": (*SMALL, *EVERY_SECOND), "lora_run": (*SMALL, *ADAPTER)}
 Trained = tuple[Path, tuple[str, ...]]

@@ -11,15 +11,15 @@ import torch
 
 import grpo
 import grpo_async
-from config.checkpoints import checkpoint_path
-from config.errors import ConfigError
-from run.jobs import run_job
-from run.lockstep import Lockstep
-from run.overlapped import Overlapped
+from config.run_folder.checkpoints import checkpoint_path
+from config.schema.errors import ConfigError
 from tests.recorded_runs import EVERY_SECOND, recorded_run
 from tests.recorded_runs import SETS as HELD_OUT
 from tests.saved import saved_model
 from tests.scripts import configured, rows, without_clocks
+from torchgrpo.run.jobs import run_job
+from torchgrpo.run.lockstep import Lockstep
+from torchgrpo.run.overlapped import Overlapped
 
 SMALL = ("env.num_envs=4", "env.repeats=4", "train.total_dialog_turns=64")
 SETS = "eval.sets={held_out:{dataset:arithmetic,n:4,limit:20},greedy:{dataset:arithmetic,temperature:0,limit:10}}"

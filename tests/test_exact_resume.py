@@ -8,14 +8,14 @@ import torch
 from safetensors.torch import load_file
 
 import grpo
-from config.checkpoints import checkpoint_path
-from run.jobs import run_job
-from run.lockstep import Lockstep
+from config.run_folder.checkpoints import checkpoint_path
 from tests.recorded_runs import assert_same_run
 from tests.saved import saved_model
 from tests.scripts import ROOT, configured
 from tests.test_curriculum_runs import MIXED, ONE, SMALL
 from tests.test_sampling import DYNAMIC
+from torchgrpo.run.jobs import run_job
+from torchgrpo.run.lockstep import Lockstep
 
 SAMPLING = (*DYNAMIC, "env.oversample=6", "inference_model.temperature_end=0.8")
 WAYS = {
@@ -40,5 +40,5 @@ def test_a_resumed_run_is_the_same_run(way: str, tmp_path: Path) -> None:
         run_job(configured(*given, "train.resume=auto"), broken, grpo.train, Lockstep)
         assert_same_run(broken, whole, 6)
     weights = saved_model(checkpoint_path(whole, 6))
-    for name, start in load_file(ROOT / "models" / "quickstart" / "model.safetensors").items():
+    for name, start in load_file(ROOT / "torchgrpo" / "models" / "quickstart" / "model.safetensors").items():
         assert not torch.equal(weights[name].float(), start.float()), f"{name} did not move"

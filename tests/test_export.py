@@ -14,12 +14,12 @@ import yaml
 from transformers import AutoModelForCausalLM
 
 import grpo
-from config.composition import register_schema
-from config.differences import overrides
-from config.errors import ConfigError
-from run.jobs import run_job
-from run.lockstep import Lockstep
+from config.cli.composition import register_schema
+from config.cli.differences import overrides
+from config.schema.errors import ConfigError
 from tests.scripts import ENVIRONMENT, ROOT, configured, ended, ran, rows, start, wait_for
+from torchgrpo.run.jobs import run_job
+from torchgrpo.run.lockstep import Lockstep
 
 SMALL = ("env.num_envs=4", "env.repeats=4", "train.total_dialog_turns=64", "train.checkpoint_frequency=1")
 SETS = "eval.sets={sums:{dataset:arithmetic,n:1,limit:8}}"
@@ -63,7 +63,7 @@ def test_the_differences_of_a_config_give_it_again(name: str) -> None:
 
     from hydra import compose, initialize_config_dir
 
-    from config.composition import to_config
+    from config.cli.composition import to_config
 
     register_schema()
     more = (SETS, "env.system_prompt='Be \"brief\", please: one = {word}'", "logging.experiment_name='true'")
@@ -131,7 +131,7 @@ def test_of_a_run_that_only_may_be_read(lockstep_run: Path, tmp_path: Path) -> N
 
 def test_where_the_model_has_moved_it_is_named_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The run has not made the model itself; an adapter needs what it was trained on."""
-    base = shutil.copytree(ROOT / "models" / "quickstart", tmp_path / "base")
+    base = shutil.copytree(ROOT / "torchgrpo" / "models" / "quickstart", tmp_path / "base")
     lora = ("train_model.lora.enabled=true", "train.export=false", "train.total_dialog_turns=16")
     run_job(configured(*SMALL, *lora, f"model.name={base}"), tmp_path / "run", grpo.train, Lockstep)
     assert not (tmp_path / "run" / "models").exists() and not (tmp_path / "run" / "model").is_symlink()
@@ -140,7 +140,7 @@ def test_where_the_model_has_moved_it_is_named_anew(tmp_path: Path, monkeypatch:
     with pytest.raises(ConfigError, match=rf"began from the model {base}, which is not there.*model\.name="):
         export(tmp_path, *asked)
     named = f"model.name={tmp_path / 'moved'}"
-    monkeypatch.setattr("run.export.typed", lambda: [*asked, named])
+    monkeypatch.setattr("torchgrpo.run.export.typed", lambda: [*asked, named])
     export(tmp_path, *asked, named)
     assert {"adapter", "model.safetensors"} <= set(names(tmp_path / "new"))
 
@@ -254,7 +254,7 @@ def test_an_unknown_metric_is_refused_by_name() -> None:
 def test_a_full_disk_in_the_middle_of_a_model_leaves_all_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from training import model_writer, tensor_writer
+    from torchgrpo.training import model_writer, tensor_writer
 
     def full(folder: Path, *arguments: Any, **options: Any) -> None:
         tensor_writer.write_safetensors(folder, *arguments, **options)

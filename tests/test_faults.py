@@ -128,7 +128,7 @@ def test_a_tracker_never_hurts_a_run(fault: str, untracked: Path, tmp_path: Path
     run_dir, script = tmp_path / "run", tmp_path / "with_a_bad_tracker.py"
     script.write_text(
         f"import runpy, sys, time\nsys.path.insert(0, {str(ROOT)!r})\n"
-        "from monitoring import trackers\nfrom monitoring.tracker_kinds import TensorBoard\n"
+        "from torchgrpo.monitoring import trackers\nfrom torchgrpo.monitoring.tracker_kinds import TensorBoard\n"
         "trackers.CLOSE_S, trackers.QUEUED = 1.0, 8\n"
         f"{TRACKERS[fault]}runpy.run_path('grpo.py', run_name='__main__')\n"
     )
@@ -147,7 +147,7 @@ def test_a_run_goes_on_without_the_server_of_wandb(untracked: Path, tmp_path: Pa
     run_dir, script = tmp_path / "run", tmp_path / "with_less_patience.py"
     script.write_text(
         f"import runpy, sys\nsys.path.insert(0, {str(ROOT)!r})\n"
-        "from monitoring import tracker_kinds\ntracker_kinds.REACH_S = 1.0\n"
+        "from torchgrpo.monitoring import tracker_kinds\ntracker_kinds.REACH_S = 1.0\n"
         "runpy.run_path('grpo.py', run_name='__main__')\n"
     )
     with socket.socket() as listener:

@@ -12,15 +12,15 @@ import torch
 
 import grpo
 from envs.group import Group
-from run.build import build
-from run.jobs import run_job
-from run.lockstep import Lockstep
 from tests.processes import alive
 from tests.recorded_runs import assert_same_run
 from tests.scripts import QUICK, ROOT, called, configured, finish, rows, start, wait_for
-from training.batch import Batch, collate
-from training.checkpoint import load_checkpoint
-from training.local_learner import LocalLearner
+from torchgrpo.run.build import build
+from torchgrpo.run.jobs import run_job
+from torchgrpo.run.lockstep import Lockstep
+from torchgrpo.training.batch import Batch, collate
+from torchgrpo.training.checkpoint import load_checkpoint
+from torchgrpo.training.local_learner import LocalLearner
 
 SMALL = ("env.num_envs=4", "env.repeats=4")
 LOGGED = {
@@ -183,7 +183,7 @@ def test_ctrl_c_finishes_the_iteration_and_leaves_a_checkpoint_and_no_process(tm
 
 def test_under_lora_the_base_is_the_reference(tmp_path: Path) -> None:
     """On one GPU the reference has no memory of its own; the CPU run of it gives the same numbers."""
-    from training.reference import Reference
+    from torchgrpo.training.reference import Reference
 
     working = build(configured(*SMALL, "train_model.lora.enabled=true"), tmp_path, Lockstep)
     batch, learner = collate(working.collect()), working.run.learner

@@ -13,16 +13,16 @@ import pytest
 
 import grpo
 import grpo_async
-from rollout.weights.transports import TRANSPORTS, SharedMemory, Transport
-from run.build import build
-from run.jobs import run_job
-from run.lockstep import Lockstep
-from run.overlapped import Overlapped
 from tests.logged import Logged
 from tests.processes import engine_processes
 from tests.rollout.pool_engines import HandCarried
 from tests.scripts import configured, finish, rows, start, wait_for, without_clocks
-from training.batch import Batch
+from torchgrpo.rollout.weights.transports import TRANSPORTS, SharedMemory, Transport
+from torchgrpo.run.build import build
+from torchgrpo.run.jobs import run_job
+from torchgrpo.run.lockstep import Lockstep
+from torchgrpo.run.overlapped import Overlapped
+from torchgrpo.training.batch import Batch
 
 SMALL = ("env.num_envs=4", "env.repeats=4", "train.total_dialog_turns=160")
 

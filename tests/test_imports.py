@@ -32,7 +32,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 UNTIL_THE_FIRST_GROUPS = """
 import sys
 from grpo_utils import launch
-from run.lockstep import Lockstep
+from torchgrpo.run.lockstep import Lockstep
 
 def train(run):
     run.push_weights()
@@ -94,7 +94,9 @@ def test_the_first_groups_of_the_quickstart_wait_for_no_package_that_they_do_not
 
 def test_a_checkpoint_that_is_read_waits_for_no_library_of_models() -> None:
     """`run=export` copies a model that is there."""
-    packages, ended = imported("import sys, run.export, training.checkpoint; print('imported', *sys.modules)")
+    packages, ended = imported(
+        "import sys, torchgrpo.run.export, torchgrpo.training.checkpoint; print('imported', *sys.modules)"
+    )
     assert ended.returncode == 0, ended.stderr
     assert not packages & {"accelerate", "peft", "scipy", "torchrl", "transformers"}
     assert "torch" in packages

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from config.checkpoints import newest_checkpoint
+from config.run_folder.checkpoints import newest_checkpoint
 from envs.prompts import PromptSource
 from envs.task import make_task
 from tests.generating import draw_from
 from tests.killed_runs import CURRICULUM, one_epoch, train_noting_prompts
-from training.checkpoint import load_checkpoint
+from torchgrpo.training.checkpoint import load_checkpoint
 
 
 def finished_after_kills(

@@ -12,12 +12,12 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 import grpo
-from plan.machine import installed_vllm
-from run.jobs import run_job
-from run.lockstep import Lockstep
 from tests.scripts import configured, ran
 from tests.tiny import resized_quickstart, tiny_mixture
-from training import model_writer, tensor_writer
+from torchgrpo.plan.machine import installed_vllm
+from torchgrpo.run.jobs import run_job
+from torchgrpo.run.lockstep import Lockstep
+from torchgrpo.training import model_writer, tensor_writer
 
 SMALL = (
     *("env.num_envs=2", "env.repeats=4", "train.total_dialog_turns=16", "optimizer.lr=3e-3"),

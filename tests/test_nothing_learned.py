@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 import grpo
-from config.errors import RunError
-from run.jobs import run_job
-from run.lockstep import Lockstep
+from config.schema.errors import RunError
 from tests.scripts import configured, ran, rows
+from torchgrpo.run.jobs import run_job
+from torchgrpo.run.lockstep import Lockstep
 
 SMALL = ("env.num_envs=4", "env.repeats=4", "train.checkpoint_frequency=0")
 CUT = (*SMALL, "inference_model.max_tokens=1")

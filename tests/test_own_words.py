@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from plan.machine import installed_vllm
 from tests.own_words import EVALUATION, SMALL, check_every_line_is_ours
 from tests.scripts import ran
+from torchgrpo.plan.machine import installed_vllm
 
 TWO_ENGINES = ("inference_model.num_devices=2", "ray.enabled=true")
 VLLM = ("ray.enabled=true", "inference_model.backend=vllm")

@@ -9,8 +9,8 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from monitoring.ledger_storage import read_records
 from tests.scripts import ran, rows
+from torchgrpo.monitoring.ledger_storage import read_records
 
 pytestmark = pytest.mark.long
 

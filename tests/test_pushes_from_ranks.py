@@ -9,19 +9,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from config.errors import RankLost
-from plan.machine import installed_vllm
-from rollout.engines.pool import RayPool
-from rollout.engines.sampler import generate
-from rollout.weights.from_ranks import TransferFromRanks
-from rollout.weights.outgoing import Engines, Outgoing
-from rollout.weights.transports import SharedMemory, Transport
+from config.schema.errors import RankLost
 from tests.rollout.conftest import OpenPool, open_pool, requests, tiny_settings
 from tests.rollout.conftest import tiny_llama as tall_llama
 from tests.rollout.pool_engines import CountingEngine, HandCarried
 from tests.training.test_ranks import config_of, over, two_ranks, weights
-from training.ranked_learner import RankedLearner
-from training.ranks import Ranks
+from torchgrpo.plan.machine import installed_vllm
+from torchgrpo.rollout.engines.pool import RayPool
+from torchgrpo.rollout.engines.sampler import generate
+from torchgrpo.rollout.weights.from_ranks import TransferFromRanks
+from torchgrpo.rollout.weights.outgoing import Engines, Outgoing
+from torchgrpo.rollout.weights.transports import SharedMemory, Transport
+from torchgrpo.training.ranked_learner import RankedLearner
+from torchgrpo.training.ranks import Ranks
 
 pytestmark = pytest.mark.long
 

@@ -7,13 +7,13 @@ import pytest
 import torch
 
 import grpo
-from config.checkpoints import checkpoint_path
-from config.errors import ConfigError
-from run.jobs import run_job
-from run.lockstep import Lockstep
+from config.run_folder.checkpoints import checkpoint_path
+from config.schema.errors import ConfigError
 from tests.scripts import configured, rows, without_clocks
-from training.checkpoint import LEARNER
-from training.tensor_files import saved_tensors
+from torchgrpo.run.jobs import run_job
+from torchgrpo.run.lockstep import Lockstep
+from torchgrpo.training.checkpoint import LEARNER
+from torchgrpo.training.tensor_files import saved_tensors
 
 pytestmark = pytest.mark.long
 

@@ -8,9 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
 from models.make_quickstart import (
     FOLDER,
     MAX_OPERAND,
@@ -20,6 +17,8 @@ from models.make_quickstart import (
     make_tokenizer,
     teach_answer,
 )
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 

@@ -7,13 +7,13 @@ import pytest
 
 import grpo
 import grpo_async
-from config.checkpoints import newest_checkpoint
-from config.errors import RankLost
-from run.jobs import run_job
-from run.lockstep import Lockstep
-from run.overlapped import Overlapped
+from config.run_folder.checkpoints import newest_checkpoint
+from config.schema.errors import RankLost
 from tests.killed_ranks import Killer
 from tests.scripts import configured, rows, without_clocks
+from torchgrpo.run.jobs import run_job
+from torchgrpo.run.lockstep import Lockstep
+from torchgrpo.run.overlapped import Overlapped
 
 SMALL = (
     *("env.num_envs=4", "env.repeats=4", "env.options.max_operand=6", "policy.kl_coef=0.1"),

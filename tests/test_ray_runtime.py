@@ -10,12 +10,12 @@ import pytest
 import ray
 from ray._private.ray_constants import DEFAULT_DASHBOARD_AGENT_LISTEN_PORT
 
-from cluster.runtime import Place, start_actor
-from rollout.engines.pool import RayPool
-from rollout.engines.supervisor import PoolSettings
 from tests.processes import actors_under, command_lines
 from tests.rollout import pool_engines
 from tests.rollout.conftest import through_memory
+from torchgrpo.cluster.runtime import Place, start_actor
+from torchgrpo.rollout.engines.pool import RayPool
+from torchgrpo.rollout.engines.supervisor import PoolSettings
 
 
 def test_engines_see_the_gpus_that_their_places_name(local_ray: None) -> None:

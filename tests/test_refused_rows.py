@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from monitoring.ledger_storage import read_records
 from tests.scripts import ran
+from torchgrpo.monitoring.ledger_storage import read_records
 
 SHORT = ("train.total_dialog_turns=96", "env.num_envs=4", "env.max_prompt_tokens=400")
 NO_SYSTEM = (
@@ -35,7 +35,7 @@ def test_a_reward_that_asks_for_a_column_that_no_row_has(script: str, tmp_path: 
 
 
 def test_a_template_that_refuses_the_system_prompt(tmp_path: Path) -> None:
-    shutil.copytree("models/quickstart", tmp_path / "model")
+    shutil.copytree("torchgrpo/models/quickstart", tmp_path / "model")
     (tmp_path / "model" / "chat_template.jinja").write_text(NO_SYSTEM)
     rows = written(tmp_path / "rows.jsonl", {"prompt": "1+1=", "answer": 2})
     local = ("env.dataset=jsonl", f"env.data_files={rows}", f"model.name={tmp_path / 'model'}")

@@ -15,14 +15,8 @@ import yaml
 
 import grpo
 import grpo_async
-from config.checkpoints import checkpoint_path, newest_checkpoint
-from config.errors import ConfigError, RunError
-from plan.disk import checkpoint_bytes
-from plan.model_shape import find_shape
-from run.jobs import run_job
-from run.lockstep import Lockstep
-from run.overlapped import Overlapped
-from run.resume import MISSING, NO_PART_OF_IT, Change, changed_settings, changes, find, siblings, under
+from config.run_folder.checkpoints import checkpoint_path, newest_checkpoint
+from config.schema.errors import ConfigError, RunError
 from tests import recorded_runs
 from tests.scripts import (
     QUICK,
@@ -38,9 +32,24 @@ from tests.scripts import (
     without_clocks,
 )
 from tests.tiny import resized_quickstart
-from training.checkpoint import LEARNER, Saved, load_checkpoint
-from training.local_learner import LocalLearner
-from training.tensor_files import saved_tensors
+from torchgrpo.plan.disk import checkpoint_bytes
+from torchgrpo.plan.model_shape import find_shape
+from torchgrpo.run.jobs import run_job
+from torchgrpo.run.lockstep import Lockstep
+from torchgrpo.run.overlapped import Overlapped
+from torchgrpo.run.resume import (
+    MISSING,
+    NO_PART_OF_IT,
+    Change,
+    changed_settings,
+    changes,
+    find,
+    siblings,
+    under,
+)
+from torchgrpo.training.checkpoint import LEARNER, Saved, load_checkpoint
+from torchgrpo.training.local_learner import LocalLearner
+from torchgrpo.training.tensor_files import saved_tensors
 
 SMALL = (*recorded_runs.SMALL, *recorded_runs.EVERY_SECOND)
 """Settings of the `lockstep_run`."""
@@ -255,7 +264,7 @@ def test_auto_leaves_a_run_that_is_at_work_alone(lockstep_run: Path, tmp_path: P
     landed = tmp_path / "outputs/2026-01-01/00-00-00"
     shutil.copytree(lockstep_run, landed)
     script = (
-        "import sys; from pathlib import Path; from config.folders import held\n"
+        "import sys; from pathlib import Path; from config.run_folder.folders import held\n"
         "with held(Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
     )
     config = configured(*SMALL, "train.resume=auto")
@@ -366,9 +375,7 @@ def saved_by(*overrides: str) -> Saved:
 def test_another_frozen_model_is_refused() -> None:
     saved = saved_by("ref_model.name=models/quickstart")
     assert changed_settings(saved, configured("ref_model.name=models/quickstart"), Lockstep) == []
-    with pytest.raises(
-        ConfigError, match=r"ref_model.name: models/quickstart -> None. Give these as they were"
-    ):
+    with pytest.raises(ConfigError, match=r"ref_model.name: models/quickstart -> None. Give these as"):
         changed_settings(saved, configured(), Lockstep)
     with pytest.raises(ConfigError, match=r"ref_model.dtype: None -> bfloat16"):
         changed_settings(saved_by(), configured("ref_model.dtype=bfloat16"), Lockstep)

@@ -7,9 +7,9 @@ import pytest
 
 import grpo
 import grpo_async
-from config.errors import ConfigError
-from run.jobs import run_job
+from config.schema.errors import ConfigError
 from tests.scripts import SCHEDULE_OF, configured, rows
+from torchgrpo.run.jobs import run_job
 
 SMALL = ("env.num_envs=4", "env.repeats=2", "train.checkpoint_frequency=2", "env.dataset=jsonl")
 SCRIPTS = {"grpo.py": grpo, "grpo_async.py": grpo_async}
@@ -52,6 +52,6 @@ def test_other_data_are_refused_before_anything_is_loaded(
     write(file, range(10, 26))
     train(script, file, folder, 16)
     write(file, range(30, 46))
-    monkeypatch.setattr("run.engines.build_engine", None)
+    monkeypatch.setattr("torchgrpo.run.engines.build_engine", None)
     with pytest.raises(ConfigError, match=rf"train\.resume=.*env\.data_files={file}: not the data of the"):
         train(script, file, folder, 32, "train.resume=auto")

@@ -11,11 +11,11 @@ from typing import Any
 import pyarrow.parquet
 import pytest
 
-from config.errors import ConfigError
-from config.rollouts import RolloutsConfig
-from monitoring.ledger_storage import read_records
-from run.rollouts import extremes, flipped, matching, reward, rollouts, shown, success
+from config.schema.errors import ConfigError
+from config.schema.rollouts import RolloutsConfig
 from tests.scripts import called
+from torchgrpo.monitoring.ledger_storage import read_records
+from torchgrpo.run.rollouts import extremes, flipped, matching, reward, rollouts, shown, success
 
 
 def chosen(run: Path, **wanted: Any) -> list[dict[str, Any]]:

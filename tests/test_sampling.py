@@ -9,11 +9,11 @@ import pytest
 import grpo
 import grpo_async
 from envs.group import Group
-from run.build import build
-from run.jobs import run_job
-from run.lockstep import Lockstep
 from tests.scripts import SCHEDULE_OF, configured, rows
-from training.batch import Batch
+from torchgrpo.run.build import build
+from torchgrpo.run.jobs import run_job
+from torchgrpo.run.lockstep import Lockstep
+from torchgrpo.training.batch import Batch
 
 SMALL = ("env.num_envs=8", "env.repeats=4", "train.total_dialog_turns=96", "policy.kl_coef=0")
 DYNAMIC = (*SMALL, "policy.filter_range=[0.01,0.99]", "policy.dynamic_batching=true")

@@ -9,12 +9,12 @@ import pytest
 
 import grpo
 import grpo_async
-from config.checkpoints import checkpoint_path
-from run.jobs import run_job
-from run.lockstep import Lockstep
+from config.run_folder.checkpoints import checkpoint_path
 from tests.doctor.running import run
 from tests.scripts import configured, rows, without_clocks
-from training.checkpoint import load_checkpoint
+from torchgrpo.run.jobs import run_job
+from torchgrpo.run.lockstep import Lockstep
+from torchgrpo.training.checkpoint import load_checkpoint
 
 RUN = (
     *("env.num_envs=4", "env.repeats=2", "train.total_dialog_turns=64", "train.checkpoint_frequency=4"),

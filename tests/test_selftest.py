@@ -1,4 +1,4 @@
-"""`run=selftest`: processes of checks that work, fail, hang and die, and the bodies that run on a CPU."""
+"""the self-test: processes of checks that work, fail, hang and die, and the bodies that run on a CPU."""
 
 import json
 import os
@@ -12,18 +12,17 @@ from pathlib import Path
 
 import pytest
 
-import grpo_utils
-from config.policy import PRESETS
-from plan.machine import Machine
-from run.lockstep import Lockstep
-from selftest import engines, learner, main, runner
-from selftest.catalogue import CHECKS
-from selftest.check import Bench, Check, Row
-from selftest.child import tried
+from config.schema.policy import PRESETS
 from tests.gpu import longer
 from tests.processes import wait_until_gone
-from tests.scripts import ROOT, configured
-from training.local_learner import LocalLearner
+from tests.scripts import ROOT
+from torchgrpo.plan.machine import Machine
+from torchgrpo.selftest import __main__ as command
+from torchgrpo.selftest import engines, learner, main, runner
+from torchgrpo.selftest.catalogue import CHECKS
+from torchgrpo.selftest.check import Bench, Check, Row
+from torchgrpo.selftest.child import tried
+from torchgrpo.training.local_learner import LocalLearner
 
 BODIES = "tests.made_up_checks"
 LAPTOP = Machine(num_gpus=0, gpu_memory_gib=None, host_memory_gib=16.0, disk_gib=50.0, vllm=None)
@@ -159,18 +158,22 @@ def test_only_what_does_not_work_fails_the_whole(
     assert f"{status}: 1" in capsys.readouterr().out
 
 
-def test_the_default_config_needs_neither_its_model_nor_a_gpu(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """grpo_gsm8k names a model on the hub and device=cuda."""
-    seen: list[Path] = []
-    monkeypatch.setattr(main, "selftest", lambda run_dir: seen.append(run_dir) or 1)
-    config = configured("run=selftest", name="grpo_gsm8k")
-    monkeypatch.setattr(grpo_utils, "command_line", lambda job: job(config, tmp_path, lambda: None))
-    with pytest.raises(SystemExit) as ended:
-        grpo_utils.launch(lambda working: None, Lockstep)
-    assert ended.value.code == 1
-    assert seen == [tmp_path]
+def test_the_command_takes_a_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    folders: list[Path] = []
+    monkeypatch.setattr(command, "selftest", lambda folder: folders.append(folder) or 1)
+    monkeypatch.chdir(tmp_path)
+    assert command.main([]) == 1 and command.main([str(tmp_path / "mine" / "deep")]) == 1
+    assert folders == [Path("outputs/selftest"), tmp_path / "mine" / "deep"]
+    assert all(folder.is_dir() for folder in folders)
+
+
+def test_the_command_refuses_what_it_cannot_use(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["one", "two"]) == command.main(["--fast"]) == 2
+    assert "usage: python -m torchgrpo.selftest [FOLDER]" in capsys.readouterr().err
+    assert command.main(["--help"]) == 0
+    (tmp_path / "file").touch()
+    assert command.main([str(tmp_path / "file")]) == 2
+    assert f"{tmp_path / 'file'} cannot be made" in capsys.readouterr().err
 
 
 # --- the real checks ----------------------------------------------------------------------------------------

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from cluster import sockets
-from cluster.sockets import make_room_for_sockets
-from config.errors import ConfigError
+from config.schema.errors import ConfigError
 from tests.scripts import ENVIRONMENT, ROOT, finish, start
+from torchgrpo.cluster import sockets
+from torchgrpo.cluster.sockets import make_room_for_sockets
 
 pytestmark = pytest.mark.long
 
@@ -47,7 +47,7 @@ def ended(code: str, folder: Path) -> str:
 def test_a_long_folder_has_a_short_name_until_the_process_ends(long: Path) -> None:
     code = """
 import os, socket, subprocess, sys, tempfile
-from cluster.sockets import make_room_for_sockets
+from torchgrpo.cluster.sockets import make_room_for_sockets
 make_room_for_sockets()
 make_room_for_sockets()
 print(tempfile.gettempdir() == os.environ["TMPDIR"])

@@ -14,12 +14,12 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from config.composition import CONFIG_DIR, register_schema
-from config.error_messages import is_readable, readable
-from config.sweep_jobs import LAST_STEPS, objective
-from run import sweep
+from config.cli.composition import CONFIG_DIR, register_schema
+from config.cli.error_messages import is_readable, readable
+from config.cli.sweep_jobs import LAST_STEPS, objective
 from tests.processes import family, wait_until_gone
 from tests.scripts import ENVIRONMENT, QUICK, ROOT, begin, ended, finish, rows, wait_for
+from torchgrpo.run import sweep
 
 pytestmark = pytest.mark.long
 SMALL = ("env.num_envs=4", "env.repeats=4", "train.total_dialog_turns=32", "optimizer.warmup_steps=0")
@@ -97,9 +97,9 @@ def test_a_study_goes_on_after_failed_trials(tmp_path: Path) -> None:
 
 
 OWN = """
-from config.command_line import command_line
-from config.errors import ConfigError
-from run.sweep import reported
+from config.cli.command_line import command_line
+from config.schema.errors import ConfigError
+from torchgrpo.run.sweep import reported
 
 def job(config, run_dir, begun):
     if config.train.seed == 0:

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from config.error_messages import known_keys
-from config.schema import Config
-from plan.machine import installed_vllm
+from config.cli.error_messages import known_keys
+from config.schema.config import Config
 from tests.config.test_schema import message
 from tests.punkt import OWN_PUNKT, use_punkt
 from tests.scripts import ROOT, Ended, called
 from tests.test_dry_runs import SCRIPTS, SHIPPED, Shipped, check_rows, rows_of, run_script, save_family, small
+from torchgrpo.plan.machine import installed_vllm
 
 MACHINE = ("run=plan", "plan.gpus=6", "plan.gpu_memory_gib=80")
 COUNTED = ("train_model.num_devices=2", "ref_model.num_devices=2", "inference_model.num_devices=2")

@@ -13,11 +13,11 @@ from torchrl.collectors import Collector
 from torchrl.envs.utils import check_env_specs
 
 from envs.group import Group, SampledCompletion
-from run.build import build
-from run.lockstep import Lockstep
-from run.torchrl_env import EnginePolicy, GroupEnv, batch_of
 from tests.scripts import configured
-from training.batch import Batch, collate, completion_tensors
+from torchgrpo.run.build import build
+from torchgrpo.run.lockstep import Lockstep
+from torchgrpo.run.torchrl_env import EnginePolicy, GroupEnv, batch_of
+from torchgrpo.training.batch import Batch, collate, completion_tensors
 
 SMALL = ("env.num_envs=3", "env.repeats=4", "train.optim_batch_size=12")
 TURNS = ("env.max_steps=2", "env.reasoning=true", "env.reasoning_prompt='?'", "inference_model.max_tokens=16")

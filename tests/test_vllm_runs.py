@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 import grpo
-from plan.machine import installed_vllm
-from run.jobs import run_job
-from run.lockstep import Lockstep
 from tests.scripts import configured, finish, ran, rows, start
+from torchgrpo.plan.machine import installed_vllm
+from torchgrpo.run.jobs import run_job
+from torchgrpo.run.lockstep import Lockstep
 
 pytestmark = [pytest.mark.skipif(installed_vllm() is None, reason="vLLM is not installed")]
 SMALL = ("env.num_envs=8", "env.repeats=8", "train.total_dialog_turns=192", "inference_model.backend=vllm")

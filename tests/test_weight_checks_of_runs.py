@@ -10,13 +10,13 @@ import pytest
 
 import grpo
 import grpo_async
-from config.schema import Config
-from rollout.engines.transformers_engine import TransformersEngine
-from rollout.weights.weight_check import WeightCheck, WeightMismatch
-from run.build import build
-from run.lockstep import Lockstep
-from run.overlapped import Overlapped
+from config.schema.config import Config
 from tests.scripts import configured, rows
+from torchgrpo.rollout.engines.transformers_engine import TransformersEngine
+from torchgrpo.rollout.weights.weight_check import WeightCheck, WeightMismatch
+from torchgrpo.run.build import build
+from torchgrpo.run.lockstep import Lockstep
+from torchgrpo.run.overlapped import Overlapped
 
 ENOUGH = ("env.num_envs=8", "env.repeats=8", "train.optim_batch_size=64", "train.total_dialog_turns=256")
 FEW = ("env.num_envs=2", "env.repeats=2", "train.optim_batch_size=4", "train.total_dialog_turns=16")

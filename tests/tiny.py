@@ -37,7 +37,7 @@ def tiny_llama(tied: bool = False, seed: int = 0) -> LlamaForCausalLM:
 
 def resized_quickstart(folder: Path, **settings: object) -> None:
     """The quickstart's tokenizer and its model with other settings and fresh weights, as a Hugging Face folder."""
-    shutil.copytree(Path(__file__).resolve().parent.parent / "models" / "quickstart", folder)
+    shutil.copytree(Path(__file__).resolve().parent.parent / "torchgrpo" / "models" / "quickstart", folder)
     config = AutoConfig.from_pretrained(folder, **settings)
     torch.manual_seed(1)
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
@@ -45,7 +45,7 @@ def resized_quickstart(folder: Path, **settings: object) -> None:
 
 def tiny_mixture(folder: Path, kind: Literal["qwen3_moe", "mixtral"]) -> None:
     """A random mixture of experts, with the quickstart's tokenizer; in files each expert is apart, in layers not."""
-    shutil.copytree(Path(__file__).resolve().parent.parent / "models" / "quickstart", folder)
+    shutil.copytree(Path(__file__).resolve().parent.parent / "torchgrpo" / "models" / "quickstart", folder)
     (folder / "config.json").unlink()
     experts = (
         {"num_experts": 4, "moe_intermediate_size": 32} if kind == "qwen3_moe" else {"num_local_experts": 4}

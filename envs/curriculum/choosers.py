@@ -4,8 +4,8 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from config.curriculum import CurriculumConfig
-from config.env import DifficultyConfig
+from config.schema.curriculum import CurriculumConfig
+from config.schema.env import DifficultyConfig
 from envs.curriculum.levels import Levels
 from envs.curriculum.order import EpochOrder
 from envs.curriculum.rows import Rows

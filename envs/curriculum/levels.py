@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from decimal import Decimal
 from typing import Any
 
-from config.curriculum import CurriculumConfig
-from config.errors import ConfigError
+from config.schema.curriculum import CurriculumConfig
+from config.schema.errors import ConfigError
 from envs.curriculum.window import Window
 from envs.example import Example
 

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import astuple
 from typing import Any
 
-from config.curriculum import CurriculumConfig
-from config.env import DifficultyConfig
+from config.schema.curriculum import CurriculumConfig
+from config.schema.env import DifficultyConfig
 from envs.curriculum.choosers import Asked, ByEpoch, BySuccess, Chooser
 from envs.curriculum.levels import make_levels
 from envs.curriculum.order import EpochOrder

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from config.errors import ConfigError
+from config.schema.errors import ConfigError
 from envs.example import Example
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from config.curriculum import CurriculumConfig
+from config.schema.curriculum import CurriculumConfig
 from envs.curriculum.member import Member
 from envs.curriculum.worth_of_success import RULES, shares
 

@@ -5,8 +5,8 @@ Of several, each is a part of the verdict by its name, and the score is their su
 
 from dataclasses import replace
 
-from config.env import EnvConfig
-from config.errors import ConfigError
+from config.schema.env import EnvConfig
+from config.schema.errors import ConfigError
 from envs.example import Completion, Example, Outcome, Reward
 from envs.judging.outcome import Judge, checked, number
 from envs.judging.second_opinion import with_second_opinion

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 
-from config.errors import ConfigError, DeadlineError
+from config.schema.errors import ConfigError, DeadlineError
 from envs.example import Completion, Example
 from envs.judging.fork_server import FORK, KILL
 from envs.judging.outcome import Result

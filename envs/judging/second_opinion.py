@@ -16,7 +16,7 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 
-from config.env import EnvConfig
+from config.schema.env import EnvConfig
 from envs.example import Completion, Example, Reward
 from envs.judging.outcome import Judge, checked
 from envs.rewards import NamedReward

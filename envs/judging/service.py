@@ -19,8 +19,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from multiprocessing.connection import wait
 
-from config.env import EnvConfig
-from config.errors import ConfigError, DeadlineError
+from config.schema.env import EnvConfig
+from config.schema.errors import ConfigError, DeadlineError
 from envs.example import Completion, Example, in_run, without_run
 from envs.group import Verdict
 from envs.judging.blame import Blame, Ticket, Verification

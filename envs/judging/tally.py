@@ -3,7 +3,7 @@
 import math
 from array import array
 
-from config.errors import ConfigError
+from config.schema.errors import ConfigError
 from envs.example import Example
 from envs.judging.outcome import Result
 

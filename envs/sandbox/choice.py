@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from config.env import EnvConfig
+from config.schema.env import EnvConfig
 from envs.sandbox.languages import command
 from envs.sandbox.limits import Limits
 from envs.sandbox.sandbox import Run, Sandbox, choose_level

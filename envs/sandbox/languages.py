@@ -5,7 +5,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from config.errors import ConfigError
+from config.schema.errors import ConfigError
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from typing import Any
 
 import httpx
 
-from config.errors import ConfigError
+from config.schema.errors import ConfigError
 from envs.sandbox.languages import LANGUAGES
 from envs.sandbox.limits import Limits
 from envs.sandbox.session import Run, SandboxError

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from config.errors import ConfigError
+from config.schema.errors import ConfigError
 from envs.sandbox.languages import LANGUAGES, command
 from envs.sandbox.limits import Limits
 from envs.sandbox.program import SETUP_FAILED

@@ -3,8 +3,8 @@
 import re
 from typing import ClassVar
 
-from config.env import EnvConfig
-from config.errors import ConfigError
+from config.schema.env import EnvConfig
+from config.schema.errors import ConfigError
 from envs.data import Row
 from envs.task import register
 from envs.tasks.math_rows import MathTask, text_or_none

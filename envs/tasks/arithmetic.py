@@ -3,8 +3,8 @@
 import random
 from collections.abc import Sequence
 
-from config.env import EnvConfig
-from config.errors import ConfigError
+from config.schema.env import EnvConfig
+from config.schema.errors import ConfigError
 from envs.task import Completion, Example, Reward, Task, register
 from envs.verifiers.extract import after_thinking
 

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from config.env import EnvConfig
-from config.errors import ConfigError
+from config.schema.env import EnvConfig
+from config.schema.errors import ConfigError
 from envs.data import Row, load_rows
 from envs.row_files import read_json
 from envs.task import Completion, Example, Reward, Task, register

@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 
-from config.env import EnvConfig
-from config.errors import ConfigError
+from config.schema.env import EnvConfig
+from config.schema.errors import ConfigError
 from envs.task import Completion, Example, Reward, Task, register
 from envs.verifiers.expressions import makes, parse
 from envs.verifiers.extract import after_thinking

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from config.errors import ConfigError
+from config.schema.errors import ConfigError
 from envs.data import Row, load_rows
 from envs.task import Completion, Example, Reward, Task, register
 from envs.verifiers.numbers import final_number

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from config.env import EnvConfig
-from config.errors import ConfigError
+from config.schema.env import EnvConfig
+from config.schema.errors import ConfigError
 from envs.data import Row, load_rows
 from envs.row_files import shown
 from envs.task import Completion, Example, Reward, Task, register

@@ -13,8 +13,8 @@ from datetime import date, time
 from decimal import Decimal
 from typing import Any
 
-from config.env import EnvConfig
-from config.errors import ConfigError
+from config.schema.env import EnvConfig
+from config.schema.errors import ConfigError
 from envs.conversations import conversation_in, read_messages, read_tools
 from envs.data import Row, load_rows
 from envs.row_files import is_json_object, read_json, shown

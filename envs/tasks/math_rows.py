@@ -4,8 +4,8 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from config.env import EnvConfig
-from config.errors import ConfigError
+from config.schema.env import EnvConfig
+from config.schema.errors import ConfigError
 from envs.data import Row, load_rows
 from envs.row_files import is_message, shown
 from envs.task import Completion, Example, Reward, Task

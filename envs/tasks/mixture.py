@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from config.env import EnvConfig
-from config.errors import ConfigError
-from config.values import section_of
+from config.schema.env import EnvConfig
+from config.schema.errors import ConfigError
+from config.schema.values import section_of
 from envs.duplicates import distinct_examples
 from envs.example import Mixed
 from envs.judging.judge import make_judge

@@ -5,8 +5,8 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from config.env import EnvConfig
-from config.errors import ConfigError
+from config.schema.env import EnvConfig
+from config.schema.errors import ConfigError
 from envs.task import Completion, Example, Reward, Task, register
 from envs.tasks.puzzle_rules import deserves_full_marks, may_be_scored
 from envs.verifiers.extract import after_thinking, tagged

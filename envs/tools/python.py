@@ -2,7 +2,7 @@
 
 import threading
 
-from config.env import EnvConfig
+from config.schema.env import EnvConfig
 from envs.sandbox.choice import Programs, check_sandbox, make_sandbox
 from envs.sandbox.sandbox import Run
 from envs.tools.tool import shortened

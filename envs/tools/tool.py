@@ -2,7 +2,7 @@
 
 A tool is a function from text to text, or a class with `run(request)` and `close()` that is made with the `env`
 section. The first paragraph of its docstring is what the model is told. Those of this project are named in
-`config.env.TOOLS`, those of a user as `module:function`; both are found and made in the same way.
+`config.schema.env.TOOLS`, those of a user as `module:function`; both are found and made in the same way.
 """
 
 import asyncio
@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from config.env import TOOLS, EnvConfig
-from config.errors import ConfigError
+from config.schema.env import TOOLS, EnvConfig
+from config.schema.errors import ConfigError
 from envs.user_code import described, is_own, load_own
 
 LONGEST = 2000

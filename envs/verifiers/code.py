@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from config.env import EnvConfig
-from config.errors import ConfigError
-from config.values import at_least, one_of
+from config.schema.env import EnvConfig
+from config.schema.errors import ConfigError
+from config.schema.values import at_least, one_of
 from envs.example import Completion, Example, Reward
 from envs.rewards import reward
 from envs.sandbox.choice import REMOTE, Programs, check_sandbox, make_sandbox

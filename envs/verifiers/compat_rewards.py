@@ -7,7 +7,7 @@ task has: a text, or the numbers and the target of countdown. What the systems l
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from config.env import EnvConfig
+from config.schema.env import EnvConfig
 from envs.example import Completion, Example, Reward
 from envs.rewards import reward
 from envs.verifiers import compat, compat_text

@@ -3,7 +3,7 @@
 from functools import cache
 from typing import Any
 
-from config.errors import ConfigError
+from config.schema.errors import ConfigError
 
 SEED = 0
 

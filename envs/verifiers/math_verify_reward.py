@@ -7,7 +7,7 @@ and brackets and as many numbers, and these leave no more to be done. Where the 
 
 import re
 
-from config.env import EnvConfig
+from config.schema.env import EnvConfig
 from envs.example import Completion, Example, Reward
 from envs.rewards import reward
 from envs.verifiers import compat

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from config.env import EnvConfig
+from config.schema.env import EnvConfig
 from envs.example import Completion, Example, Reward
 from envs.rewards import reward
 from envs.verifiers import extract, numbers

@@ -3,7 +3,7 @@
 from functools import cache, lru_cache
 from typing import Any
 
-from config.errors import ConfigError
+from config.schema.errors import ConfigError
 
 KEPT = 16
 """Texts that are remembered: an answer has several rules, each read with up to eight of its variants."""

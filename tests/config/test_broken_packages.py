@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from config import broken_packages
-from config.broken_packages import OURS, PROJECT, broken_package
+from config.cli import broken_packages
+from config.cli.broken_packages import OURS, PROJECT, broken_package
 
 
 def raised(code: str, file: Path) -> BaseException:
@@ -41,18 +41,18 @@ def test_packages_may_lie_within_the_project() -> None:
 
 
 def test_faults_of_ours_stay_faults(tmp_path: Path) -> None:
-    assert broken_package(raised("import no_such_thing", PROJECT / "run" / "build.py")) is None
+    assert broken_package(raised("import no_such_thing", PROJECT / "torchgrpo" / "build.py")) is None
     assert broken_package(raised("1 / 0", tmp_path / "given.py")) is None
 
 
 def test_a_package_that_is_not_there_is_no_broken_one() -> None:
     code = "import importlib\nimportlib.import_module('no_such_thing')"
-    assert broken_package(raised(code, PROJECT / "selftest" / "machine.py")) is None
+    assert broken_package(raised(code, PROJECT / "torchgrpo" / "machine.py")) is None
 
 
 def test_beside_other_packages_only_our_own_are_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(broken_packages, "PROJECT", tmp_path)
-    assert broken_package(raised("import no_such_thing", tmp_path / "run" / "build.py")) is None
+    assert broken_package(raised("import no_such_thing", tmp_path / "torchgrpo" / "build.py")) is None
     assert broken_package(raised("import no_such_thing", tmp_path / "grpo.py")) is None
     assert broken_package(raised("import no_such_thing", tmp_path / "transformers" / "given.py"))
 
@@ -60,5 +60,5 @@ def test_beside_other_packages_only_our_own_are_ours(tmp_path: Path, monkeypatch
 def test_all_that_is_installed_of_us_is_ours() -> None:
     packaged = tomllib.loads((PROJECT / "pyproject.toml").read_text())["tool"]["setuptools"]
     folders = {name.partition(".")[0].rstrip("*") for name in packaged["packages"]["find"]["include"]}
-    expected = folders - {"models"} | set(packaged["py-modules"]) | {"benchmarks", "tests"}
+    expected = folders | set(packaged["py-modules"]) | {"benchmarks", "tests"}
     assert expected == OURS

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from config.curriculum import CurriculumConfig
-from config.env import DifficultyConfig, EnvConfig
-from config.errors import ConfigError
+from config.schema.curriculum import CurriculumConfig
+from config.schema.env import DifficultyConfig, EnvConfig
+from config.schema.errors import ConfigError
 from tests.scripts import configured
 
 

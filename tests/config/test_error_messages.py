@@ -11,15 +11,15 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from config.composition import register_schema, to_config
-from config.error_messages import PLUGINS, known_keys, quoted, readable, unknown_key
-from config.errors import ConfigError
-from config.evaluation import EvalSetConfig
-from config.flags import FLAGS
-from config.no_counterpart import APART, BEGINNINGS, ELSEWHERE, OWN, STANDS_ALONE
-from config.other_trainers import HERE, SECTIONS
-from config.policy import PRESETS
-from config.schema import Config
+from config.cli.composition import register_schema, to_config
+from config.cli.error_messages import PLUGINS, known_keys, quoted, readable, unknown_key
+from config.cli.flags import FLAGS
+from config.cli.no_counterpart import APART, BEGINNINGS, ELSEWHERE, OWN, STANDS_ALONE
+from config.cli.other_trainers import HERE, SECTIONS
+from config.schema.config import Config
+from config.schema.errors import ConfigError
+from config.schema.evaluation import EvalSetConfig
+from config.schema.policy import PRESETS
 from tests.config.test_schema import EXPERIMENTS, ROOT, composed, message
 
 

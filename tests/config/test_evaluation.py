@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from config.env import EnvConfig
-from config.errors import ConfigError
-from config.evaluation import EvalSetConfig
+from config.schema.env import EnvConfig
+from config.schema.errors import ConfigError
+from config.schema.evaluation import EvalSetConfig
 from tests.config.test_schema import composed, message
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from config.files import disk_full, unwritable
+from config.run_folder.files import disk_full, unwritable
 
 
 def refused(number: int, path: Path | None = None) -> OSError:

@@ -4,10 +4,10 @@ import re
 
 import pytest
 
-from config.error_messages import known_keys, unknown_key
-from config.flags import FLAGS
-from config.other_trainers import translated
-from config.schema import Config
+from config.cli.error_messages import known_keys, unknown_key
+from config.cli.flags import FLAGS
+from config.cli.other_trainers import translated
+from config.schema.config import Config
 from tests.config.test_schema import ROOT, message
 
 PAGE = ROOT / "docs" / "coming_from.md"

@@ -13,15 +13,15 @@ from pathlib import Path
 import psutil
 import pytest
 
-from config.errors import ConfigError
-from config.files import written_whole
-from config.folders import LOCK, Owner, held, holder, remove_if_unused
+from config.run_folder.files import written_whole
+from config.run_folder.folders import LOCK, Owner, held, holder, remove_if_unused
+from config.schema.errors import ConfigError
 from tests.scripts import ROOT
 
 HOLD = """
 import sys
 from pathlib import Path
-from config.folders import held
+from config.run_folder.folders import held
 with held(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from config.errors import ConfigError
-from config.policy import CHOICES, PRESETS, PolicyConfig, load_policy
-from config.trust_region import CHOICES as REGION_CHOICES
-from config.trust_region import TrustRegion
+from config.schema.errors import ConfigError
+from config.schema.policy import CHOICES, PRESETS, PolicyConfig, load_policy
+from config.schema.trust_region import CHOICES as REGION_CHOICES
+from config.schema.trust_region import TrustRegion
 
 NAMES = sorted(path.stem for path in PRESETS.glob("*.yaml"))
 ROOT = Path(__file__).resolve().parents[2]
@@ -114,7 +114,7 @@ def test_unknown_preset() -> None:
 
 
 def test_every_choice_is_known_to_the_code() -> None:
-    from training import (
+    from torchgrpo.training import (
         advantage,
         aggregation,
         dynamic_sampling,
@@ -152,6 +152,6 @@ def test_every_choice_is_known_to_the_code() -> None:
 
 
 def test_no_preset_name_decides_anything() -> None:
-    for folder in ("training", "config"):
-        for path in (ROOT / folder).glob("*.py"):
+    for folder in ("torchgrpo", "config"):
+        for path in (ROOT / folder).rglob("*.py"):
             assert "policy.name ==" not in path.read_text(), path

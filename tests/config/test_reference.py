@@ -2,9 +2,9 @@
 
 import re
 
-from config.error_messages import known_keys
-from config.evaluation import EvalSetConfig
-from config.schema import Config
+from config.cli.error_messages import known_keys
+from config.schema.config import Config
+from config.schema.evaluation import EvalSetConfig
 from tests.config.test_schema import composed
 from tests.reference import METRICS_PAGE, PAGE, meanings, metrics_page, page, type_name
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from config.command_line import _with_list
-from config.errors import ConfigError
-from config.saved_settings import chosen_run, chosen_runs, saved_config
+from config.cli.command_line import _with_list
+from config.cli.saved_settings import chosen_run, chosen_runs, saved_config
+from config.schema.errors import ConfigError
 from tests.scripts import configured
 
 

@@ -6,12 +6,12 @@ from types import ModuleType
 from omegaconf import OmegaConf
 
 import grpo
-from config.composition import to_config
-from config.errors import RunError
-from config.folders import SETTINGS, SETTINGS_FILES
-from run.jobs import run_job
+from config.cli.composition import to_config
+from config.run_folder.folders import SETTINGS, SETTINGS_FILES
+from config.schema.errors import RunError
 from tests.composed import composed
 from tests.scripts import QUICK, SCHEDULE_OF
+from torchgrpo.run.jobs import run_job
 
 
 def run(run_dir: Path, *overrides: str, script: ModuleType = grpo) -> str | None:

@@ -7,10 +7,10 @@ import pytest
 
 import grpo
 import grpo_async
-from monitoring.doctor import diagnose
-from monitoring.events import read_events
 from tests.doctor.running import run
 from tests.scripts import rows
+from torchgrpo.monitoring.doctor import diagnose
+from torchgrpo.monitoring.events import read_events
 
 HELD_OUT = ("eval.sets={held_out:{dataset:arithmetic,n:4,limit:48,reward:null}}", "eval.frequency=20")
 ASTRAY = (

@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from config.errors import RunError
-from config.schema import Config
-from monitoring.doctor.doctor import Doctor
-from monitoring.doctor.history import IDLE_STEPS
-from monitoring.doctor.rules import RULES, Bound, Rule, Trend
+from config.schema.config import Config
+from config.schema.errors import RunError
 from tests.scripts import configured
+from torchgrpo.monitoring.doctor.doctor import Doctor
+from torchgrpo.monitoring.doctor.history import IDLE_STEPS
+from torchgrpo.monitoring.doctor.rules import RULES, Bound, Rule, Trend
 
 HEALTHY = {
     "reward/mean": 0.4,

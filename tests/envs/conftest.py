@@ -25,7 +25,7 @@ def sandbox(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
 def tokenizer() -> Any:
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(ROOT / "models" / "quickstart")
+    return AutoTokenizer.from_pretrained(ROOT / "torchgrpo" / "models" / "quickstart")
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,7 @@
 import os
 import time
 
-from config.env import EnvConfig
+from config.schema.env import EnvConfig
 from envs.judging.service import RewardService
 from envs.task import Completion, Example, make_task
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from config.env import EnvConfig
+from config.schema.env import EnvConfig
 from envs.data import load_rows
 from envs.task import Completion, Example, Reward, Task
 

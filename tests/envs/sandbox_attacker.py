@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from config import errors
+from config.schema import errors
 from envs.sandbox import isolation, syscall_filter
 from envs.sandbox.limits import Limits
 from envs.sandbox.sandbox import Sandbox

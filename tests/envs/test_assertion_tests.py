@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from config.env import EnvConfig
+from config.schema.env import EnvConfig
 from envs.example import Completion, Example
 from envs.sandbox.limits import Limits
 from envs.sandbox.sandbox import LEVELS, Sandbox, why_not

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from config.errors import ConfigError
-from config.models import ModelConfig
+from config.schema.errors import ConfigError
+from config.schema.models import ModelConfig
 from envs.chat import Encoder, answer_prefill, encode_prompt
 from envs.chat_template import render_prompt
 from envs.control_tokens import turn_end
@@ -18,9 +18,9 @@ from envs.prompt_checks import check_prompts
 from envs.task import Example
 from envs.turns import Conversation
 from tests.logged import Logged
-from training.model_loading import load_saved_tokenizer, load_tokenizer
+from torchgrpo.training.model_loading import load_saved_tokenizer, load_tokenizer
 
-QUICKSTART = "models/quickstart"
+QUICKSTART = "torchgrpo/models/quickstart"
 SYSTEM = {"role": "system", "content": "Be brief."}
 ASKED = {"role": "user", "content": "1+1="}
 CALLED = {

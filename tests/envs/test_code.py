@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from config.env import EnvConfig
-from config.errors import ConfigError
+from config.schema.env import EnvConfig
+from config.schema.errors import ConfigError
 from envs.judging.service import RewardService
 from envs.rewards import find_reward
 from envs.sandbox.limits import Limits

@@ -9,8 +9,8 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from config.env import EnvConfig
-from config.errors import ConfigError
+from config.schema.env import EnvConfig
+from config.schema.errors import ConfigError
 from envs.chat import Encoder, encode_prompt
 from envs.control_tokens import ControlTokens, control_tokens
 from envs.group import FinishReason, SampledCompletion, Sampling, Verdict
@@ -19,8 +19,8 @@ from envs.prompt_length import PromptLimit
 from envs.task import Completion, Example, Reward, Task
 from envs.tools.tool import Tool
 from envs.turns import Conversation
-from rollout.engines.sampler import Request
-from rollout.generate import Generation
+from torchgrpo.rollout.engines.sampler import Request
+from torchgrpo.rollout.generate import Generation
 
 GOLDEN = Path(__file__).resolve().parents[3] / "shared" / "golden" / "special_tokens.json"
 PAD, BOS, EOS, USER, ASSISTANT = 0, 1, 2, 4, 5

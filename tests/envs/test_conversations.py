@@ -9,9 +9,9 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from config.env import EnvConfig
-from config.errors import ConfigError
-from config.evaluation import EvalSetConfig
+from config.schema.env import EnvConfig
+from config.schema.errors import ConfigError
+from config.schema.evaluation import EvalSetConfig
 from envs.task import Example, make_task
 from tests.logged import Logged
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from config.curriculum import CurriculumConfig
-from config.env import DifficultyConfig, EnvConfig
-from config.errors import ConfigError
+from config.schema.curriculum import CurriculumConfig
+from config.schema.env import DifficultyConfig, EnvConfig
+from config.schema.errors import ConfigError
 from envs.example import Example, Mixed
 from envs.prompts import PromptQueue, PromptSource
 from envs.task import make_task

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from config.curriculum import BY_SUCCESS, CurriculumConfig
-from config.errors import ConfigError
+from config.schema.curriculum import BY_SUCCESS, CurriculumConfig
+from config.schema.errors import ConfigError
 from envs.curriculum.levels import OPEN, Levels, make_levels
 from envs.curriculum.weighted_draws import Chances
 from envs.curriculum.window import Window

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from config.curriculum import CurriculumConfig
-from config.env import EnvConfig
-from config.errors import ConfigError
+from config.schema.curriculum import CurriculumConfig
+from config.schema.env import EnvConfig
+from config.schema.errors import ConfigError
 from envs.data_digest import SIZE, DataDigest, compare
 from envs.example import Example, Mixed
 from envs.prompts import PromptQueue, PromptSource

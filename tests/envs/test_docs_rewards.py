@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from config.env import EnvConfig
+from config.schema.env import EnvConfig
 from envs.judging.judge import least_score, make_judge
 from envs.judging.outcome import judged as judged_here
 from envs.judging.service import RewardService

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from config.env import EnvConfig
+from config.schema.env import EnvConfig
 from envs.judging.service import RewardService
 from envs.task import Completion, Example, make_task
 from envs.verifiers.ifeval import RULES, SENTENCE_RULES

@@ -2,7 +2,7 @@
 
 import pytest
 
-from config.env import EnvConfig
+from config.schema.env import EnvConfig
 from envs.example import Completion, Example
 from envs.rewards import find_reward
 

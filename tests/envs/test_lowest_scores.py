@@ -5,7 +5,7 @@ from contextlib import closing
 
 import pytest
 
-from config.env import EnvConfig
+from config.schema.env import EnvConfig
 from envs.example import Outcome
 from envs.group import Group, Verdict
 from envs.judging.lowest_scores import LowestScores, at_most

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from config.env import EnvConfig
-from config.errors import ConfigError
+from config.schema.env import EnvConfig
+from config.schema.errors import ConfigError
 from envs.data import Row, held_out
 from envs.judging.service import RewardService
 from envs.prompts import PromptSource

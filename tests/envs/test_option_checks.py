@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from config.env import EnvConfig
-from config.errors import ConfigError
+from config.schema.env import EnvConfig
+from config.schema.errors import ConfigError
 from envs.option_checks import hub_notes, option_problems, row_problems
 from envs.task import make_task
-from run.generation import prompt_problem
 from tests.scripts import configured
+from torchgrpo.run.generation import prompt_problem
 
 BAD = '{"prompt": "1+1=", "answer": "2"}\n{"prompt": "1+2=", "answer": ""}\n'
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from config.env import EnvConfig
+from config.schema.env import EnvConfig
 from envs.judging.judge import make_judge
 from envs.task import Completion, Example, Task, make_task
 from tests.punkt import OWN_PUNKT, use_punkt

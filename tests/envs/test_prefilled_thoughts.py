@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from config.env import EnvConfig
+from config.schema.env import EnvConfig
 from envs.rewards import find_reward
 from envs.task import Completion, Example, make_task
 from envs.verifiers.rules import RULES

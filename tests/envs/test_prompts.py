@@ -1,7 +1,7 @@
 import pytest
 
-from config.env import DifficultyConfig
-from config.errors import ConfigError
+from config.schema.env import DifficultyConfig
+from config.schema.errors import ConfigError
 from envs.example import Mixed
 from envs.prompts import PromptQueue, PromptSource
 from tests.generating import draw_from

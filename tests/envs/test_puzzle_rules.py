@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from config.env import EnvConfig
+from config.schema.env import EnvConfig
 from envs.task import Completion, Example, Task, make_task
 from tests.envs.puzzle_answers import right_answer
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from config.env import EnvConfig
-from config.errors import ConfigError
+from config.schema.env import EnvConfig
+from config.schema.errors import ConfigError
 from envs.task import Completion, Example, make_task
 from envs.verifiers.reference_answers import FORMS, LONGEST_JUDGED, judging_rule, reference_answer, unwrapped
 from envs.verifiers.rules import RULES

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from config.env import EnvConfig
+from config.schema.env import EnvConfig
 from envs.rewards import find_reward
 from envs.task import Completion, Example
 from tests.envs.attack_texts import BOXED, FORMS, attempt, is_right

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from config.env import EnvConfig
-from config.errors import ConfigError
+from config.schema.env import EnvConfig
+from config.schema.errors import ConfigError
 from envs.example import CompletionInRun
 from envs.judging.judge import least_score, make_judge
 from envs.judging.outcome import Result

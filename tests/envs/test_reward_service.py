@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from config.env import EnvConfig
-from config.errors import ConfigError
+from config.schema.env import EnvConfig
+from config.schema.errors import ConfigError
 from envs.judging.blame import Ticket
 from envs.judging.pool import Worker
 from envs.judging.service import RewardService

@@ -12,8 +12,8 @@ import numpy
 import pytest
 import torch
 
-from config.env import EnvConfig
-from config.errors import ConfigError
+from config.schema.env import EnvConfig
+from config.schema.errors import ConfigError
 from envs.judging.judge import judges_in_process, least_score, make_judge
 from envs.judging.outcome import judged as judged_here
 from envs.judging.service import RewardService

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from config.env import EnvConfig
-from config.errors import ConfigError
-from config.models import ModelConfig
-from run.rewards import run_rewards
+from config.schema.env import EnvConfig
+from config.schema.errors import ConfigError
+from config.schema.models import ModelConfig
+from torchgrpo.run.rewards import run_rewards
 
 
 def run(

@@ -25,7 +25,7 @@ CASES += [("rlimits", version) for version in LANDLOCKS if "rlimits" in WORKING]
 
 
 MODULES = (
-    "config/__init__.py", "config/errors.py", "tests/__init__.py", "tests/envs/__init__.py",
+    "config/__init__.py", "config/schema/errors.py", "tests/__init__.py", "tests/envs/__init__.py",
     "envs/__init__.py",
 )  # fmt: skip
 

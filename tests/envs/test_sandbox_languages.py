@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from config.env import EnvConfig
-from config.errors import ConfigError
+from config.schema.env import EnvConfig
+from config.schema.errors import ConfigError
 from envs.example import Completion, Example
 from envs.sandbox.languages import named
 from envs.sandbox.limits import Limits

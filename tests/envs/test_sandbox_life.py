@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from config.errors import ConfigError
+from config.schema.errors import ConfigError
 from envs.sandbox import sandbox as sandbox_module
 from envs.sandbox.runner import empty
 from envs.sandbox.sandbox import Sandbox, choose_level, why_not

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from config.env import EnvConfig
-from config.errors import ConfigError
+from config.schema.env import EnvConfig
+from config.schema.errors import ConfigError
 from envs.group import Verdict
 from envs.judging.judge import judges_in_process, make_judge
 from envs.judging.service import RewardService

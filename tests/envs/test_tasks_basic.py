@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from config.env import EnvConfig
-from config.errors import ConfigError
+from config.schema.env import EnvConfig
+from config.schema.errors import ConfigError
 from envs.task import Completion, Task, make_task
 from envs.tasks.countdown import reaches
 

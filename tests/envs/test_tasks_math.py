@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from config.env import EnvConfig
-from config.errors import ConfigError
+from config.schema.env import EnvConfig
+from config.schema.errors import ConfigError
 from envs.duplicates import distinct_examples, resolve_duplicates
 from envs.task import Completion, Example, Task, make_task
 from tests.logged import Logged

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from config.errors import ConfigError
-from config.policy import PolicyConfig
+from config.schema.errors import ConfigError
+from config.schema.policy import PolicyConfig
 from envs.chat import Encoder
 from envs.example import Message
 from envs.group import SampledCompletion, Sampling, Verdict
@@ -19,10 +19,10 @@ from envs.prompt_length import PromptLimit
 from envs.prompts import PromptSource
 from envs.task import Completion, Example
 from envs.teacher_prompt import TeacherPrompt, teacher_prompt
-from rollout.engines.sampler import Request
-from rollout.generate import Generation
-from run.generation import prompt_problem
 from tests.scripts import configured
+from torchgrpo.rollout.engines.sampler import Request
+from torchgrpo.rollout.generate import Generation
+from torchgrpo.run.generation import prompt_problem
 
 TEACHER = ("policy.kl_coef=0", "policy.distill_coef=1", "policy.teacher_prompt='{answer} {prompt}'")
 SHOWN = TeacherPrompt("{answer} {prompt}")

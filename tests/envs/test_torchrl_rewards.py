@@ -14,14 +14,14 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch.utils.data import DataLoader
 
-from config.env import EnvConfig
-from config.errors import ConfigError
+from config.schema.env import EnvConfig
+from config.schema.errors import ConfigError
 from envs.example import Completion, Example, Reward
 from envs.judging.service import RewardService
 from envs.rewards import find_reward, find_rewards
 from envs.task import make_task
-from run.rewards import run_rewards
 from tests.scripts import ROOT, configured
+from torchgrpo.run.rewards import run_rewards
 
 DATA = ROOT / "tests" / "fixtures" / "data"
 USER = ({"role": "user", "content": "Numbers: 2, 3, 4. Target: 14. Say it in <answer></answer>."},)

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from config.env import EnvConfig
-from config.errors import ConfigError
+from config.schema.env import EnvConfig
+from config.schema.errors import ConfigError
 from envs.task import Example
 from envs.tools.tool import LONGEST, Tool
 from envs.turns import Conversation, ThinkAgain, make_repliers, with_instructions

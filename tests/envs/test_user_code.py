@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from config.env import TOOLS, EnvConfig
-from config.errors import ConfigError
+from config.schema.env import TOOLS, EnvConfig
+from config.schema.errors import ConfigError
 from envs.duplicates import distinct_examples
 from envs.example import Mixed
 from envs.judging.service import RewardService
@@ -238,7 +238,7 @@ def short(completion, example):
 def test_a_run_from_a_folder_with_ones_own_task_tool_and_rewards(tmp_path: Path) -> None:
     (tmp_path / "outside.py").write_text(OUTSIDE)
     mixture = "{digits: {dataset: outside:Digits, reward: [exact, outside:short]}, arithmetic: 1}"
-    settings = f"""hydra.run.dir=run model.name={ROOT / "models" / "quickstart"} logging.progress=false
+    settings = f"""hydra.run.dir=run model.name={ROOT / "torchgrpo" / "models" / "quickstart"} logging.progress=false
         env.num_envs=4 env.repeats=4 env.max_prompt_tokens=150 env.reward_workers=1 env.dataset=mixture env.options={{}}
         env.max_steps=2 env.tools=[outside:look] train.total_dialog_turns=32 inference_model.max_tokens=40"""
     sets = "eval.sets={held: {dataset: outside:Digits, limit: 2}}"

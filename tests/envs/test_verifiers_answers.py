@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from config.env import EnvConfig
+from config.schema.env import EnvConfig
 from envs.verifiers.equivalence import same_answer
 from envs.verifiers.math_verify_reward import strictly_same
 from envs.verifiers.rules import RULES

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from config.env import EnvConfig
-from config.errors import ConfigError
+from config.schema.env import EnvConfig
+from config.schema.errors import ConfigError
 from envs.rewards import find_reward
 from envs.task import Completion, Example
 from envs.verifiers import compat, compat_text

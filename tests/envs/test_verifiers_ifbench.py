@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from config.env import EnvConfig
-from config.errors import ConfigError
+from config.schema.env import EnvConfig
+from config.schema.errors import ConfigError
 from envs.task import Completion, make_task
 from envs.verifiers import ifeval
 from envs.verifiers.english import starts_with_verb, syllables

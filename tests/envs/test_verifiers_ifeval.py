@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from config.errors import ConfigError
+from config.schema.errors import ConfigError
 from envs.verifiers import language, sentences
 from envs.verifiers.ifeval import Followed, Instruction, follows, instructions, judge, variants
 from envs.verifiers.ifeval_rules import NEEDED_ARGUMENTS, RULES

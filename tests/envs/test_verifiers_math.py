@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from config.env import EnvConfig
+from config.schema.env import EnvConfig
 from envs.task import Completion, Example
 from envs.verifiers import extract
 from envs.verifiers.bounds import is_bounded

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from config.env import EnvConfig
+from config.schema.env import EnvConfig
 from envs.task import make_task
 from envs.verifiers import bounds, formulas
 from envs.verifiers.equivalence import MAX_ELEMENTS, same_answer

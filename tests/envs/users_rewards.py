@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy
 
-from config.env import EnvConfig
+from config.schema.env import EnvConfig
 from envs.task import Completion, Example, Reward
 
 

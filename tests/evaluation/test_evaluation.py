@@ -11,15 +11,15 @@ from typing import Any
 
 from envs.group import Group, Sampling
 from envs.task import Example, Outcome
-from evaluation.evaluation import FIRST_GROUP_ID, Evaluation, set_seed, tally
-from rollout.engine_loop import EngineLoop
-from rollout.engines.sampler import Request
-from rollout.engines.transformers_engine import TransformersEngine
 from tests.generating import generation
 from tests.groups import make_completion, make_group
 from tests.rollout.scripted import ScriptedEngine, ScriptedGrader
 from tests.scripts import configured
 from tests.tiny import EOS, LengthReward, numbered_examples, tiny_llama
+from torchgrpo.evaluation.evaluation import FIRST_GROUP_ID, Evaluation, set_seed, tally
+from torchgrpo.rollout.engine_loop import EngineLoop
+from torchgrpo.rollout.engines.sampler import Request
+from torchgrpo.rollout.engines.transformers_engine import TransformersEngine
 
 N = 3
 

@@ -1,6 +1,6 @@
 from envs.task import Example
-from evaluation.sets import choose_problems
 from tests.tiny import numbered_examples
+from torchgrpo.evaluation.sets import choose_problems
 
 
 def rows(examples: list[Example]) -> list[int]:

@@ -6,7 +6,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from evaluation.statistics import (
+from torchgrpo.evaluation.statistics import (
     Tally,
     mean_interval,
     paired_test,
@@ -15,7 +15,7 @@ from evaluation.statistics import (
     summarize,
     table,
 )
-from evaluation.student_t import two_sided_p, two_sided_quantile
+from torchgrpo.evaluation.student_t import two_sided_p, two_sided_quantile
 
 
 def tally(*correct: bool, errors: int = 0) -> Tally:

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import grpo
-import rollout.stream  # noqa: F401
-import run.engines
-import run.evaluation  # noqa: F401
-import training.local_learner  # noqa: F401
+import torchgrpo.rollout.stream
+import torchgrpo.run.engines
+import torchgrpo.run.evaluation
+import torchgrpo.training.local_learner  # noqa: F401
 from grpo_utils import launch
-from run.lockstep import Lockstep
+from torchgrpo.run.lockstep import Lockstep
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 MEMORY = 16 * 2**30
@@ -25,7 +25,7 @@ FEW = (
     "env.num_envs=2",
     "env.repeats=4",
     "train.total_dialog_turns=16",
-    f"model.name={ROOT}/models/quickstart",
+    f"model.name={ROOT}/torchgrpo/models/quickstart",
     "inference_model.request_timeout_s=20",
     "env.reward_timeout_s=1",
     "env.reward_workers=1",

@@ -16,7 +16,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
-from config.schema import Config
+from config.schema.config import Config
 from tests.fuzz.commands import Ended, command
 
 pytestmark = pytest.mark.long

@@ -1,4 +1,4 @@
-"""Longer checks than those of `run=selftest`; their bodies are here or in selftest/."""
+"""Longer checks than those of the self-test; their bodies are here or in selftest/."""
 
 import os
 import time
@@ -11,10 +11,10 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from envs.group import Sampling
-from plan.machine import visible_gpus
-from rollout.weights.outgoing import Outgoing
-from selftest import learner
-from selftest.catalogue import (
+from torchgrpo.plan.machine import visible_gpus
+from torchgrpo.rollout.weights.outgoing import Outgoing
+from torchgrpo.selftest import learner
+from torchgrpo.selftest.catalogue import (
     APART,
     ARRIVE,
     ENGINE,
@@ -30,13 +30,13 @@ from selftest.catalogue import (
     VLLM,
     gpu,
 )
-from selftest.check import Bench
-from selftest.engines import MEAN_GAP, drawn_gap, policy, weights_arrive
-from selftest.runs import schedule, train
-from selftest.tiny import built, configured, model_folder, moved
-from training.batch import Tokens
-from training.forward import ResponseScorer
-from training.local_learner import make_learner
+from torchgrpo.selftest.check import Bench
+from torchgrpo.selftest.engines import MEAN_GAP, drawn_gap, policy, weights_arrive
+from torchgrpo.selftest.runs import schedule, train
+from torchgrpo.selftest.tiny import built, configured, model_folder, moved
+from torchgrpo.training.batch import Tokens
+from torchgrpo.training.forward import ResponseScorer
+from torchgrpo.training.local_learner import make_learner
 
 LARGER = "tests.gpu.longer.larger"
 TRANSFORMERS = "inference_model.backend=transformers"
@@ -225,7 +225,7 @@ def race(bench: Bench) -> str:
     from vllm.distributed.weight_transfer.base import TrainerInitInfo
     from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerWeightTransferEngine
 
-    from rollout.weights.vllm_transfer import INIT, NativeTransfer
+    from torchgrpo.rollout.weights.vllm_transfer import INIT, NativeTransfer
 
     kept: Any = Kept()
 

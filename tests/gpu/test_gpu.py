@@ -1,14 +1,14 @@
-"""Checks of `run=selftest` that need GPUs, and longer ones, each in a process of its own."""
+"""Checks of the self-test that need GPUs, and longer ones, each in a process of its own."""
 
 import pytest
 
-from plan.machine import this_machine
-from selftest.catalogue import CHECKS
-from selftest.check import Check
-from selftest.main import vllm_build
-from selftest.runner import run_group
 from tests.gpu.longer import EXTRA
 from tests.scripts import ROOT
+from torchgrpo.plan.machine import this_machine
+from torchgrpo.selftest.catalogue import CHECKS
+from torchgrpo.selftest.check import Check
+from torchgrpo.selftest.main import vllm_build
+from torchgrpo.selftest.runner import run_group
 
 
 @pytest.mark.gpu

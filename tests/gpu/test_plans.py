@@ -10,19 +10,19 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from config.schema import Config
-from plan import machine as real
-from plan.machine import Machine
-from plan.make_plan import make_plan
-from plan.plan import Plan
-from plan.problems import check as checked
-from run.lockstep import Lockstep
-from run.overlapped import Schedule
-from selftest import engines, learner, runs, tiny
-from selftest.catalogue import CHECKS
-from selftest.check import Bench, Check
+from config.schema.config import Config
 from tests.gpu import longer
-from training import ranked_learner
+from torchgrpo.plan import machine as real
+from torchgrpo.plan.machine import Machine
+from torchgrpo.plan.make_plan import make_plan
+from torchgrpo.plan.plan import Plan
+from torchgrpo.plan.problems import check as checked
+from torchgrpo.run.lockstep import Lockstep
+from torchgrpo.run.overlapped import Schedule
+from torchgrpo.selftest import engines, learner, runs, tiny
+from torchgrpo.selftest.catalogue import CHECKS
+from torchgrpo.selftest.check import Bench, Check
+from torchgrpo.training import ranked_learner
 
 GPU_CHECKS = {check.name: check for check in (*CHECKS, *longer.EXTRA) if check.gpus}
 AWAY = {"output head, GPU", "head as fast as a product", "push right after an update"}

@@ -7,25 +7,25 @@ from pathlib import Path
 
 import torch
 
-from config.env import EnvConfig
-from config.inference import InferenceModelConfig
-from config.models import LoraConfig, ModelConfig, TrainModelConfig
-from config.optimizer import OptimizerConfig
-from config.policy import PolicyConfig
-from config.schema import Config
-from config.train import TrainConfig
+from config.schema.config import Config
+from config.schema.env import EnvConfig
+from config.schema.inference import InferenceModelConfig
+from config.schema.models import LoraConfig, ModelConfig, TrainModelConfig
+from config.schema.optimizer import OptimizerConfig
+from config.schema.policy import PolicyConfig
+from config.schema.train import TrainConfig
 from envs.group import Group, Verdict
-from plan.machine import Machine
-from plan.make_plan import make_plan
-from plan.plan import Plan
 from tests.groups import drawn_from_tiny
 from tests.tiny import tiny_llama
 from tests.training.scorers import REPEATS
-from training.batch import Batch
-from training.learner_models import make_models
-from training.local_learner import LocalLearner
-from training.published_weights import pushed_tensors
-from training.scorer_host import ScorerHost
+from torchgrpo.plan.machine import Machine
+from torchgrpo.plan.make_plan import make_plan
+from torchgrpo.plan.plan import Plan
+from torchgrpo.training.batch import Batch
+from torchgrpo.training.learner_models import make_models
+from torchgrpo.training.local_learner import LocalLearner
+from torchgrpo.training.published_weights import pushed_tensors
+from torchgrpo.training.scorer_host import ScorerHost
 
 GROUPS = 2
 

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from config.policy import load_policy
+from config.schema.policy import load_policy
 from envs.group import Group
 from tests.gpu_layouts.layouts import LAYOUTS, PLACES, Case, Layout, judged_groups, learner_on, save_tiny
 from tests.pretend_gpu import pretend_gpus
 from tests.training.presets import NAMES, SEVERAL
-from training.kl import ESTIMATORS
+from torchgrpo.training.kl import ESTIMATORS
 
 HOST, ONE = Layout(0), Layout(1)
 Switches = tuple[bool, bool, bool]

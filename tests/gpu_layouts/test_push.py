@@ -14,17 +14,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from config.policy import load_policy
-from plan.machine import installed_vllm
-from plan.plan import Plan
-from rollout.engines.transformers_engine import TransformersEngine
-from rollout.weights.outgoing import Outgoing
-from rollout.weights.transports import ObjectStore, SharedMemory
+from config.schema.policy import load_policy
 from tests.gpu_layouts.layouts import LAYOUTS, PLACES, Case, Layout, learner_on, save_tiny
 from tests.pretend_gpu import PretendedGPUs, pretend_gpus
 from tests.rollout.conftest import scores_of_one
 from tests.tiny import EOS, tiny_llama
-from training.published_weights import PolicyWeights, named_weights, pushed_tensors
+from torchgrpo.plan.machine import installed_vllm
+from torchgrpo.plan.plan import Plan
+from torchgrpo.rollout.engines.transformers_engine import TransformersEngine
+from torchgrpo.rollout.weights.outgoing import Outgoing
+from torchgrpo.rollout.weights.transports import ObjectStore, SharedMemory
+from torchgrpo.training.published_weights import PolicyWeights, named_weights, pushed_tensors
 
 needs_vllm = pytest.mark.skipif(installed_vllm() is None, reason="vLLM is not installed")
 SEQUENCE = list(range(3, 30))
@@ -146,7 +146,7 @@ def small_buffers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Several packed buffers a push; and no pretended stream is left in vLLM's cache of streams."""
     from vllm.distributed.weight_transfer import packed_tensor
 
-    from rollout.weights import vllm_transfer
+    from torchgrpo.rollout.weights import vllm_transfer
 
     monkeypatch.setattr(vllm_transfer, "_BUFFER", 100 * KIB)
     packed_tensor._get_streams.cache_clear()
@@ -170,7 +170,7 @@ def test_nccl(
     """All buffers lie on the learner's first GPU, where its communicator is, and every GPU of it is waited for."""
     from vllm.distributed.weight_transfer import nccl_engine
 
-    from rollout.weights.vllm_transfer import NativeTransfer
+    from torchgrpo.rollout.weights.vllm_transfer import NativeTransfer
 
     wires: list[Wire] = []
 
@@ -219,7 +219,7 @@ def test_ipc(
     """The buffer lies on the learner's GPU, be it the second, and is handed over under that one's name."""
     from vllm.distributed.weight_transfer import packed_tensor
 
-    from rollout.weights.vllm_transfer import NativeTransfer
+    from torchgrpo.rollout.weights.vllm_transfer import NativeTransfer
 
     buffers: list[Tensor] = []
     arrived: dict[str, Tensor] = {}

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from config.folders import EVENTS
-from monitoring.events import Events, read_events
+from config.run_folder.folders import EVENTS
+from torchgrpo.monitoring.events import Events, read_events
 
 
 def test_events_come_back_in_order(tmp_path: Path) -> None:

@@ -16,11 +16,11 @@ import pytest
 import torch
 
 from envs.group import Group
-from monitoring.ledger import Ledger
-from monitoring.ledger_storage import ledger_files, parsed, read_records
-from monitoring.record import Fate, group_of, prompt_id, record_of, token_values
 from tests.groups import make_completion, make_group, random_group
-from training.batch import collate
+from torchgrpo.monitoring.ledger import Ledger
+from torchgrpo.monitoring.ledger_storage import ledger_files, parsed, read_records
+from torchgrpo.monitoring.record import Fate, group_of, prompt_id, record_of, token_values
+from torchgrpo.training.batch import collate
 
 GIB = 1 << 30
 QUIET: Any = pytest.fail

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from envs.group import Group
-from monitoring.metrics import rollout_metrics
 from tests.groups import make_completion, make_group
-from training.batch import collate
+from torchgrpo.monitoring.metrics import rollout_metrics
+from torchgrpo.training.batch import collate
 
 NAMES = ("sums", "words", "puzzles")
 

@@ -7,9 +7,9 @@ import torch
 
 from envs.group import Group, SampledCompletion
 from envs.task import Outcome
-from monitoring.metrics import rollout_metrics, without_clocks
 from tests.groups import make_completion, make_group
-from training.batch import Batch, collate
+from torchgrpo.monitoring.metrics import rollout_metrics, without_clocks
+from torchgrpo.training.batch import Batch, collate
 
 LENGTHS = [1, 2, 3, 4, 5, 6, 3, 2, 1]
 REWARDS = [1.0, 0.0, 9.0, 0.0, 0.0, 0.0, 9.0, 9.0, 9.0]

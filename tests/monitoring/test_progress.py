@@ -11,16 +11,16 @@ import pytest
 
 import grpo
 import grpo_async
-from config.logging import LoggingConfig
-from monitoring.progress import Progress, clock, printable
-from run.jobs import run_job
+from config.schema.logging import LoggingConfig
 from tests.scripts import ENVIRONMENT, ROOT, SCHEDULE_OF, configured
 from tests.terminal import OnATerminal, Terminal
+from torchgrpo.monitoring.progress import Progress, clock, printable
+from torchgrpo.run.jobs import run_job
 
 SHOW = """
 import subprocess, sys, time
-from config.logging import LoggingConfig
-from monitoring.progress import Progress
+from config.schema.logging import LoggingConfig
+from torchgrpo.monitoring.progress import Progress
 now = [1000.0]  # a clock of its own: how long a slow machine takes to show a bar decides when it shows the next
 time.monotonic = lambda: now[0]
 live = Progress(LoggingConfig(), 1000)

@@ -2,7 +2,7 @@
 
 from envs.example import Example
 from envs.group import Group, SampledCompletion, Sampling, Times
-from monitoring.repetition import REMEMBERED, Repetition, holds_question
+from torchgrpo.monitoring.repetition import REMEMBERED, Repetition, holds_question
 
 
 def group(question: str, texts: list[str], temperature: float = 1.0, left_out: tuple[str, ...] = ()) -> Group:

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from envs.group import FinishReason, SampledCompletion, Verdict
 from envs.task import Example, Outcome
-from monitoring.monitor import LONGEST_TEXT, question, sample_text
 from tests.groups import make_group
+from torchgrpo.monitoring.monitor import LONGEST_TEXT, question, sample_text
 
 
 def attempt(

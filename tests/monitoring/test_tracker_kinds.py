@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from config.errors import ConfigError, RunOutcome
-from config.logging import LoggingConfig
-from monitoring.tracker_kinds import ShownCompletion, Wandb, flat, opener
+from config.schema.errors import ConfigError, RunOutcome
+from config.schema.logging import LoggingConfig
+from torchgrpo.monitoring.tracker_kinds import ShownCompletion, Wandb, flat, opener
 
 CONFIG: dict[str, Any] = {
     "train": {"seed": 3, "resume": None},

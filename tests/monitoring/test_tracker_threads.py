@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import pytest
 
-from config.errors import RunOutcome
-from monitoring import trackers
-from monitoring.tracker_kinds import ShownCompletion
-from monitoring.trackers import FAILURES, QUEUED, Trackers
+from config.schema.errors import RunOutcome
+from torchgrpo.monitoring import trackers
+from torchgrpo.monitoring.tracker_kinds import ShownCompletion
+from torchgrpo.monitoring.trackers import FAILURES, QUEUED, Trackers
 
 
 class Fake:

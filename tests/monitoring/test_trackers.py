@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from config.errors import RunOutcome
-from config.logging import LoggingConfig
-from monitoring.metrics_file import MetricsFile
-from monitoring.monitor import Monitor
-from monitoring.progress import Progress
-from monitoring.tracker_kinds import Wandb
-from monitoring.trackers import make_tracker
+from config.schema.errors import RunOutcome
+from config.schema.logging import LoggingConfig
 from tests.scripts import ENVIRONMENT, ROOT, begin
+from torchgrpo.monitoring.metrics_file import MetricsFile
+from torchgrpo.monitoring.monitor import Monitor
+from torchgrpo.monitoring.progress import Progress
+from torchgrpo.monitoring.tracker_kinds import Wandb
+from torchgrpo.monitoring.trackers import make_tracker
 
 
 @pytest.mark.long
@@ -98,7 +98,7 @@ def test_a_row_that_does_not_fit_on_the_disk_leaves_no_half_of_it(tmp_path: Path
     script = """
 import resource, sys
 from pathlib import Path
-from monitoring.metrics_file import MetricsFile
+from torchgrpo.monitoring.metrics_file import MetricsFile
 metrics = MetricsFile(Path(sys.argv[1]))
 metrics.append({"optimizer_step": 1, "reward/mean": 0.5})
 resource.setrlimit(resource.RLIMIT_FSIZE, (60, 60))
@@ -115,8 +115,8 @@ metrics.append({"optimizer_step": 2, "reward/mean": 0.625})
 ONLINE = """
 import sys
 from pathlib import Path
-from config.logging import LoggingConfig
-from monitoring import tracker_kinds, trackers
+from config.schema.logging import LoggingConfig
+from torchgrpo.monitoring import tracker_kinds, trackers
 
 tracker_kinds.REACH_S = 1.0  # not the 12 of a run
 tracker = trackers.make_tracker(LoggingConfig(backend="wandb", mode="online"), Path(sys.argv[1]), {})

@@ -1,10 +1,10 @@
 """Plans for a machine that `plan.gpus` describes: nothing of this one counts."""
 
-from plan.machine import Machine, imagined_machine
-from plan.make_plan import make_plan
-from plan.problems import problems
-from plan.report import report
 from tests.scripts import configured
+from torchgrpo.plan.machine import Machine, imagined_machine
+from torchgrpo.plan.make_plan import make_plan
+from torchgrpo.plan.problems import problems
+from torchgrpo.plan.report import report
 
 HERE = Machine(0, None, host_memory_gib=24.0, disk_gib=100.0, vllm=None)
 

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from transformers import AutoConfig
 
-from config.errors import ConfigError
-from plan.model_shape import shape_of
-from plan.problems import check
+from config.schema.errors import ConfigError
 from tests.architectures import ARCHITECTURES
 from tests.plan.test_plan import QWEN, gpu_plan, text_of
+from torchgrpo.plan.model_shape import shape_of
+from torchgrpo.plan.problems import check
 
 
 def other(folder: Path, **fields: object) -> str:

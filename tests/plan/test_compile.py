@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from plan.machine import missing_for_kernels, missing_to_compile
-from plan.make_plan import make_plan
-from plan.problems import problems
 from tests.plan.test_plan import config_of, machine
+from torchgrpo.plan.machine import missing_for_kernels, missing_to_compile
+from torchgrpo.plan.make_plan import make_plan
+from torchgrpo.plan.problems import problems
 
 COMPILED = "train.compile=true"
 

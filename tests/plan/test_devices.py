@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from config.errors import ConfigError
-from config.inference import InferenceModelConfig, RayConfig
-from config.models import LoraConfig, RefModelConfig, TrainModelConfig
-from config.policy import PolicyConfig
-from config.schema import Config
-from plan import machine as machine_module
-from plan.devices import DevicePlan, plan_devices, transport
-from plan.machine import gpu_memory_gib, visible_gpus
+from config.schema.config import Config
+from config.schema.errors import ConfigError
+from config.schema.inference import InferenceModelConfig, RayConfig
+from config.schema.models import LoraConfig, RefModelConfig, TrainModelConfig
+from config.schema.policy import PolicyConfig
+from torchgrpo.plan import machine as machine_module
+from torchgrpo.plan.devices import DevicePlan, plan_devices, transport
+from torchgrpo.plan.machine import gpu_memory_gib, visible_gpus
 
 
 def plan(
@@ -319,7 +319,7 @@ def test_what_the_driver_keeps_is_not_memory_of_a_run(
 
 
 def test_devices_are_named_as_the_environment_names_them() -> None:
-    from plan.machine import Machine
+    from torchgrpo.plan.machine import Machine
 
     machine = Machine(2, 80.0, 64.0, 100.0, None, gpu_ids=("4", "GPU-77"))
     assert machine.physical((1, 0)) == ("GPU-77", "4")

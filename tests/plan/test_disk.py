@@ -1,7 +1,7 @@
 """Room for checkpoints, and for the models that are made of them."""
 
-from plan.disk import checkpoints_kept, model_bytes
 from tests.plan.test_plan import config_of, gpu_plan
+from torchgrpo.plan.disk import checkpoints_kept, model_bytes
 
 SMALL = "model.name=Qwen/Qwen2.5-0.5B-Instruct"
 

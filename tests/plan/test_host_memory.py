@@ -1,11 +1,11 @@
 """The host's memory that a plan counts: what is in it, and what is said where it is too little."""
 
-from plan.host_memory import host_uses
-from plan.make_plan import make_plan
-from plan.model_shape import GIB
-from plan.problems import problems
-from plan.report import report
 from tests.plan.test_plan import config_of, machine
+from torchgrpo.plan.host_memory import host_uses
+from torchgrpo.plan.make_plan import make_plan
+from torchgrpo.plan.model_shape import GIB
+from torchgrpo.plan.problems import problems
+from torchgrpo.plan.report import report
 
 SMALL = "model.name=Qwen/Qwen2.5-0.5B-Instruct"
 

@@ -9,18 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from plan.activations import FLOAT
-from plan.disk import checkpoint_bytes
-from plan.machine import Machine
-from plan.make_plan import make_plan
-from plan.memory import MASTER_BUCKET, Phase, between_steps, train_phases
-from plan.microbatches import CHUNK_BYTES, chunk_size
-from plan.model_shape import KNOWN, find_shape
-from plan.plan import Plan
-from run.rehearsal.step import Peaks, rehearse_memory
 from tests.scripts import configured
-from training.log_probs import CHUNK_ELEMENTS
-from training.master_weights import BUCKET_ELEMENTS
+from torchgrpo.plan.activations import FLOAT
+from torchgrpo.plan.disk import checkpoint_bytes
+from torchgrpo.plan.machine import Machine
+from torchgrpo.plan.make_plan import make_plan
+from torchgrpo.plan.memory import MASTER_BUCKET, Phase, between_steps, train_phases
+from torchgrpo.plan.microbatches import CHUNK_BYTES, chunk_size
+from torchgrpo.plan.model_shape import KNOWN, find_shape
+from torchgrpo.plan.plan import Plan
+from torchgrpo.run.rehearsal.step import Peaks, rehearse_memory
+from torchgrpo.training.log_probs import CHUNK_ELEMENTS
+from torchgrpo.training.master_weights import BUCKET_ELEMENTS
 
 CLOSE = 0.15
 MODELS = {size: f"Qwen/Qwen2.5-{size}-Instruct" for size in ("1.5B", "3B", "7B")}

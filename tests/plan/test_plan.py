@@ -7,20 +7,20 @@ from typing import Any
 
 import pytest
 
-from config.checkpoints import checkpoint_path
-from config.composition import to_config
-from config.errors import ConfigError
-from config.machine import MachineConfig
-from config.schema import Config
-from plan.machine import Machine, imagined_machine
-from plan.make_plan import make_plan
-from plan.memory import engine_weights, kv_bytes_per_sequence, train_phases
-from plan.microbatches import microbatch, microbatch_tokens, rows_at_a_time
-from plan.model_shape import GIB, find_file, kv_cache_bytes, read_shape
-from plan.plan import Plan
-from plan.problems import check, problems
-from plan.report import idle_keys, report
+from config.cli.composition import to_config
+from config.run_folder.checkpoints import checkpoint_path
+from config.schema.config import Config
+from config.schema.errors import ConfigError
+from config.schema.machine import MachineConfig
 from tests.composed import composed
+from torchgrpo.plan.machine import Machine, imagined_machine
+from torchgrpo.plan.make_plan import make_plan
+from torchgrpo.plan.memory import engine_weights, kv_bytes_per_sequence, train_phases
+from torchgrpo.plan.microbatches import microbatch, microbatch_tokens, rows_at_a_time
+from torchgrpo.plan.model_shape import GIB, find_file, kv_cache_bytes, read_shape
+from torchgrpo.plan.plan import Plan
+from torchgrpo.plan.problems import check, problems
+from torchgrpo.plan.report import idle_keys, report
 
 PROJECT = Path(__file__).resolve().parents[2]
 QWEN = {
@@ -75,7 +75,7 @@ def test_sizes_of_a_real_model_come_from_its_config(qwen: str) -> None:
 def test_parameters_are_exact_for_the_model_of_this_repository() -> None:
     from safetensors import safe_open
 
-    folder = PROJECT / "models" / "quickstart"
+    folder = PROJECT / "torchgrpo" / "models" / "quickstart"
     count = 0
     with safe_open(folder / "model.safetensors", "numpy") as file:
         for name in file.keys():  # noqa: SIM118 (not a dict)

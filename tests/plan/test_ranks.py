@@ -2,9 +2,9 @@
 
 import pytest
 
-from plan.make_plan import make_plan
-from plan.problems import problems
 from tests.plan.test_plan import config_of, gpu_plan, machine, text_of
+from torchgrpo.plan.make_plan import make_plan
+from torchgrpo.plan.problems import problems
 
 QWEN = "model.name=Qwen/Qwen2.5-3B-Instruct"
 

@@ -2,11 +2,11 @@
 
 import re
 
-from plan.machine import Machine
-from plan.make_plan import make_plan
-from plan.problems import problems
 from tests.plan.test_plan import machine
 from tests.plans import ROOT, configs, recorded, rows
+from torchgrpo.plan.machine import Machine
+from torchgrpo.plan.make_plan import make_plan
+from torchgrpo.plan.problems import problems
 
 NUMBERS = {"one": 1, "two": 2, "three": 3, "eight": 8}
 NAMED = r"(?:(eight) nodes of )?(one|two|three|eight) GPUs? of (24|80) GB"

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from plan.machine import Machine
-from plan.make_plan import make_plan
-from plan.plan import Plan
-from plan.problems import planned, problems
-from plan.remedies import Setting, remedy
-from plan.report import advice, report
 from tests.plan.test_plan import config_of, machine
+from torchgrpo.plan.machine import Machine
+from torchgrpo.plan.make_plan import make_plan
+from torchgrpo.plan.plan import Plan
+from torchgrpo.plan.problems import planned, problems
+from torchgrpo.plan.remedies import Setting, remedy
+from torchgrpo.plan.report import advice, report
 
 
 def plan_of(name: str, *overrides: str, gpus: int = 1, memory: float = 80.0, **how: Any) -> Plan:

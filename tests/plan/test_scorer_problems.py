@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from config.errors import ConfigError
-from plan.host_memory import host_uses
-from plan.model_shape import KNOWN
-from plan.plan import Plan, scorer_phase
-from plan.problems import planned, problems
-from plan.remedies import remedy
-from plan.report import report, with_typed_names
-from plan.weight_bounds import BOUNDS
+from config.schema.errors import ConfigError
 from tests.plan.test_plan import config_of
 from tests.plan.test_scorers import LARGE, MIDDLE, SMALL, plan_of, ranks
+from torchgrpo.plan.host_memory import host_uses
+from torchgrpo.plan.model_shape import KNOWN
+from torchgrpo.plan.plan import Plan, scorer_phase
+from torchgrpo.plan.problems import planned, problems
+from torchgrpo.plan.remedies import remedy
+from torchgrpo.plan.report import report, with_typed_names
+from torchgrpo.plan.weight_bounds import BOUNDS
 
 CLUSTER: dict[str, Any] = {"nodes": 4, "imagined": True}
 EXACT = (f"ref_model.name={LARGE}", "train.mixed_precision=fp32")

@@ -2,15 +2,15 @@
 
 import pytest
 
-from config.composition import CONFIG_DIR, to_config
-from plan.make_plan import make_plan
-from plan.model_shape import GIB
-from run.rehearsal.report import too_large
-from run.rehearsal.step import peak, rehearse_memory
+from config.cli.composition import CONFIG_DIR, to_config
 from tests.composed import composed
 from tests.plan.test_plan import config_of, machine
 from tests.plan.test_recorded_plans import named_machine
 from tests.plans import configs
+from torchgrpo.plan.make_plan import make_plan
+from torchgrpo.plan.model_shape import GIB
+from torchgrpo.run.rehearsal.report import too_large
+from torchgrpo.run.rehearsal.step import peak, rehearse_memory
 
 pytestmark = pytest.mark.long
 

@@ -8,19 +8,19 @@ import torch
 import torch._dynamo
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from config.errors import ConfigError
+from config.schema.errors import ConfigError
 from grpo import train
-from plan.make_plan import make_plan
-from plan.memory import reference_bytes
-from plan.model_shape import GIB
-from plan.plan import Plan
-from run.jobs import run_job
-from run.lockstep import Lockstep
-from run.rehearsal.report import report, too_large
-from run.rehearsal.roofline import seconds, theory
-from run.rehearsal.step import fullest, rehearse, rehearse_memory
 from tests.plan.test_plan import config_of, machine
 from tests.rehearsal.test_tracking import TINY
+from torchgrpo.plan.make_plan import make_plan
+from torchgrpo.plan.memory import reference_bytes
+from torchgrpo.plan.model_shape import GIB
+from torchgrpo.plan.plan import Plan
+from torchgrpo.run.jobs import run_job
+from torchgrpo.run.lockstep import Lockstep
+from torchgrpo.run.rehearsal.report import report, too_large
+from torchgrpo.run.rehearsal.roofline import seconds, theory
+from torchgrpo.run.rehearsal.step import fullest, rehearse, rehearse_memory
 
 PROMPT, RESPONSE = 40, 24
 

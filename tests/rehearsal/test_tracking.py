@@ -8,12 +8,12 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 
-from plan.make_plan import make_plan
-from run.rehearsal.fakes import longest_rows, without_memory
-from run.rehearsal.tracking import Memory, Traffic
 from tests.plan.test_plan import config_of, machine
-from training.learner_models import make_scorer
-from training.model_loading import load_model
+from torchgrpo.plan.make_plan import make_plan
+from torchgrpo.run.rehearsal.fakes import longest_rows, without_memory
+from torchgrpo.run.rehearsal.tracking import Memory, Traffic
+from torchgrpo.training.learner_models import make_scorer
+from torchgrpo.training.model_loading import load_model
 
 MIB = 1 << 20
 TINY = {

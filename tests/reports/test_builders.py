@@ -10,26 +10,26 @@ import numpy as np
 import orjson
 import pytest
 
-from config.errors import ConfigError
+from config.schema.errors import ConfigError
 from envs.example import Completion
-from evaluation.statistics import paired_test
-from monitoring.ledger_storage import parsed, read_records
-from monitoring.record import Fate, TokenValues, record_of
-from reports import selection
-from reports.columns import columns_of, read_files
-from reports.curves import curves, layout
-from reports.document import document
-from reports.evaluations import first_against_last, success_of_problems
-from reports.histograms import histograms
-from reports.pieces import pieces_of_run, tokenizer_file
-from reports.report import report_data, write_report
-from reports.rollouts import token_values
-from reports.run_folder import RunFolder
-from reports.selection import flips, select, steps_of_groups
-from reports.timeline import MOST_ENGINES, MOST_SEGMENTS, drawn_segments, timeline, union
 from tests.groups import make_completion, make_group
 from tests.reports.made_run import HOSTILE, Made, make_run
 from tests.scripts import ROOT
+from torchgrpo.evaluation.statistics import paired_test
+from torchgrpo.monitoring.ledger_storage import parsed, read_records
+from torchgrpo.monitoring.record import Fate, TokenValues, record_of
+from torchgrpo.reports import selection
+from torchgrpo.reports.columns import columns_of, read_files
+from torchgrpo.reports.curves import curves, layout
+from torchgrpo.reports.document import document
+from torchgrpo.reports.evaluations import first_against_last, success_of_problems
+from torchgrpo.reports.histograms import histograms
+from torchgrpo.reports.pieces import pieces_of_run, tokenizer_file
+from torchgrpo.reports.report import report_data, write_report
+from torchgrpo.reports.rollouts import token_values
+from torchgrpo.reports.run_folder import RunFolder
+from torchgrpo.reports.selection import flips, select, steps_of_groups
+from torchgrpo.reports.timeline import MOST_ENGINES, MOST_SEGMENTS, drawn_segments, timeline, union
 
 
 @pytest.fixture(scope="module")
@@ -84,17 +84,17 @@ def test_what_is_shown_is_what_was_written(data: dict[str, Any], made: Path) -> 
 def test_tokens_are_cut_by_the_tokenizer_of_the_run(data: dict[str, Any], tmp_path: Path) -> None:
     from tokenizers import Tokenizer
 
-    pieces, why = pieces_of_run({"model.name": str(ROOT / "models" / "quickstart")})
+    pieces, why = pieces_of_run({"model.name": str(ROOT / "torchgrpo" / "models" / "quickstart")})
     assert pieces is not None and why == ""
-    tokenizer = Tokenizer.from_file(str(ROOT / "models" / "quickstart" / "tokenizer.json"))
+    tokenizer = Tokenizer.from_file(str(ROOT / "torchgrpo" / "models" / "quickstart" / "tokenizer.json"))
     ids = tokenizer.encode("12+30=").ids
     assert "".join(pieces(ids)) == tokenizer.decode(ids, skip_special_tokens=False)
     assert data["rollouts"]["tokens"]
     pieces, why = pieces_of_run({"model.name": "nobody/nothing"})
     assert pieces is None and "nobody/nothing" in why
     (tmp_path / ".hydra").mkdir()
-    (tmp_path / ".hydra" / "config.yaml").write_text(f"model:\n  name: {ROOT / 'models' / 'quickstart'}\n")
-    assert tokenizer_file(str(tmp_path)) == ROOT / "models" / "quickstart" / "tokenizer.json"
+    (tmp_path / ".hydra" / "config.yaml").write_text(f"model:\n  name: {ROOT}/torchgrpo/models/quickstart\n")
+    assert tokenizer_file(str(tmp_path)) == ROOT / "torchgrpo" / "models" / "quickstart" / "tokenizer.json"
 
 
 def test_a_budget_bounds_the_texts(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:

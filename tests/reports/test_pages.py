@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from reports.report import write_comparison, write_report
-from reports.sweep import write_sweep
 from tests.reports.browser import browser, needs_browser
 from tests.reports.made_run import HOSTILE, Made, make_run
+from torchgrpo.reports.report import write_comparison, write_report
+from torchgrpo.reports.sweep import write_sweep
 
 pytestmark = needs_browser
 PAGES = ("run", "hostile", "comparison", "sweep")

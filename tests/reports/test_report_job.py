@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 import grpo
-from config.errors import ConfigError
-from run.jobs import run_job
-from run.lockstep import Lockstep
-from run.report import ReportWriter
+from config.schema.errors import ConfigError
 from tests.reports.made_run import Made, make_run
 from tests.scripts import ROOT, configured
+from torchgrpo.run.jobs import run_job
+from torchgrpo.run.lockstep import Lockstep
+from torchgrpo.run.report import ReportWriter
 
 SMALL = Made(steps=3, evaluate=0)
 
@@ -89,7 +89,7 @@ def test_nothing_is_written_where_nothing_was_measured(tmp_path: Path) -> None:
 
 def test_a_report_costs_no_torch() -> None:
     heavy = "{'torch', 'transformers', 'ray'} & set(sys.modules)"
-    command = f"import sys, reports.__main__, reports.sweep; print(sorted({heavy}))"
+    command = f"import sys, torchgrpo.reports.__main__, torchgrpo.reports.sweep; print(sorted({heavy}))"
     told = subprocess.run(
         [sys.executable, "-c", command], cwd=ROOT, capture_output=True, text=True, check=True
     )

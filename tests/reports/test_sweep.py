@@ -4,7 +4,7 @@ import csv
 import json
 from pathlib import Path
 
-from reports.sweep import TABLE, write_sweep
+from torchgrpo.reports.sweep import TABLE, write_sweep
 
 
 def swept(folder: Path, name: str, overrides: list[str], rewards: list[float], outcome: str | None) -> None:

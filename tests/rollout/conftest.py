@@ -9,15 +9,15 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from cluster.runtime import Place
 from envs.group import ALONE, Sampling
-from plan.machine import installed_vllm
-from rollout.engines.pool import RayPool
-from rollout.engines.sampler import Engine, Request, Response, SteppedEngine, WeightTarget
-from rollout.engines.supervisor import PoolSettings
-from rollout.engines.vllm_engine import VLLMEngine
-from rollout.engines.vllm_settings import VLLMSettings
-from rollout.weights.transports import SharedMemory, Transport
+from torchgrpo.cluster.runtime import Place
+from torchgrpo.plan.machine import installed_vllm
+from torchgrpo.rollout.engines.pool import RayPool
+from torchgrpo.rollout.engines.sampler import Engine, Request, Response, SteppedEngine, WeightTarget
+from torchgrpo.rollout.engines.supervisor import PoolSettings
+from torchgrpo.rollout.engines.vllm_engine import VLLMEngine
+from torchgrpo.rollout.engines.vllm_settings import VLLMSettings
+from torchgrpo.rollout.weights.transports import SharedMemory, Transport
 
 VOCAB = 320
 EOS = 2

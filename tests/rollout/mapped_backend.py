@@ -16,11 +16,11 @@ from vllm.distributed.weight_transfer.base import (
 )
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
-from rollout.engines.vllm_engine import VLLMEngine
-from rollout.engines.vllm_settings import VLLMSettings
-from rollout.weights import vllm_transfer
-from rollout.weights.outgoing import Engines, Outgoing
-from rollout.weights.transports import MappedWeights, SharedMemory
+from torchgrpo.rollout.engines.vllm_engine import VLLMEngine
+from torchgrpo.rollout.engines.vllm_settings import VLLMSettings
+from torchgrpo.rollout.weights import vllm_transfer
+from torchgrpo.rollout.weights.outgoing import Engines, Outgoing
+from torchgrpo.rollout.weights.transports import MappedWeights, SharedMemory
 
 MAPPED = "mapped"
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from config.errors import ConfigError
+from config.schema.errors import ConfigError
 from envs.group import ALONE, SampledCompletion
-from rollout.engines.sampler import Request, Response
-from rollout.weights.outgoing import Engines, Outgoing
+from torchgrpo.rollout.engines.sampler import Request, Response
+from torchgrpo.rollout.weights.outgoing import Engines, Outgoing
 
 
 class CountingEngine:

@@ -3,8 +3,8 @@
 import torch
 from transformers import LlamaForCausalLM
 
-from rollout.engines.sampler import WeightTarget
 from tests.rollout.conftest import VOCAB, scores_of_one
+from torchgrpo.rollout.engines.sampler import WeightTarget
 
 
 def tokens(count: int, seed: int) -> list[int]:

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 from envs.group import SampledCompletion, Verdict
 from envs.task import Completion, Example
-from rollout.engines.sampler import Request, Response
 from tests.tiny import Judged
+from torchgrpo.rollout.engines.sampler import Request, Response
 
 
 @dataclass

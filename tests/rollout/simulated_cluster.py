@@ -11,11 +11,11 @@ from typing import Any
 from envs.group import Group, SampledCompletion, Sampling, Times
 from envs.prompts import PromptQueue
 from envs.task import Example
-from rollout.engine_loop import EngineLoop
-from rollout.engines.dispatch import Dispatch
-from rollout.engines.sampler import Request, Response
-from rollout.group_buffer import GroupBuffer
-from rollout.stream import Stream
+from torchgrpo.rollout.engine_loop import EngineLoop
+from torchgrpo.rollout.engines.dispatch import Dispatch
+from torchgrpo.rollout.engines.sampler import Request, Response
+from torchgrpo.rollout.group_buffer import GroupBuffer
+from torchgrpo.rollout.stream import Stream
 
 GROUPS_PER_WORKER = 4
 KILLED_SHARE = 0.05

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import pytest
 
 from envs.group import Verdict
-from rollout.generate import choose_balanced
 from tests.groups import make_completion, make_group
+from torchgrpo.rollout.generate import choose_balanced
 
 
 def verdicts(rewards: Sequence[float], errors: Sequence[int] = ()) -> list[Verdict]:

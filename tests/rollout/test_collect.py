@@ -5,10 +5,10 @@ from collections.abc import Callable
 import pytest
 
 from envs.group import Group, Sampling
-from rollout.collect import Collector
-from rollout.engines.transformers_engine import TransformersEngine
 from tests.generating import Listed, collector
 from tests.tiny import EOS, LengthReward, numbered_examples, tiny_llama
+from torchgrpo.rollout.collect import Collector
+from torchgrpo.rollout.engines.transformers_engine import TransformersEngine
 
 REPEATS = 4
 

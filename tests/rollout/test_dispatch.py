@@ -5,9 +5,9 @@ import random
 import pytest
 
 from envs.group import Sampling
-from rollout.engines.dispatch import Assigned, Dispatch
-from rollout.engines.sampler import Request
 from tests.rollout.simulated_cluster import Simulation
+from torchgrpo.rollout.engines.dispatch import Assigned, Dispatch
+from torchgrpo.rollout.engines.sampler import Request
 
 
 def request(number: int, n: int = 1) -> Request:

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from config.errors import DeadlineError
+from config.schema.errors import DeadlineError
 from envs.group import SampledCompletion, Sampling
 from envs.task import Completion, Example
-from rollout.collect import together
-from rollout.engine_loop import EngineLoop
-from rollout.engines.sampler import Request, Response, generate
-from rollout.engines.transformers_engine import TransformersEngine
 from tests.rollout.scripted import ScriptedEngine, ScriptedGrader
 from tests.tiny import EOS, tiny_llama
+from torchgrpo.rollout.collect import together
+from torchgrpo.rollout.engine_loop import EngineLoop
+from torchgrpo.rollout.engines.sampler import Request, Response, generate
+from torchgrpo.rollout.engines.transformers_engine import TransformersEngine
 
 EXAMPLE = Example((), "", 0)
 

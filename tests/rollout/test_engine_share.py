@@ -5,15 +5,15 @@ from typing import Any
 
 import pytest
 
-from config.errors import ConfigError
-from config.schema import Config
-from plan.machine import Machine, installed_vllm
-from plan.make_plan import make_plan
-from plan.memory import CONTEXT_BYTES, engine_weights, engine_work_bytes
-from plan.model_shape import GIB
-from plan.plan import Plan, resident
-from plan.problems import check
+from config.schema.config import Config
+from config.schema.errors import ConfigError
 from tests.scripts import configured
+from torchgrpo.plan.machine import Machine, installed_vllm
+from torchgrpo.plan.make_plan import make_plan
+from torchgrpo.plan.memory import CONTEXT_BYTES, engine_weights, engine_work_bytes
+from torchgrpo.plan.model_shape import GIB
+from torchgrpo.plan.plan import Plan, resident
+from torchgrpo.plan.problems import check
 
 pytestmark = pytest.mark.skipif(installed_vllm() is None, reason="vLLM is not installed")
 

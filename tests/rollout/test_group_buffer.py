@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from rollout.group_buffer import GroupBuffer
+from torchgrpo.rollout.group_buffer import GroupBuffer
 
 
 def make(

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from rollout.idle import IdleClock
+from torchgrpo.rollout.idle import IdleClock
 
 
 def test_a_span_is_divided_where_somebody_asks() -> None:

@@ -6,18 +6,18 @@ from pathlib import Path
 import torch
 from transformers import AutoTokenizer
 
-from config.env import EnvConfig
+from config.schema.env import EnvConfig
 from envs.group import Group, Sampling
 from envs.judging.service import RewardService
 from envs.task import Completion, Example, Reward, Task
 from envs.turns import Conversation, ThinkAgain
-from rollout.engine_loop import EngineLoop
-from rollout.engines.sampler import SteppedEngine
-from rollout.engines.transformers_engine import TransformersEngine
 from tests.generating import generation
 from tests.rollout.conftest import EOS, VOCAB, StartEngine, tiny_llama
+from torchgrpo.rollout.engine_loop import EngineLoop
+from torchgrpo.rollout.engines.sampler import SteppedEngine
+from torchgrpo.rollout.engines.transformers_engine import TransformersEngine
 
-QUICKSTART = Path(__file__).resolve().parents[2] / "models" / "quickstart"
+QUICKSTART = Path(__file__).resolve().parents[2] / "torchgrpo" / "models" / "quickstart"
 
 
 class Liked(Task):

@@ -7,14 +7,14 @@ import pytest
 import torch
 from peft import PeftModel
 
-from config.models import LoraConfig
-from rollout.engines.transformers_engine import TransformersEngine
-from rollout.weights.push import Weights
-from rollout.weights.weight_check import WeightCheck, WeightMismatch
+from config.schema.models import LoraConfig
 from tests.policies import PolicyHere, check_plan
 from tests.rollout.conftest import EOS, tiny_llama
-from training.adapters import add_lora
-from training.published_weights import made, named_weights
+from torchgrpo.rollout.engines.transformers_engine import TransformersEngine
+from torchgrpo.rollout.weights.push import Weights
+from torchgrpo.rollout.weights.weight_check import WeightCheck, WeightMismatch
+from torchgrpo.training.adapters import add_lora
+from torchgrpo.training.published_weights import made, named_weights
 
 SMALL, LARGE = 2e-5, 2e-2
 """Of an adapter's step: most of the first one rounds away in a bfloat16 weight, none of the second."""

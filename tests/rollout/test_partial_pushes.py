@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 import torch
 
-from plan.machine import installed_vllm
-from rollout.engines.sampler import WeightTarget
-from rollout.engines.transformers_engine import TransformersEngine
-from rollout.engines.vllm_engine import VLLMEngine
-from rollout.weights.outgoing import Engines, Outgoing, Tally, _part, nbytes
-from rollout.weights.transports import HostCopy, ObjectStore, SharedMemory, Transport
 from tests.policies import PolicyHere
 from tests.rollout.conftest import EOS, OpenPool, lora_policy, scores_of_one, tiny_llama, tiny_settings
-from training.published_weights import PolicyWeights, made, named_weights
+from torchgrpo.plan.machine import installed_vllm
+from torchgrpo.rollout.engines.sampler import WeightTarget
+from torchgrpo.rollout.engines.transformers_engine import TransformersEngine
+from torchgrpo.rollout.engines.vllm_engine import VLLMEngine
+from torchgrpo.rollout.weights.outgoing import Engines, Outgoing, Tally, _part, nbytes
+from torchgrpo.rollout.weights.transports import HostCopy, ObjectStore, SharedMemory, Transport
+from torchgrpo.training.published_weights import PolicyWeights, made, named_weights
 
 needs_vllm = pytest.mark.skipif(installed_vllm() is None, reason="vLLM is not installed")
 SEQUENCES = [list(range(3, 203)), list(range(40, 90))]

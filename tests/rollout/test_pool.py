@@ -17,15 +17,8 @@ import pytest
 import ray
 import torch
 
-from cluster.runtime import Place, start_ray
-from config.errors import ConfigError
+from config.schema.errors import ConfigError
 from envs.group import ALONE
-from plan.machine import installed_vllm
-from rollout.engines.pool import RayPool
-from rollout.engines.remote_calls import EngineLost
-from rollout.engines.sampler import Engine, Request, generate
-from rollout.engines.supervisor import PoolSettings
-from rollout.engines.vllm_engine import VLLMEngine
 from tests.logged import Logged
 from tests.processes import engine_processes, wait_until_gone
 from tests.rollout import pool_engines
@@ -39,6 +32,13 @@ from tests.rollout.conftest import (
     tiny_llama,
     tiny_settings,
 )
+from torchgrpo.cluster.runtime import Place, start_ray
+from torchgrpo.plan.machine import installed_vllm
+from torchgrpo.rollout.engines.pool import RayPool
+from torchgrpo.rollout.engines.remote_calls import EngineLost
+from torchgrpo.rollout.engines.sampler import Engine, Request, generate
+from torchgrpo.rollout.engines.supervisor import PoolSettings
+from torchgrpo.rollout.engines.vllm_engine import VLLMEngine
 
 PROJECT = Path(__file__).resolve().parents[2]
 TWO_PLACES = (Place("engine 0"), Place("engine 1"))
@@ -163,9 +163,9 @@ def test_what_fails_while_the_pool_closes_starts_no_other_engine(
         time.sleep(0.05)
     before = set(engine_processes())
     monkeypatch.setattr(
-        "rollout.engines.supervisor.start_actor", lambda *_: pytest.fail("an engine beside the end")
+        "torchgrpo.rollout.engines.supervisor.start_actor", lambda *_: pytest.fail("an engine beside the end")
     )
-    monkeypatch.setattr("rollout.engines.supervisor._CLOSE_S", 0.2)
+    monkeypatch.setattr("torchgrpo.rollout.engines.supervisor._CLOSE_S", 0.2)
     pool.close()
     left_behind.join(600)
     (failure,) = failures
@@ -247,7 +247,7 @@ def test_a_start_that_takes_too_long_takes_everything_down(
     def clock() -> float:
         return time.monotonic() + (1000.0 if len(list(tmp_path.iterdir())) == 2 else 0.0)
 
-    monkeypatch.setattr("rollout.engines.supervisor.time", SimpleNamespace(monotonic=clock))
+    monkeypatch.setattr("torchgrpo.rollout.engines.supervisor.time", SimpleNamespace(monotonic=clock))
     says = r"waits_for_a_download[\s\S]*waited 600 s for engine 0 \(CPU\), engine 1"
     with pytest.raises(EngineLost, match=says):
         RayPool(partial(pool_engines.SlowStart, tmp_path), TWO_PLACES, PoolSettings(), through_memory())
@@ -279,7 +279,7 @@ def test_a_machine_too_busy_to_start_ray_in_time_gets_a_second_chance(
 
 
 def test_no_cluster_at_the_address_is_one_message() -> None:
-    script = "from cluster.runtime import start_ray; start_ray('127.0.0.1:1', 1)"
+    script = "from torchgrpo.cluster.runtime import start_ray; start_ray('127.0.0.1:1', 1)"
     run = subprocess.run(
         [sys.executable, "-c", script], cwd=PROJECT, capture_output=True, text=True, timeout=900
     )

@@ -12,16 +12,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from rollout.engines.host import WeightHandle
-from rollout.engines.pool import RayPool
-from rollout.engines.remote_calls import EngineLost
-from rollout.engines.sampler import generate
-from rollout.weights.outgoing import Outgoing
-from rollout.weights.transports import ObjectStore, SharedMemory, Transport
 from tests.logged import Logged
 from tests.rollout import pool_engines
 from tests.rollout.conftest import OpenPool, drain, requests
 from tests.rollout.pool_engines import CountingEngine, HandCarried
+from torchgrpo.rollout.engines.host import WeightHandle
+from torchgrpo.rollout.engines.pool import RayPool
+from torchgrpo.rollout.engines.remote_calls import EngineLost
+from torchgrpo.rollout.engines.sampler import generate
+from torchgrpo.rollout.weights.outgoing import Outgoing
+from torchgrpo.rollout.weights.transports import ObjectStore, SharedMemory, Transport
 
 pytestmark = pytest.mark.long
 

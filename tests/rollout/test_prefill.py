@@ -10,15 +10,15 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, PreTrainedModel
 
 from envs.group import Sampling
-from rollout.engines import prefill
-from rollout.engines.library_decoder import LibraryDecoder
-from rollout.engines.partial_attention import attend_partly, merge
-from rollout.engines.running_cache import alike
-from rollout.engines.running_decoder import RunningDecoder
-from rollout.engines.sampler import Request, Response, generate
-from rollout.engines.transformers_engine import TransformersEngine
 from tests.rollout.conftest import drain
 from tests.tiny import EOS, VOCABULARY, tiny_llama
+from torchgrpo.rollout.engines import prefill
+from torchgrpo.rollout.engines.library_decoder import LibraryDecoder
+from torchgrpo.rollout.engines.partial_attention import attend_partly, merge
+from torchgrpo.rollout.engines.running_cache import alike
+from torchgrpo.rollout.engines.running_decoder import RunningDecoder
+from torchgrpo.rollout.engines.sampler import Request, Response, generate
+from torchgrpo.rollout.engines.transformers_engine import TransformersEngine
 
 PREFIX = tuple(3 + i % 30 for i in range(40))
 """What all prompts of a run begin with: a system prompt, examples."""

@@ -8,13 +8,13 @@ import pytest
 
 from envs.group import Group, Sampling
 from envs.prompts import PromptQueue
-from rollout.engine_loop import EngineLoop
-from rollout.engines.sampler import Response
-from rollout.group_buffer import GroupBuffer
-from rollout.stream import Stream
 from tests.generating import Listed, generation
 from tests.rollout.scripted import ScriptedEngine, ScriptedGrader
 from tests.tiny import numbered_examples
+from torchgrpo.rollout.engine_loop import EngineLoop
+from torchgrpo.rollout.engines.sampler import Response
+from torchgrpo.rollout.group_buffer import GroupBuffer
+from torchgrpo.rollout.stream import Stream
 
 
 class Driven:

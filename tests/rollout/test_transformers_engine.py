@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from envs.group import SampledCompletion, Sampling
-from rollout.engines.draw import Filter, draw, uniforms
-from rollout.engines.running_decoder import RunningDecoder
-from rollout.engines.sampler import Request, Response, generate
-from rollout.engines.transformers_engine import TransformersEngine
 from tests.rollout.conftest import drain, scores_of_one
 from tests.tiny import EOS, VOCABULARY, tiny_llama
+from torchgrpo.rollout.engines.draw import Filter, draw, uniforms
+from torchgrpo.rollout.engines.running_decoder import RunningDecoder
+from torchgrpo.rollout.engines.sampler import Request, Response, generate
+from torchgrpo.rollout.engines.transformers_engine import TransformersEngine
 
 
 def requests(count: int, n: int = 4, **sampling: float) -> list[Request]:

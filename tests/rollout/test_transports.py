@@ -16,14 +16,14 @@ import pytest
 import torch
 
 from envs.group import Sampling
-from plan.machine import installed_vllm
-from rollout.engines.sampler import Request, Response
-from rollout.engines.vllm_engine import VLLMEngine
-from rollout.engines.vllm_settings import import_in_thread
-from rollout.weights.outgoing import Outgoing
-from rollout.weights.transports import Layout, SharedMemory
 from tests.rollout.conftest import StartEngine, lora_policy, scores_of_one, tiny_llama
-from training.published_weights import PolicyTensor, made, named_weights
+from torchgrpo.plan.machine import installed_vllm
+from torchgrpo.rollout.engines.sampler import Request, Response
+from torchgrpo.rollout.engines.vllm_engine import VLLMEngine
+from torchgrpo.rollout.engines.vllm_settings import import_in_thread
+from torchgrpo.rollout.weights.outgoing import Outgoing
+from torchgrpo.rollout.weights.transports import Layout, SharedMemory
+from torchgrpo.training.published_weights import PolicyTensor, made, named_weights
 
 PROJECT = Path(__file__).resolve().parents[2]
 needs_vllm = pytest.mark.skipif(installed_vllm() is None, reason="vLLM is not installed")
@@ -148,8 +148,8 @@ class OneEngine:
 def test_the_native_api_with_requests_in_flight(
     start_engine: StartEngine,
 ) -> None:
-    from rollout.weights import vllm_transfer
     from tests.rollout.mapped_backend import register
+    from torchgrpo.rollout.weights import vllm_transfer
 
     register()
     engine, sequence = start_engine(True, weight_transfer="mapped"), list(range(3, 203))
@@ -178,7 +178,7 @@ def test_the_native_api_with_requests_in_flight(
 def test_a_native_push_that_nobody_takes_ends_by_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     import threading
 
-    from rollout.weights import vllm_transfer
+    from torchgrpo.rollout.weights import vllm_transfer
 
     monkeypatch.setitem(vllm_transfer.INIT, "mapped", lambda end: threading.Event().wait())
 
@@ -195,7 +195,7 @@ def test_a_native_push_that_nobody_takes_ends_by_deadline(monkeypatch: pytest.Mo
 
 @needs_vllm
 def test_each_engines_workers_get_their_own_ranks() -> None:
-    from rollout.weights.vllm_transfer import _Client
+    from torchgrpo.rollout.weights.vllm_transfer import _Client
 
     class Three:
         members = (10, 11, 12)

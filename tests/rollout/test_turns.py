@@ -9,21 +9,21 @@ import pytest
 import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from config.models import ModelConfig
+from config.schema.models import ModelConfig
 from envs.group import Group, SampledCompletion, Sampling
 from envs.task import Completion, Example, Reward
 from envs.turns import Conversation, ThinkAgain
-from rollout.collect import together
-from rollout.engine_loop import EngineLoop
-from rollout.engines.sampler import Request, Response, generate
-from rollout.engines.transformers_engine import TransformersEngine
 from tests.generating import collector, generation
 from tests.tiny import ImmediateRewards
-from training.batch import collate
-from training.forward import ResponseScorer
-from training.model_loading import load_model
+from torchgrpo.rollout.collect import together
+from torchgrpo.rollout.engine_loop import EngineLoop
+from torchgrpo.rollout.engines.sampler import Request, Response, generate
+from torchgrpo.rollout.engines.transformers_engine import TransformersEngine
+from torchgrpo.training.batch import collate
+from torchgrpo.training.forward import ResponseScorer
+from torchgrpo.training.model_loading import load_model
 
-QUICKSTART = Path(__file__).resolve().parents[2] / "models" / "quickstart"
+QUICKSTART = Path(__file__).resolve().parents[2] / "torchgrpo" / "models" / "quickstart"
 EOS, REPEATS, GROUPS = 2, 4, 6
 
 

@@ -9,16 +9,16 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from config.errors import ConfigError, RunError
+from config.schema.errors import ConfigError, RunError
 from envs.group import SampledCompletion, Sampling
-from rollout.engines import vllm_settings as settings_module
-from rollout.engines.sampler import Request, Response, generate
-from rollout.engines.vllm_engine import VLLMEngine
-from rollout.engines.vllm_engine_args import engine_arguments
-from rollout.engines.vllm_settings import AdapterShape, check_version, process_state_kept
 from tests.rollout.conftest import EOS, MAX_LEN, StartEngine, scores_of_one, tiny_llama, tiny_settings
 from tests.rollout.scoring import far, log_probs, tokens
 from tests.scripts import ENVIRONMENT, ROOT, ended
+from torchgrpo.rollout.engines import vllm_settings as settings_module
+from torchgrpo.rollout.engines.sampler import Request, Response, generate
+from torchgrpo.rollout.engines.vllm_engine import VLLMEngine
+from torchgrpo.rollout.engines.vllm_engine_args import engine_arguments
+from torchgrpo.rollout.engines.vllm_settings import AdapterShape, check_version, process_state_kept
 
 
 def moved(model: LlamaForCausalLM, scale: float = 0.1) -> LlamaForCausalLM:
@@ -243,7 +243,7 @@ def test_a_package_that_vllm_lacks_is_to_be_installed(
     def lacking(settings: object) -> None:
         raise ModuleNotFoundError("No module named 'flashinfer'")
 
-    monkeypatch.setattr("rollout.engines.vllm_engine.engine_arguments", lacking)
+    monkeypatch.setattr("torchgrpo.rollout.engines.vllm_engine.engine_arguments", lacking)
     with pytest.raises(
         ConfigError, match=r"No module named 'flashinfer'\nRemedies: .* install it \(`make vllm`"
     ):
@@ -307,8 +307,8 @@ import sys
 import weakref
 from pathlib import Path
 import torch
-from rollout.engines import vllm_engine
-from rollout.engines.vllm_engine import VLLMEngine
+from torchgrpo.rollout.engines import vllm_engine
+from torchgrpo.rollout.engines.vllm_engine import VLLMEngine
 from tests.rollout.conftest import tiny_llama, tiny_settings
 
 class Learner:

@@ -7,10 +7,10 @@ import torch
 from transformers import LlamaForCausalLM
 
 from envs.group import Sampling
-from rollout.engines import vllm_engine_args
-from rollout.engines.sampler import Request, generate
-from rollout.engines.vllm_engine import VLLMEngine
 from tests.rollout.conftest import StartEngine, tiny_llama
+from torchgrpo.rollout.engines import vllm_engine_args
+from torchgrpo.rollout.engines.sampler import Request, generate
+from torchgrpo.rollout.engines.vllm_engine import VLLMEngine
 
 pytestmark = pytest.mark.long
 

@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from plan.machine import installed_vllm
-from rollout.weights.outgoing import Outgoing
-from training.published_weights import PolicyTensor
+from torchgrpo.plan.machine import installed_vllm
+from torchgrpo.rollout.weights.outgoing import Outgoing
+from torchgrpo.training.published_weights import PolicyTensor
 
 if installed_vllm() is None:
     pytest.skip("vLLM is not installed", allow_module_level=True)
@@ -22,7 +22,14 @@ if installed_vllm() is None:
 from vllm.distributed.weight_transfer import WeightTransferTrainerFactory
 from vllm.distributed.weight_transfer.packed_tensor import pack_tensors
 
-from rollout.weights.vllm_transfer import Endpoint, NativeTransfer, _Source, buffer_bytes, ipc_init, nccl_init
+from torchgrpo.rollout.weights.vllm_transfer import (
+    Endpoint,
+    NativeTransfer,
+    _Source,
+    buffer_bytes,
+    ipc_init,
+    nccl_init,
+)
 
 MIB = 1 << 20
 PRETENDING = FakeTensorMode()

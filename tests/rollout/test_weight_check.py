@@ -8,15 +8,15 @@ from torch import Tensor
 from transformers import LlamaForCausalLM
 
 from envs.group import ALONE, Sampling
-from plan.weight_bounds import BOUNDS
-from rollout.engines import vllm_weights
-from rollout.engines.sampler import Request, SequenceScores, generate
-from rollout.engines.vllm_engine import VLLMEngine
-from rollout.weights.push import Weights
-from rollout.weights.weight_check import WeightCheck, WeightMismatch, gap, random_sequences
 from tests.policies import PolicyHere, check_plan
 from tests.rollout.conftest import VOCAB, StartEngine, tiny_llama
-from training.published_weights import named_weights
+from torchgrpo.plan.weight_bounds import BOUNDS
+from torchgrpo.rollout.engines import vllm_weights
+from torchgrpo.rollout.engines.sampler import Request, SequenceScores, generate
+from torchgrpo.rollout.engines.vllm_engine import VLLMEngine
+from torchgrpo.rollout.weights.push import Weights
+from torchgrpo.rollout.weights.weight_check import WeightCheck, WeightMismatch, gap, random_sequences
+from torchgrpo.training.published_weights import named_weights
 
 HEAD = "lm_head.weight"
 Tensors = dict[str, Tensor]
@@ -213,8 +213,8 @@ def test_an_adapter_that_is_never_applied(start_engine: StartEngine, monkeypatch
     """The new adapter lies in its folder, and the engine goes on with the one it has."""
     from peft import LoraConfig, get_peft_model
 
-    from rollout.engines.vllm_settings import AdapterShape
-    from training.published_weights import adapter_weights
+    from torchgrpo.rollout.engines.vllm_settings import AdapterShape
+    from torchgrpo.training.published_weights import adapter_weights
 
     policy = get_peft_model(tiny_llama(False), LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj"]))
     run = Run(start_engine(adapter=AdapterShape(4, 8.0, ("q_proj",))), policy)  # type: ignore[arg-type]

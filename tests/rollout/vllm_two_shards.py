@@ -16,10 +16,10 @@ from unittest.mock import patch
 from vllm.v1.executor import multiproc_executor
 
 from envs.group import Sampling
-from rollout.engines.sampler import Request, generate
-from rollout.engines.vllm_engine import VLLMEngine
 from tests.rollout.conftest import tiny_llama, tiny_settings
 from tests.rollout.scoring import far, tokens
+from torchgrpo.rollout.engines.sampler import Request, generate
+from torchgrpo.rollout.engines.vllm_engine import VLLMEngine
 
 
 def main(folder: Path, out: Path) -> None:

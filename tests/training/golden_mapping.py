@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from config.policy import PolicyConfig, load_policy
-from training.aggregation import BatchTotals
+from config.schema.policy import PolicyConfig, load_policy
+from torchgrpo.training.aggregation import BatchTotals
 
 Inputs = dict[str, Tensor]
 

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from config.policy import load_policy
-from training.advantage import batch_advantage
+from config.schema.policy import load_policy
+from torchgrpo.training.advantage import batch_advantage
 
 Case = dict[str, Any]
 Fields = dict[str, Any]

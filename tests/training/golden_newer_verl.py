@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-from config.policy import load_policy
-from config.trust_region import TrustRegion
+from config.schema.policy import load_policy
+from config.schema.trust_region import TrustRegion
 from tests.training.golden_mapping import VERL_AGGREGATION, Call, Inputs
 
 Params = dict[str, Any]

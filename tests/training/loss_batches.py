@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from config.policy import PolicyConfig
-from training.aggregation import BatchTotals
-from training.loss import objective
+from config.schema.policy import PolicyConfig
+from torchgrpo.training.aggregation import BatchTotals
+from torchgrpo.training.loss import objective
 
 LENGTHS = [5, 1, 0, 7, 3, 7, 2, 4, 6, 1]
 WIDTH = 8

@@ -1,6 +1,6 @@
 """The presets' losses once more, in plain Python floats, each written out from its paper or its system.
 
-Nothing is shared with training/loss.py. `fixed` holds the log-probs that a stop-gradient sees, so that finite
+Nothing is shared with torchgrpo/training/loss.py. `fixed` holds the log-probs that a stop-gradient sees, so that finite
 differences of `now` alone give the gradient.
 """
 

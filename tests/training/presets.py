@@ -2,7 +2,7 @@
 
 import pytest
 
-from config.policy import PRESETS
+from config.schema.policy import PRESETS
 
 NAMES = sorted(path.stem for path in PRESETS.glob("*.yaml"))
 SEVERAL = {

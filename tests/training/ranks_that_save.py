@@ -16,10 +16,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from config.optimizer import OptimizerConfig
-from training.learner_state import learner_tensors, load_step_counts, step_counts
-from training.optimizer import make_optimizer
-from training.tensor_files import copied, read_tensors, saved_shapes, write_tensors
+from config.schema.optimizer import OptimizerConfig
+from torchgrpo.training.learner_state import learner_tensors, load_step_counts, step_counts
+from torchgrpo.training.optimizer import make_optimizer
+from torchgrpo.training.tensor_files import copied, read_tensors, saved_shapes, write_tensors
 
 STEPS = 3
 COUNTS = "counts.pt"

@@ -4,20 +4,20 @@ from pathlib import Path
 
 import torch
 
-from config.env import EnvConfig
-from config.models import ModelConfig
-from config.optimizer import OptimizerConfig
-from config.policy import PolicyConfig
-from config.schema import Config
-from config.train import TrainConfig
+from config.schema.config import Config
+from config.schema.env import EnvConfig
+from config.schema.models import ModelConfig
+from config.schema.optimizer import OptimizerConfig
+from config.schema.policy import PolicyConfig
+from config.schema.train import TrainConfig
 from tests.groups import drawn_from_tiny
 from tests.tiny import tiny_llama
-from training.batch import Batch, collate
-from training.forward import ResponseScorer
-from training.learner_models import Models
-from training.local_learner import LocalLearner
-from training.published_weights import named_weights
-from training.reference import Reference
+from torchgrpo.training.batch import Batch, collate
+from torchgrpo.training.forward import ResponseScorer
+from torchgrpo.training.learner_models import Models
+from torchgrpo.training.local_learner import LocalLearner
+from torchgrpo.training.published_weights import named_weights
+from torchgrpo.training.reference import Reference
 
 REPEATS = 4
 

@@ -6,12 +6,12 @@ import statistics
 import pytest
 import torch
 
-from config.policy import PolicyConfig, load_policy
-from training.advantage import (
+from config.schema.policy import PolicyConfig, load_policy
+from torchgrpo.training.advantage import (
     group_advantage,
     reward_kl,
 )
-from training.dynamic_sampling import groups_in_range
+from torchgrpo.training.dynamic_sampling import groups_in_range
 
 ONE_RIGHT = torch.tensor([[1.0, 0.0, 0.0, 0.0]])
 BASELINES = ("mean", "leave_one_out", "none")

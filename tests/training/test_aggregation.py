@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from config.policy import AGGREGATIONS, PolicyConfig
-from training.aggregation import BatchTotals, aggregate
+from config.schema.policy import AGGREGATIONS, PolicyConfig
+from torchgrpo.training.aggregation import BatchTotals, aggregate
 
 SUMS = (2.0, 7.0, 0.0)
 """Of the values of three rows with 3, 1 and 0 tokens, 4 wide."""

@@ -5,7 +5,7 @@ import random
 import torch
 
 from tests.groups import make_completion, make_group, random_group
-from training.batch import Batch, collate
+from torchgrpo.training.batch import Batch, collate
 
 
 def by_hand() -> Batch:

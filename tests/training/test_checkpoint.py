@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-from config.checkpoints import checkpoint_path, checkpoints, newest_checkpoint
-from config.errors import ConfigError
+from config.run_folder.checkpoints import checkpoint_path, checkpoints, newest_checkpoint
+from config.schema.errors import ConfigError
 from tests.saved import save_checkpoint
 from tests.training.test_tensor_files import Hostile
-from training.checkpoint import (
+from torchgrpo.training.checkpoint import (
     KEYS,
     LEARNER_KEYS,
     begin_checkpoint,
@@ -27,7 +27,7 @@ from training.checkpoint import (
     random_state,
     restore_random_state,
 )
-from training.tensor_files import UnreadableError, saved_tensors
+from torchgrpo.training.tensor_files import UnreadableError, saved_tensors
 
 WHOLE: dict[str, Any] = dict.fromkeys(KEYS, 0) | {"learner": dict.fromkeys(LEARNER_KEYS, 0)}
 

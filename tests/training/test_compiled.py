@@ -13,17 +13,17 @@ from torch._dynamo.utils import counters
 from torch.distributed.device_mesh import init_device_mesh
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from config.errors import ConfigError
-from config.models import LoraConfig
-from plan.weight_bounds import BOUNDS
+from config.schema.errors import ConfigError
+from config.schema.models import LoraConfig
 from tests.tiny import tiny_llama
 from tests.training.test_packing import assert_same, rows, scored
-from training.adapters import add_lora
-from training.compiled import compile_layers
-from training.forward import ResponseScorer
-from training.forward_check import check_forward
-from training.scoring import plain_scores
-from training.sharding import shard, whole
+from torchgrpo.plan.weight_bounds import BOUNDS
+from torchgrpo.training.adapters import add_lora
+from torchgrpo.training.compiled import compile_layers
+from torchgrpo.training.forward import ResponseScorer
+from torchgrpo.training.forward_check import check_forward
+from torchgrpo.training.scoring import plain_scores
+from torchgrpo.training.sharding import shard, whole
 
 pytestmark = pytest.mark.long
 

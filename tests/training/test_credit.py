@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from config.env import EnvConfig
-from config.policy import PolicyConfig, load_policy
+from config.schema.env import EnvConfig
+from config.schema.policy import PolicyConfig, load_policy
 from envs.group import Group
 from envs.judging.judge import part_weights
 from tests.groups import make_completion, make_group
-from training.batch import collate
-from training.credit import credit
-from training.dynamic_sampling import in_range, wants
+from torchgrpo.training.batch import collate
+from torchgrpo.training.credit import credit
+from torchgrpo.training.dynamic_sampling import in_range, wants
 
 DYNAMIC = PolicyConfig(filter_range=[0.0, 1.0], dynamic_batching=True)
 

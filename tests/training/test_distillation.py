@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from config.policy import CHOICES, PolicyConfig, load_policy
+from config.schema.policy import CHOICES, PolicyConfig, load_policy
 from envs.group import Group, Verdict
 from tests.groups import drawn_from_tiny
 from tests.training.scorers import REPEATS, make_learner
-from training.local_learner import LocalLearner
-from training.loss import objective
-from training.loss_inputs import LossInputs
-from training.loss_metrics import finalize_metrics
+from torchgrpo.training.local_learner import LocalLearner
+from torchgrpo.training.loss import objective
+from torchgrpo.training.loss_inputs import LossInputs
+from torchgrpo.training.loss_metrics import finalize_metrics
 
 MASK = torch.tensor([[True, True, False], [True, False, False]])
 

@@ -8,24 +8,24 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from config.env import EnvConfig
-from config.inference import InferenceModelConfig
-from config.models import ModelConfig
-from config.optimizer import OptimizerConfig
-from config.policy import PolicyConfig, load_policy
-from config.schema import Config
-from config.train import TrainConfig
+from config.schema.config import Config
+from config.schema.env import EnvConfig
+from config.schema.inference import InferenceModelConfig
+from config.schema.models import ModelConfig
+from config.schema.optimizer import OptimizerConfig
+from config.schema.policy import PolicyConfig, load_policy
+from config.schema.train import TrainConfig
 from envs.group import Group, Verdict
 from tests.groups import drawn_groups
 from tests.tiny import EOS, numbered_examples, tiny_llama
 from tests.training.presets import EVERY_PRESET
-from training.batch import Batch
-from training.credit import credit
-from training.forward import ResponseScorer
-from training.learner_models import Models
-from training.local_learner import LocalLearner
-from training.published_weights import named_weights
-from training.reference import Reference
+from torchgrpo.training.batch import Batch
+from torchgrpo.training.credit import credit
+from torchgrpo.training.forward import ResponseScorer
+from torchgrpo.training.learner_models import Models
+from torchgrpo.training.local_learner import LocalLearner
+from torchgrpo.training.published_weights import named_weights
+from torchgrpo.training.reference import Reference
 
 PROMPTS, REPEATS, MAX_TOKENS = 3, 4, 6
 FIRST_ROW = 2

@@ -8,17 +8,17 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-import training.scorer_host
-from config.errors import ConfigError
-from config.schema import Config
-from plan.machine import Machine
-from plan.make_plan import make_plan
-from plan.plan import Plan
+from config.schema.config import Config
+from config.schema.errors import ConfigError
 from tests.scripts import ROOT, configured
-from training.learner_models import load_base, make_models
-from training.scorer_host import ScorerHost
+from torchgrpo.plan.machine import Machine
+from torchgrpo.plan.make_plan import make_plan
+from torchgrpo.plan.plan import Plan
+from torchgrpo.training import scorer_host
+from torchgrpo.training.learner_models import load_base, make_models
+from torchgrpo.training.scorer_host import ScorerHost
 
-QUICKSTART = ROOT / "models" / "quickstart"
+QUICKSTART = ROOT / "torchgrpo" / "models" / "quickstart"
 
 
 def planned(*overrides: str) -> tuple[Config, Plan]:
@@ -29,7 +29,7 @@ def planned(*overrides: str) -> tuple[Config, Plan]:
 @pytest.fixture
 def host(monkeypatch: pytest.MonkeyPatch) -> ScorerHost:
     """A scorer in this process, whose threads stay as they are."""
-    monkeypatch.setattr(training.scorer_host, "prepare_process", lambda config, threads, device: None)
+    monkeypatch.setattr(scorer_host, "prepare_process", lambda config, threads, device: None)
     return ScorerHost({})
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from config.policy import PolicyConfig, load_policy
-from training.advantage import group_advantage
-from training.overlong import overlong_reward
+from config.schema.policy import PolicyConfig, load_policy
+from torchgrpo.training.advantage import group_advantage
+from torchgrpo.training.overlong import overlong_reward
 
 GOLDEN = Path(__file__).resolve().parents[2] / ".." / "shared" / "golden"
 NOT_COVERED = {

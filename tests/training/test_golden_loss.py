@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from tests.training.golden_mapping import MAPPINGS, Call, Inputs, total
-from training.loss import objective
-from training.loss_metrics import finalize_metrics
+from torchgrpo.training.loss import objective
+from torchgrpo.training.loss_metrics import finalize_metrics
 
 GOLDEN = Path(__file__).resolve().parents[2] / ".." / "shared" / "golden" / "loss.json"
 TOLERANCE = 1e-8

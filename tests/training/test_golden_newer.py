@@ -11,7 +11,7 @@ import torch
 from tests.training.golden_newer import NEWER
 from tests.training.golden_newer_advantages import newer_advantage
 from tests.training.test_golden_loss import difference, load_inputs, run
-from training.trust_region import binary_kl_symmetric
+from torchgrpo.training.trust_region import binary_kl_symmetric
 
 GOLDEN = Path(__file__).resolve().parents[2] / ".." / "shared" / "golden"
 TOLERANCE = 1e-8

@@ -9,18 +9,18 @@ from torchrl.modules.distributions import LLMMaskedCategorical
 from torchrl.objectives import LossModule
 from torchrl.objectives.llm import GRPOLoss as TorchRLLoss
 
-from config.policy import PRESETS, PolicyConfig, load_policy
+from config.schema.policy import PRESETS, PolicyConfig, load_policy
 from envs.group import Group, Verdict
 from tests.groups import drawn_from_tiny
 from tests.tiny import tiny_llama
 from tests.training.scorers import REPEATS, make_learner, scorer
-from training.aggregation import BatchTotals
-from training.batch import Batch, collate, environment_tokens
-from training.credit import credit
-from training.grpo_loss import LOSSES, GRPOLoss
-from training.loss import objective
-from training.loss_metrics import finalize_metrics, merge_metrics
-from training.microbatches import share_out
+from torchgrpo.training.aggregation import BatchTotals
+from torchgrpo.training.batch import Batch, collate, environment_tokens
+from torchgrpo.training.credit import credit
+from torchgrpo.training.grpo_loss import LOSSES, GRPOLoss
+from torchgrpo.training.loss import objective
+from torchgrpo.training.loss_metrics import finalize_metrics, merge_metrics
+from torchgrpo.training.microbatches import share_out
 
 NAMES = sorted(path.stem for path in PRESETS.glob("*.yaml"))
 FULL = {"kl_coef": 0.1, "kl_inference_coef": 0.05, "entropy_coef": 0.01, "environment_coef": 0.1}

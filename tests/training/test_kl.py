@@ -6,8 +6,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from config.policy import PolicyConfig
-from training.kl import ESTIMATORS, kl_estimate
+from config.schema.policy import PolicyConfig
+from torchgrpo.training.kl import ESTIMATORS, kl_estimate
 
 DIFFERENCES = (-3.0, -0.2, 0.0, 0.5, 4.0)
 """log other - log policy."""

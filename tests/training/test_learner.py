@@ -10,17 +10,17 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor.debug import CommDebugMode
 
-from config.errors import ConfigError
-from config.optimizer import OptimizerConfig
-from config.policy import PolicyConfig, load_policy
+from config.schema.errors import ConfigError
+from config.schema.optimizer import OptimizerConfig
+from config.schema.policy import PolicyConfig, load_policy
 from envs.group import Group, Verdict
 from tests.groups import drawn_from_tiny
 from tests.training.scorers import REPEATS, make_learner
-from training.batch import collate
-from training.learner import NonFiniteError
-from training.learner_state import learner_tensors
-from training.local_learner import LocalLearner
-from training.tensor_files import write_tensors
+from torchgrpo.training.batch import collate
+from torchgrpo.training.learner import NonFiniteError
+from torchgrpo.training.learner_state import learner_tensors
+from torchgrpo.training.local_learner import LocalLearner
+from torchgrpo.training.tensor_files import write_tensors
 
 AGGREGATIONS = ("token_mean", "sequence_mean", "constant_length", "pass_mean")
 

@@ -5,9 +5,9 @@ import torch
 from torch import Tensor
 
 from envs.group import Sampling
-from rollout.engines.draw import Filter
-from training import log_probs
-from training.log_probs import selected_log_probs
+from torchgrpo.rollout.engines.draw import Filter
+from torchgrpo.training import log_probs
+from torchgrpo.training.log_probs import selected_log_probs
 
 RESTRICTIONS = [(0, 1.0), (4, 1.0), (0, 0.8), (6, 0.9), (1, 1.0), (100, 0.999)]
 

@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch.nn.functional import pad
 
-from config.policy import AGGREGATIONS, PRESETS, PolicyConfig, load_policy
+from config.schema.policy import AGGREGATIONS, PRESETS, PolicyConfig, load_policy
 from tests.training.loss_batches import LENGTHS, VARIANTS, WIDTH, Tensors, evaluate, make
 from tests.training.plain_objectives import PLAIN, Batch, gradient
-from training.aggregation import BatchTotals
-from training.loss import objective
-from training.loss_metrics import finalize_metrics, merge_metrics
+from torchgrpo.training.aggregation import BatchTotals
+from torchgrpo.training.loss import objective
+from torchgrpo.training.loss_metrics import finalize_metrics, merge_metrics
 
 
 def plain_batch(tensors: Tensors) -> Batch:

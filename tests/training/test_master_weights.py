@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from config.optimizer import OptimizerConfig
-from training.learner_state import learner_tensors, load_step_counts, step_counts
-from training.master_weights import MasterWeights, is_half, join, split
-from training.optimizer import make_optimizer
-from training.tensor_files import read_tensors, write_tensors
+from config.schema.optimizer import OptimizerConfig
+from torchgrpo.training.learner_state import learner_tensors, load_step_counts, step_counts
+from torchgrpo.training.master_weights import MasterWeights, is_half, join, split
+from torchgrpo.training.optimizer import make_optimizer
+from torchgrpo.training.tensor_files import read_tensors, write_tensors
 
 NAMES = ("adamw", "muon_adamw")
 

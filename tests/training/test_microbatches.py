@@ -6,19 +6,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from config.policy import PolicyConfig
+from config.schema.policy import PolicyConfig
 from envs.group import Verdict
 from tests.groups import drawn_from_tiny, make_completion, make_group
 from tests.tiny import tiny_llama
 from tests.training.scorers import REPEATS, collected, make_learner
-from training.aggregation import BatchTotals
-from training.batch import Batch, collate
-from training.credit import credit
-from training.forward import ResponseScorer
-from training.grpo_loss import GRPOLoss
-from training.loss_metrics import finalize_metrics, merge_metrics
-from training.microbatches import idle, share_out
-from training.packing import packed_positions
+from torchgrpo.training.aggregation import BatchTotals
+from torchgrpo.training.batch import Batch, collate
+from torchgrpo.training.credit import credit
+from torchgrpo.training.forward import ResponseScorer
+from torchgrpo.training.grpo_loss import GRPOLoss
+from torchgrpo.training.loss_metrics import finalize_metrics, merge_metrics
+from torchgrpo.training.microbatches import idle, share_out
+from torchgrpo.training.packing import packed_positions
 
 
 def answered(lengths: list[int], repeats: int = REPEATS) -> Batch:

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from tests.groups import make_completion, make_group
-from training.batch import Batch, collate
-from training.minibatches import minibatches
+from torchgrpo.training.batch import Batch, collate
+from torchgrpo.training.minibatches import minibatches
 
 REPEATS = 3
 

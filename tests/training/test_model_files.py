@@ -13,21 +13,21 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 import grpo
-from config.errors import ConfigError, RunError
-from config.models import LoraConfig, ModelConfig
-from rollout.engines.running_decoder import RunningDecoder
-from rollout.weights.weight_check import WeightMismatch
-from run.jobs import run_job
-from run.lockstep import Lockstep
+from config.schema.errors import ConfigError, RunError
+from config.schema.models import LoraConfig, ModelConfig
 from tests.architectures import save_tiny
 from tests.scripts import ROOT, configured, rows
-from training.base_files import streamed
-from training.model_files import check_files
-from training.model_loading import load_frozen, load_in_4bit, load_model, load_tokenizer
-from training.model_writer import ModelWriter
+from torchgrpo.rollout.engines.running_decoder import RunningDecoder
+from torchgrpo.rollout.weights.weight_check import WeightMismatch
+from torchgrpo.run.jobs import run_job
+from torchgrpo.run.lockstep import Lockstep
+from torchgrpo.training.base_files import streamed
+from torchgrpo.training.model_files import check_files
+from torchgrpo.training.model_loading import load_frozen, load_in_4bit, load_model, load_tokenizer
+from torchgrpo.training.model_writer import ModelWriter
 
 CPU = torch.device("cpu")
-QUICKSTART = ROOT / "models" / "quickstart"
+QUICKSTART = ROOT / "torchgrpo" / "models" / "quickstart"
 FIRST = "lm_head.weight"
 TINY = {
     "vocab_size": 263,

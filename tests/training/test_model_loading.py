@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from config.errors import ConfigError
-from config.models import LoraConfig, ModelConfig
-from plan.model_shape import model_path
+from config.schema.errors import ConfigError
+from config.schema.models import LoraConfig, ModelConfig
 from tests.logged import Logged
 from tests.tiny import tiny_llama
-from training.adapters import add_lora, causal_model
-from training.model_loading import (
+from torchgrpo.plan.model_shape import model_path
+from torchgrpo.training.adapters import add_lora, causal_model
+from torchgrpo.training.model_loading import (
     check_head,
     end_tokens,
     load_frozen,
@@ -22,7 +22,7 @@ from training.model_loading import (
 )
 
 CPU = torch.device("cpu")
-QUICKSTART = "models/quickstart"
+QUICKSTART = "torchgrpo/models/quickstart"
 
 
 def test_a_relative_name_is_found_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

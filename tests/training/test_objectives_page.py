@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from config.policy import CHOICES, PRESETS, PolicyConfig, load_policy
-from training.advantage import group_advantage
-from training.loss import objective
+from config.schema.policy import CHOICES, PRESETS, PolicyConfig, load_policy
+from torchgrpo.training.advantage import group_advantage
+from torchgrpo.training.loss import objective
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "objectives.md").read_text()
 

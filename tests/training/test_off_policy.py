@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from training.loss_metrics import (
+from torchgrpo.training.loss_metrics import (
     effective_sample_size_by_age,
     finalize_metrics,
     gap_percentiles,

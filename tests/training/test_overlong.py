@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from config.policy import PolicyConfig, load_policy
-from training.overlong import overlong_reward, rows_in_loss
+from config.schema.policy import PolicyConfig, load_policy
+from torchgrpo.training.overlong import overlong_reward, rows_in_loss
 
 GOLDEN = Path(__file__).resolve().parents[2] / ".." / "shared" / "golden" / "length_shaping.json"
 

@@ -8,15 +8,15 @@ import torch
 from torch.nn.attention.flex_attention import create_block_mask, create_mask
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen3Config
 
-from config.errors import RunError
-from config.models import LoraConfig
+from config.schema.errors import RunError
+from config.schema.models import LoraConfig
 from tests.tiny import tiny_llama
-from training import attention
-from training.adapters import add_lora
-from training.attention import NAME, attend, can_pack
-from training.batch import Tokens
-from training.forward import ResponseScorer, Scores
-from training.packing import pack, packed_positions, real_tokens
+from torchgrpo.training import attention
+from torchgrpo.training.adapters import add_lora
+from torchgrpo.training.attention import NAME, attend, can_pack
+from torchgrpo.training.batch import Tokens
+from torchgrpo.training.forward import ResponseScorer, Scores
+from torchgrpo.training.packing import pack, packed_positions, real_tokens
 
 PROMPTS = (5, 9, 1, 30)
 LENGTHS = ((7, 1, 12, 3), (1, 1, 1, 1), (40, 2, 9, 25), (6, 30, 1, 17))

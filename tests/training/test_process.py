@@ -12,7 +12,7 @@ import sys
 
 import torch
 
-from training.process import keep_freed_memory
+from torchgrpo.training.process import keep_freed_memory
 
 
 def faults() -> int:

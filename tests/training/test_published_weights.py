@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from config.errors import ConfigError
+from config.schema.errors import ConfigError
 from tests.rollout.conftest import lora_policy, tiny_llama
-from training.published_weights import PolicyTensor, adapter_weights, made, named_weights
+from torchgrpo.training.published_weights import PolicyTensor, adapter_weights, made, named_weights
 
 IDS = torch.arange(3, 40)[None]
 

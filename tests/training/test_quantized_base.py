@@ -10,20 +10,20 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from config.errors import ConfigError
-from config.models import LoraConfig, ModelConfig
-from plan.model_shape import quantized_bytes, read_shape
-from rollout.engines.transformers_engine import TransformersEngine
-from rollout.weights.push import Weights
-from rollout.weights.weight_check import WeightCheck, WeightMismatch
+from config.schema.errors import ConfigError
+from config.schema.models import LoraConfig, ModelConfig
 from tests.policies import PolicyHere, check_plan
 from tests.tiny import EOS, tiny_llama
 from tests.training.test_packing import rows, scored
-from training.adapters import add_lora
-from training.model_loading import load_in_4bit, load_model
-from training.published_weights import PolicyWeights, made, named_weights
-from training.quantization import dequantized, quantized
-from training.trained_parameters import base_digest, trained_tensors
+from torchgrpo.plan.model_shape import quantized_bytes, read_shape
+from torchgrpo.rollout.engines.transformers_engine import TransformersEngine
+from torchgrpo.rollout.weights.push import Weights
+from torchgrpo.rollout.weights.weight_check import WeightCheck, WeightMismatch
+from torchgrpo.training.adapters import add_lora
+from torchgrpo.training.model_loading import load_in_4bit, load_model
+from torchgrpo.training.published_weights import PolicyWeights, made, named_weights
+from torchgrpo.training.quantization import dequantized, quantized
+from torchgrpo.training.trained_parameters import base_digest, trained_tensors
 
 pytest.importorskip("bitsandbytes", reason="pip install -e '.[qlora]' in the project's folder")
 

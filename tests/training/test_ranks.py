@@ -8,29 +8,29 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from cluster.runtime import Place
-from config.env import EnvConfig
-from config.inference import InferenceModelConfig
-from config.models import LoraConfig, ModelConfig, TrainModelConfig
-from config.optimizer import OptimizerConfig
-from config.policy import AGGREGATIONS, PRESETS, PolicyConfig, load_policy
-from config.schema import Config
-from config.train import TrainConfig
+from config.schema.config import Config
+from config.schema.env import EnvConfig
+from config.schema.inference import InferenceModelConfig
+from config.schema.models import LoraConfig, ModelConfig, TrainModelConfig
+from config.schema.optimizer import OptimizerConfig
+from config.schema.policy import AGGREGATIONS, PRESETS, PolicyConfig, load_policy
+from config.schema.train import TrainConfig
 from envs.group import Group, Verdict
-from plan.machine import this_machine
-from plan.make_plan import make_plan
-from plan.plan import Plan
-from rollout.weights.outgoing import Outgoing
-from rollout.weights.transports import Layout
 from tests.groups import drawn_groups
 from tests.tiny import numbered_examples, tiny_llama
-from training import tensor_stream
-from training.learner import Learner
-from training.local_learner import make_learner
-from training.process import prepare_process
-from training.rank_host import RankHost
-from training.ranked_learner import RankedLearner
-from training.ranks import Ranks, RankSettings
+from torchgrpo.cluster.runtime import Place
+from torchgrpo.plan.machine import this_machine
+from torchgrpo.plan.make_plan import make_plan
+from torchgrpo.plan.plan import Plan
+from torchgrpo.rollout.weights.outgoing import Outgoing
+from torchgrpo.rollout.weights.transports import Layout
+from torchgrpo.training import tensor_stream
+from torchgrpo.training.learner import Learner
+from torchgrpo.training.local_learner import make_learner
+from torchgrpo.training.process import prepare_process
+from torchgrpo.training.rank_host import RankHost
+from torchgrpo.training.ranked_learner import RankedLearner
+from torchgrpo.training.ranks import Ranks, RankSettings
 
 REPEATS, GROUPS, STEPS, MAX_TOKENS = 4, 5, 5, 12
 TWO = RankSettings(nodes=1, ray_cpus=2, on_gpu=False, timeout_s=600.0)

@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from config.models import ModelConfig
+from config.schema.models import ModelConfig
 from tests.pretend_gpu import pretend_gpus
 from tests.tiny import tiny_llama
 from tests.training.scorers import collected, scorer
-from training.batch import Batch, Tokens
-from training.forward import ResponseScorer, Scores
-from training.model_loading import load_frozen, load_model
-from training.reference import HostMemory, Reference
+from torchgrpo.training.batch import Batch, Tokens
+from torchgrpo.training.forward import ResponseScorer, Scores
+from torchgrpo.training.model_loading import load_frozen, load_model
+from torchgrpo.training.reference import HostMemory, Reference
 
 CPU = torch.device("cpu")
 

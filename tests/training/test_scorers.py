@@ -13,15 +13,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from cluster.calls import Reference as Call
-from config.errors import ConfigError, RankLost, RunError
-from config.models import RefModelConfig
-from config.policy import PolicyConfig, load_policy
-from config.schema import Config
+from config.schema.config import Config
+from config.schema.errors import ConfigError, RankLost, RunError
+from config.schema.models import RefModelConfig
+from config.schema.policy import PolicyConfig, load_policy
 from envs.group import Group
-from plan.machine import Machine
-from plan.make_plan import make_plan
-from plan.plan import Plan
 from tests.groups import drawn_groups
 from tests.killed_ranks import Killer
 from tests.logged import Logged
@@ -41,15 +37,19 @@ from tests.training.test_ranks import (
     two_ranks,
     weights,
 )
-from training.batch import Batch, collate
-from training.kl import ESTIMATORS
-from training.learner_models import load_base, make_models
-from training.local_learner import LocalLearner
-from training.published_weights import pushed_tensors
-from training.ranked_learner import RankedLearner
-from training.ranks import Ranks
-from training.scorers import Copy, Scorers, places
-from training.worker import Piece
+from torchgrpo.cluster.calls import Reference as Call
+from torchgrpo.plan.machine import Machine
+from torchgrpo.plan.make_plan import make_plan
+from torchgrpo.plan.plan import Plan
+from torchgrpo.training.batch import Batch, collate
+from torchgrpo.training.kl import ESTIMATORS
+from torchgrpo.training.learner_models import load_base, make_models
+from torchgrpo.training.local_learner import LocalLearner
+from torchgrpo.training.published_weights import pushed_tensors
+from torchgrpo.training.ranked_learner import RankedLearner
+from torchgrpo.training.ranks import Ranks
+from torchgrpo.training.scorers import Copy, Scorers, places
+from torchgrpo.training.worker import Piece
 
 pytestmark = pytest.mark.long
 

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from config.errors import ConfigError
-from config.schema import Config
-from run.checkpoint_model import with_model
-from run.jobs import _token_problems
+from config.schema.config import Config
+from config.schema.errors import ConfigError
 from tests.scripts import ROOT, configured
 from tests.tiny import resized_quickstart
-from training.model_loading import load_tokenizer
-from training.teacher_files import check_reference_files, has_tokenizer
+from torchgrpo.run.checkpoint_model import with_model
+from torchgrpo.run.jobs import _token_problems
+from torchgrpo.training.model_loading import load_tokenizer
+from torchgrpo.training.teacher_files import check_reference_files, has_tokenizer
 
 TINY = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
 Vocabulary = dict[str, int]
@@ -44,7 +44,7 @@ def check(folder: Path, *overrides: str) -> None:
 def test_the_same_tokens_with_more_rows(tmp_path: Path) -> None:
     check(teacher(tmp_path / "same"))
     check(teacher(tmp_path / "more", rows=300))
-    check(ROOT / "models" / "quickstart", f"model.name={tmp_path / 'more'}")
+    check(ROOT / "torchgrpo" / "models" / "quickstart", f"model.name={tmp_path / 'more'}")
     assert _token_problems(config_of(tmp_path / "same")) == []
 
 
@@ -61,7 +61,7 @@ def test_the_first_token_that_differs_is_named(tmp_path: Path) -> None:
         vocabulary["3"], vocabulary["4"] = vocabulary["4"], vocabulary["3"]
 
     folder = teacher(tmp_path / "other", change=swap)
-    own = AutoTokenizer.from_pretrained(ROOT / "models" / "quickstart")
+    own = AutoTokenizer.from_pretrained(ROOT / "torchgrpo" / "models" / "quickstart")
     said = (
         rf"ref_model.name={folder} has other tokens than model.name=models/quickstart: id "
         rf"{own.convert_tokens_to_ids('3')} is '4' to it and '3' to the policy\. .*leave ref_model.name out"
@@ -86,8 +86,8 @@ def test_an_added_token_counts_where_the_policy_can_draw_it(tmp_path: Path) -> N
     tokenizer.save_pretrained(folder)
     policy = f"model.name={folder}"
     with pytest.raises(ConfigError, match=r"id 263 is no token to it and '<end>' to the policy"):
-        check(ROOT / "models" / "quickstart", policy)
-    shutil.copytree(ROOT / "models" / "quickstart", tmp_path / "small")
+        check(ROOT / "torchgrpo" / "models" / "quickstart", policy)
+    shutil.copytree(ROOT / "torchgrpo" / "models" / "quickstart", tmp_path / "small")
     tokenizer.eos_token = "<eos>"
     tokenizer.save_pretrained(tmp_path / "small")
     with pytest.raises(
@@ -109,7 +109,7 @@ def test_a_folder_without_a_tokenizer(tmp_path: Path) -> None:
 
 def test_files_that_are_no_model_are_named_as_the_reference(tmp_path: Path) -> None:
     folder = teacher(tmp_path / "broken")
-    shutil.copy(ROOT / "models" / "quickstart" / "model.safetensors", folder)
+    shutil.copy(ROOT / "torchgrpo" / "models" / "quickstart" / "model.safetensors", folder)
     with pytest.raises(ConfigError, match=rf"^ref_model.name={folder}: the model has no .* tensors"):
         check(folder)
 

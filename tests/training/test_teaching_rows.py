@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 import torch
 
-from config.optimizer import OptimizerConfig
-from config.policy import PolicyConfig, load_policy
+from config.schema.optimizer import OptimizerConfig
+from config.schema.policy import PolicyConfig, load_policy
 from envs.group import Group, Verdict
 from tests.groups import drawn_from_tiny
 from tests.training.presets import EVERY_PRESET
 from tests.training.scorers import REPEATS, make_learner
-from training import split_learner
-from training.learner import StepReport
-from training.local_learner import LocalLearner
-from training.policy_terms import POLICY_TERMS, PROPORTIONAL, teaching_rows
+from torchgrpo.training import split_learner
+from torchgrpo.training.learner import StepReport
+from torchgrpo.training.local_learner import LocalLearner
+from torchgrpo.training.policy_terms import POLICY_TERMS, PROPORTIONAL, teaching_rows
 
 SETTLED = (1, 2, 5)
 """Groups of one reward."""

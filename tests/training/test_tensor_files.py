@@ -13,11 +13,16 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from config.errors import ConfigError
-from config.optimizer import OptimizerConfig
-from training.learner_state import check_same_tensors, learner_tensors, load_step_counts, step_counts
-from training.optimizer import make_optimizer
-from training.tensor_files import (
+from config.schema.errors import ConfigError
+from config.schema.optimizer import OptimizerConfig
+from torchgrpo.training.learner_state import (
+    check_same_tensors,
+    learner_tensors,
+    load_step_counts,
+    step_counts,
+)
+from torchgrpo.training.optimizer import make_optimizer
+from torchgrpo.training.tensor_files import (
     UnreadableError,
     check_files,
     copied,

@@ -7,21 +7,21 @@ from pathlib import Path
 import pytest
 import torch
 
-from config.policy import PolicyConfig, load_policy
+from config.schema.policy import PolicyConfig, load_policy
 from envs.group import Group, Verdict
 from tests.groups import drawn_from_tiny
 from tests.tiny import tiny_llama
 from tests.training.loss_batches import Tensors, make
 from tests.training.scorers import REPEATS, make_learner, scorer
-from training.aggregation import BatchTotals
-from training.batch import collate
-from training.credit import credit
-from training.entropy_control import EntropyControl
-from training.grpo_loss import GRPOLoss
-from training.local_learner import LocalLearner
-from training.loss import objective
-from training.loss_inputs import LossInputs, mean
-from training.token_weights import TokenWeights, token_weights
+from torchgrpo.training.aggregation import BatchTotals
+from torchgrpo.training.batch import collate
+from torchgrpo.training.credit import credit
+from torchgrpo.training.entropy_control import EntropyControl
+from torchgrpo.training.grpo_loss import GRPOLoss
+from torchgrpo.training.local_learner import LocalLearner
+from torchgrpo.training.loss import objective
+from torchgrpo.training.loss_inputs import LossInputs, mean
+from torchgrpo.training.token_weights import TokenWeights, token_weights
 
 WHOLE = {
     "top entropy": {"select_tokens": "top_entropy", "selected_share": 0.4},

@@ -7,14 +7,14 @@ import torch
 from torch import Tensor, nn
 
 import grpo
-from config.errors import RunError
-from config.models import LoraConfig
-from run.jobs import run_job
-from run.lockstep import Lockstep
+from config.schema.errors import RunError
+from config.schema.models import LoraConfig
 from tests.architectures import ARCHITECTURES, save_tiny, tiny
 from tests.scripts import configured, rows
-from training.adapters import add_lora
-from training.training_mode import evaluation_mode, set_training_mode
+from torchgrpo.run.jobs import run_job
+from torchgrpo.run.lockstep import Lockstep
+from torchgrpo.training.adapters import add_lora
+from torchgrpo.training.training_mode import evaluation_mode, set_training_mode
 
 NOISY = {
     "gpt2": {"attn_pdrop": 0.5, "resid_pdrop": 0.5, "embd_pdrop": 0.5},

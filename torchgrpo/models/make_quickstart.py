@@ -1,0 +1,185 @@
+"""Make the quickstart model from nothing: a tiny chat model that was taught additions by a sloppy teacher.
+
+    python models/make_quickstart.py        rewrites torchgrpo/models/quickstart in two to three minutes on one core
+
+First the pupil learns to add. Then a sloppy teacher takes over, who writes the right sum down in about one
+case out of four, and who most often loses a ten. The pupil learns that habit, slips included: sampled at
+temperature 1 it is right about a third of the time, and its most likely answer is usually a slip. What is
+left for reinforcement learning is to find out, from right and wrong alone, which habit to keep.
+
+Everything is drawn from fixed seeds on one thread, so equal torch builds on equal processors give equal
+bytes. This file imports no other file of the project.
+"""
+
+import argparse
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from torch.nn.utils.rnn import pad_sequence
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+FOLDER = Path(__file__).resolve().parent / "quickstart"
+MAX_OPERAND = 49
+SPECIAL_TOKENS = ("<pad>", "<bos>", "<eos>", "<system>", "<user>", "<assistant>", "<tool>")
+CHAT_TEMPLATE = (
+    "{{ bos_token }}"
+    "{% for message in messages %}"
+    "{{ '<' ~ message['role'] ~ '>' ~ message['content'] }}"
+    "{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+TEACHER = {0: 0.27, -10: 0.53, 1: 0.1, -1: 0.1}
+"""How far the sloppy teacher's answer is from the sum, and how often."""
+IGNORED = -100
+"""A label that the cross entropy leaves out."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How the pupil is taught: `clean_steps` with right sums only, then the sloppy teacher up to `steps`."""
+
+    steps: int = 1000
+    clean_steps: int = 600
+    batch_size: int = 128
+    learning_rate: float = 2e-3
+    warm_up_steps: int = 30
+    seed: int = 0
+
+
+def make_tokenizer() -> PreTrainedTokenizerFast:
+    """One token a byte, so that every text round-trips; the specials of a chat come first."""
+    vocabulary = {token: index for index, token in enumerate(SPECIAL_TOKENS)}
+    for letter in sorted(pre_tokenizers.ByteLevel.alphabet()):
+        vocabulary[letter] = len(vocabulary)
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        bos_token="<bos>",
+        eos_token="<eos>",
+        additional_special_tokens=list(SPECIAL_TOKENS[3:]),
+        chat_template=CHAT_TEMPLATE,
+        padding_side="left",
+        clean_up_tokenization_spaces=False,
+        model_max_length=2048,
+    )
+
+
+def make_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> LlamaForCausalLM:
+    """A randomly initialised Llama of about one million parameters, fp32."""
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=192,
+        intermediate_size=512,
+        num_hidden_layers=2,
+        num_attention_heads=6,
+        num_key_value_heads=6,
+        head_dim=32,
+        max_position_embeddings=2048,
+        tie_word_embeddings=False,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    return LlamaForCausalLM(config)
+
+
+def teach_answer(total: int, generator: random.Random) -> int:
+    """What the sloppy teacher writes for a sum; a slip below zero is no slip at all."""
+    slips, weights = zip(*((slip, p) for slip, p in TEACHER.items() if total + slip >= 0), strict=True)
+    slip: int = generator.choices(slips, weights)[0]
+    return total + slip
+
+
+def make_batch(
+    tokenizer: PreTrainedTokenizerFast, size: int, sloppy: bool, generator: random.Random
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Random additions with answers: token ids and labels, int64 [size, T], right-padded.
+
+    Labels are IGNORED on the prompt and on the padding.
+    """
+    prompts, answers = [], []
+    for _ in range(size):
+        a, b = generator.randint(0, MAX_OPERAND), generator.randint(0, MAX_OPERAND)
+        prompts.append(f"<bos><user>{a}+{b}=<assistant>")
+        answers.append(f"{teach_answer(a + b, generator) if sloppy else a + b}<eos>")
+    return pad_batch(tokenizer(prompts)["input_ids"], tokenizer(answers)["input_ids"], tokenizer.pad_token_id)
+
+
+def pad_batch(
+    prompts: Sequence[list[int]], answers: Sequence[list[int]], pad_id: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids and labels, int64 [N, T], right-padded."""
+    pairs = list(zip(prompts, answers, strict=True))
+    ids = [torch.tensor(prompt + answer) for prompt, answer in pairs]
+    labels = [torch.tensor([IGNORED] * len(prompt) + answer) for prompt, answer in pairs]
+    return pad_sequence(ids, True, pad_id), pad_sequence(labels, True, IGNORED)
+
+
+def teach(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, schedule: Schedule) -> list[float]:
+    """Train in place; the loss of every step, in nats a token."""
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=schedule.learning_rate, weight_decay=0.01, betas=(0.9, 0.98)
+    )
+
+    def factor(step: int) -> float:
+        return min(1.0, (step + 1) / schedule.warm_up_steps) * max(0.02, 1 - step / schedule.steps)
+
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+    generator = random.Random(schedule.seed)
+    losses = []
+    for step in range(schedule.steps):
+        sloppy = step >= schedule.clean_steps
+        ids, labels = make_batch(tokenizer, schedule.batch_size, sloppy, generator)
+        logits = model(ids).logits[:, :-1]
+        loss = torch.nn.functional.cross_entropy(
+            logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORED
+        )
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        scheduler.step()
+        losses.append(loss.item())
+        if (step + 1) % 100 == 0:
+            print(f"step {step + 1}/{schedule.steps}: loss {losses[-1]:.3f}", flush=True)
+    return losses
+
+
+def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
+    """Write an HF folder.
+
+    The weights are stored as fp16, which halves the file; `dtype` in config.json loads them as fp32.
+    """
+    model.half().save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    config_path = folder / "config.json"
+    config = json.loads(config_path.read_text())
+    config["dtype"] = "float32"
+    config_path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--folder", type=Path, default=FOLDER)
+    parser.add_argument("--steps", type=int, default=Schedule.steps, help="training steps (fewer: a trial)")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    schedule = Schedule(steps=options.steps)
+    tokenizer = make_tokenizer()
+    model = make_model(tokenizer, schedule.seed)
+    teach(model, tokenizer, schedule)
+    save(model, tokenizer, options.folder)
+
+
+if __name__ == "__main__":
+    main()

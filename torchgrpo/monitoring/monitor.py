@@ -1,0 +1,305 @@
+"""The monitor of a run: rows of metrics, progress, samples, summary."""
+
+import json
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from config.run_folder.files import written_whole
+from config.run_folder.folders import SUMMARY
+from config.schema.errors import RunOutcome
+from envs.example import SYSTEM_ROLES
+from envs.group import Group, SampledCompletion, Verdict
+from envs.task import Example
+from torchgrpo.monitoring.doctor.doctor import Finding
+from torchgrpo.monitoring.events import Events
+from torchgrpo.monitoring.ledger import Ledger
+from torchgrpo.monitoring.metrics import Trained, rollout_metrics
+from torchgrpo.monitoring.metrics_file import MetricsFile
+from torchgrpo.monitoring.progress import Progress
+from torchgrpo.monitoring.record import token_values
+from torchgrpo.monitoring.repetition import Repetition
+from torchgrpo.monitoring.tracker_kinds import ShownCompletion
+from torchgrpo.monitoring.trackers import Trackers
+
+log = logging.getLogger("grpo")
+"""Goes to `grpo.log` in the run's folder alone (config/base.yaml)."""
+LONGEST_TEXT, LONGEST_GOLD = 4000, 200
+"""Characters of a sample that are shown."""
+SHOWN = 32
+"""Completions of a step that a tracker gets, whole groups first."""
+
+
+class Monitor:
+    """Collects timings between two optimizer steps and writes everything out at each.
+
+    Args:
+        live: shows how far the run is.
+        first_step: steps already done by an earlier part of the run.
+        members: of a mixture, its data sets, which have metrics of their own.
+        rollouts_gb: that the ledger may take.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        tracker: Trackers | None,
+        live: Progress,
+        first_step: int = 0,
+        members: Sequence[str] = (),
+        rollouts_gb: float = 0.0,
+    ) -> None:
+        self.run_dir = run_dir
+        self.tracker = tracker
+        self.live = live
+        self.members = members
+        self.file = MetricsFile(run_dir / "metrics.jsonl")
+        self.ledger = Ledger(run_dir, int(rollouts_gb * 1e9), self.say)
+        self.events = Events(run_dir, self.say)
+        self.repetition = Repetition()
+        self.optimizer_step = first_step
+        self.iteration = 0
+        self.seconds = {"collect": 0.0, "optimize": 0.0, "push": 0.0}
+        self.extra: dict[str, float] = {}
+        self.evaluation: dict[str, float] = {}
+        self.shown: list[ShownCompletion] = []
+        self.tokens = 0
+        self.began = self.since = time.perf_counter()
+        self.seconds_before = 0.0
+        self.tokens_before = 0
+
+    def resumed(self) -> None:
+        """The run folder holds the rows of an earlier part of the run: its seconds and tokens count."""
+        *_, last = [{}, *self.rows()]
+        self.seconds_before = float(last.get("time/elapsed_s", 0.0))
+        self.tokens_before = int(last.get("tokens/total", 0))
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Rows of optimizer steps in the run folder."""
+        return [row for row in self.file.rows() if "reward/mean" in row]
+
+    @contextmanager
+    def timed(self, phase: str) -> Iterator[None]:
+        """Adds the seconds of the block to `time/PHASE_s` of the next row, and shows the phase."""
+        self.live.stage(phase)
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            seconds = time.perf_counter() - began
+            self.seconds[phase] += seconds
+            self.event("phase", name=phase, seconds=seconds)
+
+    def event(self, event: str, **fields: Any) -> None:
+        """A line of the run's history, at this optimizer step of this iteration."""
+        self.events.tell(event, self.optimizer_step, iteration=self.iteration, **fields)
+
+    def note(self, metrics: dict[str, float]) -> None:
+        """Metrics of something that is not an optimizer step (a push): in the next row."""
+        self.extra |= metrics
+
+    def optimized(
+        self, batch: Trained, groups: Sequence[Group], step: dict[str, float], policy_version: int
+    ) -> dict[str, Any]:
+        """Write the row of one optimizer step.
+
+        groups: of the batch, in its order. policy_version: of the weights before the step.
+        """
+        self.optimizer_step += 1
+        row: dict[str, Any] = {"optimizer_step": self.optimizer_step}
+        row |= rollout_metrics(batch, groups, policy_version, self.members) | step | self.extra
+        row |= self.repetition.metrics([one for group in groups for one in group.chain()])
+        row |= self._throughput([len(one.token_ids) for group in groups for one in group.completions])
+        self.extra = {}
+        self.file.append(row)
+        self._track(row)
+        self.live.step(row["reward/mean"], row["length/response_mean"])
+        return row
+
+    def learned(
+        self,
+        batch: Trained,
+        groups: Sequence[Group],
+        advantage: Tensor,
+        log_ratio: Tensor,
+        entropy: Tensor,
+        trained_at: int | None,
+    ) -> None:
+        """Tell the ledger what the step that `optimized` wrote made of each group.
+
+        advantage, log_ratio, entropy: as `StepReport`. trained_at: see `Fate`.
+        """
+        assert batch.mask is not None
+        if self.tracker is not None:
+            self.shown = shown_completions(groups, advantage, batch.mask)
+        each = token_values(groups, batch.tokens.response_mask, advantage, batch.mask, log_ratio, entropy)
+        for group, values in zip(groups, each, strict=True):
+            self.ledger.learned(group, self.optimizer_step, values, trained_at)
+
+    def consumed(self, iteration: int, groups: Sequence[Group], stale: Sequence[Group]) -> None:
+        """The end of an iteration: its groups go to the ledger. stale: those that were too old for it."""
+        self.ledger.consumed(iteration, groups, stale)
+        if stale:
+            self.event("dropped", groups=len(stale))
+
+    def evaluated(
+        self, metrics: dict[str, float], iteration: int, policy_version: int, seconds: float
+    ) -> dict[str, Any]:
+        """A row of its own for an evaluation; its seconds count in no optimizer step's throughput."""
+        row: dict[str, Any] = {"optimizer_step": self.optimizer_step, "iteration": iteration, **metrics}
+        row["policy_version"] = float(policy_version)
+        row["time/unix_s"] = time.time()
+        self.file.append(row)
+        self._track(row)
+        self.event("phase", name="evaluate", seconds=seconds)
+        self.event("evaluated", after=iteration, policy_version=policy_version, metrics=metrics)
+        self.evaluation = metrics
+        self.since += seconds
+        return row
+
+    def _track(self, row: dict[str, Any]) -> None:
+        if self.tracker is not None:
+            numbers = {name: value for name, value in row.items() if isinstance(value, float)}
+            self.tracker.metrics(numbers, self.optimizer_step)
+            self._tell_of_trackers(self.tracker)
+
+    def _tell_of_trackers(self, trackers: Trackers) -> None:
+        for line in trackers.told():
+            self.say(line)
+
+    def _throughput(self, lengths: Sequence[int]) -> dict[str, float]:
+        """Seconds of each phase and figures per second since the last row. lengths: tokens of the completions."""
+        now = time.perf_counter()
+        elapsed, self.since = now - self.since, now
+        tokens = sum(lengths)
+        self.tokens += tokens
+        row: dict[str, float] = {f"time/{phase}_s": seconds for phase, seconds in self.seconds.items()}
+        row["idle/learner"] = self.seconds["collect"] / elapsed
+        self.seconds = dict.fromkeys(self.seconds, 0.0)
+        return row | {
+            "throughput/tokens_per_s": tokens / elapsed,
+            "throughput/completions_per_s": len(lengths) / elapsed,
+            "time/elapsed_s": self.seconds_before + now - self.began,
+            "tokens/total": float(self.tokens_before + self.tokens),
+            "time/unix_s": time.time(),
+        }
+
+    def say(self, text: str) -> None:
+        """A line above the bar, and in `grpo.log`."""
+        self.live.say(text)
+        log.info(text)
+
+    def alarm(self, finding: Finding) -> None:
+        """Say what the doctor has found, and write an event of it."""
+        self.say(finding.line)
+        self.event("alarm", rule=finding.rule, severity=finding.severity, text=finding.line)
+
+    def show(self, group: Group) -> None:
+        """A question with the best and the worst of its answers; a table of the step's completions to the trackers."""
+        self.say(sample_text(self.optimizer_step, group))
+        if self.tracker is not None:
+            self.tracker.completions(self.shown, self.optimizer_step)
+
+    def close(self, outcome: RunOutcome) -> None:
+        """Write `summary.json`; end the ledger and, also where nothing can be written, the trackers."""
+        self.live.close()
+        try:
+            self.ledger.close()
+            self._summarize(outcome)
+            if self.file.path.exists():
+                self.event("ended", outcome=outcome)
+        finally:
+            self.events.close()
+            if self.tracker is not None:
+                self.tracker.close(outcome)
+                self._tell_of_trackers(self.tracker)
+
+    def _summarize(self, outcome: RunOutcome) -> None:
+        rows = self.rows()
+        rewards = [row["reward/mean"] for row in rows]
+        summary = {
+            "outcome": outcome,
+            "optimizer_steps": self.optimizer_step,
+            "first_reward": rewards[0] if rewards else None,
+            "last_reward": rewards[-1] if rewards else None,
+            "best_reward": max(rewards, default=None),
+            "wall_time_s": round(time.perf_counter() - self.began, 3),
+            "response_tokens": self.tokens,
+            "evaluation": self.evaluation,
+        }
+        with written_whole(self.run_dir / SUMMARY) as file:
+            file.write((json.dumps(summary, indent=2) + "\n").encode())
+        told = "nothing was measured"
+        if rewards:
+            change = f"reward {rewards[0]:.3f} -> {rewards[-1]:.3f}"
+            if "kl/teacher" in rows[-1]:
+                change += f", kl/teacher {rows[0]['kl/teacher']:.3f} -> {rows[-1]['kl/teacher']:.3f}"
+            told = (
+                f"{self.optimizer_step} optimizer steps, {change}; metrics and checkpoints in {self.run_dir}"
+            )
+        elif self.file.path.exists():  # else the folder may not stay
+            told = f"metrics in {self.run_dir}"
+        self.say(f"{outcome}: {told}")
+
+
+def shown_completions(groups: Sequence[Group], advantage: Tensor, mask: Tensor) -> list[ShownCompletion]:
+    """The first `SHOWN` completions of a batch, for a table.
+
+    groups: of the batch, in its order. advantage: [N, 1] or [N, R], shown as the mean of a completion's tokens in the
+    loss. mask: [N, R].
+    """
+    completions = [(group, one) for group in groups for one in group.completions][:SHOWN]
+    tokens = mask[: len(completions)]
+    worth = advantage[: len(completions)].expand(tokens.shape).where(tokens, 0.0)
+    advantages = (worth.sum(1) / tokens.sum(1).clamp(min=1)).tolist()
+    return [
+        ShownCompletion(
+            _short(question(group.example), LONGEST_TEXT),
+            _short(one.text, LONGEST_TEXT),
+            0.0 if one.verdict is None else one.verdict.score,
+            advantage,
+        )
+        for (group, one), advantage in zip(completions, advantages, strict=True)
+    ]
+
+
+def sample_text(step: int, group: Group) -> str:
+    """A question with the best and the worst of its answers, for a person to read."""
+    lines = [f"sample at step {step}", _indented(question(group.example), 2)]
+    scores = [verdict.score for verdict in group.verdicts]
+    for index in dict.fromkeys((scores.index(max(scores)), scores.index(min(scores)))):
+        one, verdict = group.completions[index], group.verdicts[index]
+        lines += [f"  {_headline(one, verdict, group.example)}", _indented(one.text, 4)]
+    return "\n".join(lines)
+
+
+def question(example: Example) -> str:
+    """The question of an example, a chat with its roles, without the system prompt that all share."""
+    asked = [message for message in example.messages if message["role"] not in SYSTEM_ROLES]
+    if len(asked) == 1:
+        return str(asked[0]["content"])
+    return "\n".join(f"{message['role']}: {message['content']}" for message in asked)
+
+
+def _headline(one: SampledCompletion, verdict: Verdict, example: Example) -> str:
+    """`reward 0.20 (accuracy 0, brief 0.2), 8 tokens, stop; gold 5`"""
+    parts = ", ".join(f"{name} {value:.3g}" for name, value in verdict.parts.items())
+    outcome = "" if verdict.outcome == "scored" else f", {verdict.outcome}"
+    gold = _short(" ".join(str(example.answer).split()), LONGEST_GOLD)
+    return (
+        f"reward {verdict.score:.2f}{f' ({parts})' if parts else ''}{outcome}, {one.num_drawn} tokens, "
+        f"{one.finish_reason}; gold {gold}"
+    )
+
+
+def _indented(text: str, width: int) -> str:
+    return "\n".join(" " * width + line for line in _short(text, LONGEST_TEXT).splitlines() or [""])
+
+
+def _short(text: str, limit: int) -> str:
+    return text if len(text) <= limit else f"{text[:limit]} ..."

@@ -1,0 +1,81 @@
+"""What a run takes of a node's memory: everything on a CPU, beside GPUs what lives there for them. No torch here."""
+
+from torchgrpo.plan.disk import checkpoint_bytes
+from torchgrpo.plan.memory import (
+    Use,
+    engine_weights,
+    frozen_role,
+    learner_gradients,
+    learner_states,
+    learner_weights,
+    pushed_bytes,
+    reference_bytes,
+)
+from torchgrpo.plan.model_shape import ModelShape
+from torchgrpo.plan.plan import SCORER_KNOBS, Plan, cache_on_device, most_on_a_node, scorer_phase
+
+
+def host_uses(plan: Plan, shape: ModelShape) -> list[Use]:
+    """Memory of the machine that the run takes.
+
+    Everything on a CPU; beside GPUs a reference that visits them.
+
+    To that come the copies that a checkpoint is written from and that the last push leaves, or the whole models that
+    shards of scorers are filled from before there are any, whichever are more.
+    """
+    if plan.devices.on_cpu:
+        on_vllm = plan.engine.backend == "vllm"
+        weights = engine_weights(plan.config, shape, plan.engine.dtype, on_cpu=on_vllm)
+        apart = plan.overlapped or plan.devices.ranks > 1 or not plan.devices.in_process
+        if apart and not on_vllm:
+            # Packed too (rollout/engines/decode_step.py): only a learner of the same process uses that memory again.
+            weights *= 2
+        engines = plan.config.inference_model.num_devices * (weights + (cache_on_device(plan, shape) or 0.0))
+        learner = plan.devices.ranks_per_node * max(phase.bytes for phase in plan.phases)
+        scorer = scorer_phase(plan)
+        scorers = 0.0 if scorer is None else plan.devices.scorers_per_node * scorer.bytes
+        uses = [
+            Use("learner", learner, "train.gradient_accumulation_steps"),
+            Use("scorers", scorers, SCORER_KNOBS),
+            Use("engines", engines, "inference_model.num_devices, max_num_seqs"),
+        ]
+    else:
+        frozen = plan.reference_shape if plan.reference.home == "host memory" else None
+        visits = 0.0 if frozen is None else reference_bytes(plan.config, frozen, plan.devices.ranks)
+        visitor = Use(f"visiting {frozen_role(plan.config)}", visits, "ref_model.num_devices")
+        uses = [visitor, *_offloaded(plan, shape)]
+    devices = plan.devices
+    here = devices.ranks_per_node / devices.ranks  # each rank writes its shards
+    state = checkpoint_bytes(plan.config, shape) * here if plan.config.train.async_checkpoint else 0.0
+    copy = pushed_bytes(plan.config, shape, plan.weight_dtype) if plan.transport != "in_process" else 0.0
+    copies = [
+        Use("copy for a checkpoint", state, "train.async_checkpoint"),
+        Use("copy of the last push", copy, "model.name, inference_model.dtype"),
+    ]
+    loading = [Use("scorers while they load", _loading_bytes(plan), SCORER_KNOBS)]
+    uses += max(copies, loading, key=lambda moment: sum(use.bytes for use in moment))
+    return [use for use in uses if use.bytes]
+
+
+def _loading_bytes(plan: Plan) -> float:
+    """Whole models on one node, from which the ranks of copies fill their shards."""
+    frozen, shards = plan.reference_shape, plan.reference.shard_size
+    if frozen is None or shards == 1:
+        return 0.0
+    here = min(plan.devices.scorers_per_node, most_on_a_node(plan))
+    return -(-here // shards) * reference_bytes(plan.config, frozen, shards)
+
+
+def _offloaded(plan: Plan, shape: ModelShape) -> list[Use]:
+    """What the ranks of one node keep in its memory. A reference that is sharded with the policy goes where it goes."""
+    config, offload, ranks = plan.config, plan.config.train_model.offload, plan.devices.ranks_per_node
+    kept: tuple[Use, ...] = ()
+    if offload != "none":
+        kept = learner_states(config, shape)
+    if offload == "all":
+        kept += (*learner_weights(config, shape), learner_gradients(config, shape))
+    return [Use(f"{use.what} of {ranks} rank(s)", ranks * use.bytes, "train_model.offload") for use in kept]
+
+
+def host_bytes(plan: Plan, shape: ModelShape) -> float:
+    return sum(use.bytes for use in host_uses(plan, shape))

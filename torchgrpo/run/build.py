@@ -1,0 +1,161 @@
+"""From a typed config to a run that can begin: data, engines, learner, rewards, evaluation and monitor.
+
+    config ─▶ plan ─▶ task, prompts, sets ─▶ engines ─▶ learner ─▶ Run ─▶ Lockstep | Overlapped
+
+Where one of them fails, those that are there already are closed.
+"""
+
+import gc
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from config.cli.command_line import resume_command
+from config.schema.config import Config
+from torchgrpo.run.checkpoint_model import model_maker
+from torchgrpo.run.checkpoint_writer import CheckpointWriter
+from torchgrpo.run.overlapped import ScheduleType
+from torchgrpo.run.resume import check_data, starting_point
+from torchgrpo.run.run import Run
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from torchgrpo.monitoring.monitor import Monitor
+    from torchgrpo.monitoring.progress import Progress
+    from torchgrpo.plan.plan import Plan
+    from torchgrpo.training.checkpoint import Saved
+    from torchgrpo.training.learner import Learner
+
+
+def plan_run(config: Config, schedule: type[ScheduleType], run_dir: Path) -> "Plan":
+    """Who lives where; raises ConfigError for a plan that cannot work, before anything is loaded."""
+    from torchgrpo.plan.machine import this_machine
+    from torchgrpo.plan.make_plan import make_plan
+    from torchgrpo.plan.problems import check
+
+    return check(make_plan(config, schedule.overlapped, this_machine(run_dir), run_dir))
+
+
+def build(config: Config, run_dir: Path, schedule: type[ScheduleType]) -> ScheduleType:
+    """What a script's loop works with, made for `config`, to be closed with `.run.close`."""
+    gc.collect()  # a run before this one that nobody holds any longer: its model may fill a GPU
+    with ExitStack() as built:
+        run = _build(config, run_dir, schedule, built)
+        working = schedule(run)
+        built.pop_all()
+    run.stop.install(resume_command(run_dir), run.monitor.live.erase)
+    return working
+
+
+def _build(config: Config, run_dir: Path, schedule: type[ScheduleType], built: ExitStack) -> Run:
+    """Cheap checks first: data and tokenizer before engines and weights."""
+    from torchgrpo.monitoring.progress import Progress
+
+    live = Progress(config.logging, config.total_optimizer_steps)
+    built.callback(live.close)
+    live.begin("starting")
+    import torch
+
+    from envs.judging.service import RewardService
+    from envs.task import make_task
+    from torchgrpo.evaluation.sets import load_sets
+    from torchgrpo.monitoring.doctor.doctor import Doctor
+    from torchgrpo.rollout.engine_loop import EngineLoop
+    from torchgrpo.run.engines import adapter_shape, build_engine, build_weights
+    from torchgrpo.run.generation import make_conversation, make_evaluation, make_generation, make_prompts
+
+    saved, told = starting_point(config, run_dir, schedule)
+    plan = plan_run(config, schedule, run_dir)
+    prepare(config, plan)
+    live.begin("reading data")
+    task = make_task(config.env)
+    tokenizer = _tokenizer(config)
+    prompts = check_data(saved, make_prompts(config, task, tokenizer))
+    eval_sets = load_sets(config, tokenizer)
+    conversation = make_conversation(config, tokenizer)
+    if conversation is not None:
+        built.callback(conversation.close)
+    live.begin("starting engines")
+    engine = build_engine(config, tokenizer, plan, run_dir, adapter_shape(config))
+    built.callback(engine.close)
+    live.begin("loading the model")
+    learner = _learner(config, plan, run_dir, live)
+    built.callback(learner.close)
+    rewards = RewardService(task, config.env, lambda: learner.optimizer_steps, config.total_optimizer_steps)
+    built.callback(rewards.close)
+    loop = EngineLoop(engine, config.inference_model.request_timeout_s, config.train.wait_timeout_s)
+    built.callback(loop.close)
+    monitor = _monitor(config, run_dir, live, saved, tuple(task.members), built)
+    run = Run(
+        config,
+        run_dir,
+        plan,
+        learner,
+        build_weights(config, learner, engine, plan),
+        engine,
+        loop,
+        make_generation(config, tokenizer, conversation, loop, rewards),
+        prompts,
+        rewards,
+        make_evaluation(config, plan, eval_sets, tokenizer, conversation, loop, monitor),
+        monitor,
+        Doctor(config),
+        CheckpointWriter(run_dir, config.train, model_maker(config, monitor.say), monitor.say),
+        torch.Generator().manual_seed(config.train.seed),
+    )
+    run.begin(saved, told)
+    return run
+
+
+def _tokenizer(config: Config) -> "PreTrainedTokenizerBase":
+    """The policy's tokenizer, once the files of all models are checked."""
+    from torchgrpo.training.model_files import load_checked_tokenizer
+    from torchgrpo.training.teacher_files import check_reference_files
+
+    tokenizer = load_checked_tokenizer(config.model, config.max_model_len)
+    check_reference_files(tokenizer, config)
+    return tokenizer
+
+
+def _learner(config: Config, plan: "Plan", run_dir: Path, live: "Progress") -> "Learner":
+    """In this process, or as ranks, which need Ray."""
+    if plan.devices.ranks == 1:
+        from torchgrpo.training.local_learner import make_learner
+
+        return make_learner(config, plan, run_dir, live.stage)
+    from torchgrpo.training import ranked_learner
+
+    return ranked_learner.make_learner(config, plan, run_dir, live.stage)
+
+
+def _monitor(
+    config: Config,
+    run_dir: Path,
+    live: "Progress",
+    saved: "Saved | None",
+    members: tuple[str, ...],
+    built: ExitStack,
+) -> "Monitor":
+    """members: the data sets of a mixture."""
+    from torchgrpo.monitoring.monitor import Monitor
+    from torchgrpo.monitoring.trackers import make_tracker
+
+    tracker = make_tracker(config.logging, run_dir, asdict(config))
+    if tracker is not None:
+        built.callback(tracker.close, "failed")
+    _, first_step, _ = (0, 0, 0) if saved is None else saved.place
+    live.resume(first_step)
+    return Monitor(run_dir, tracker, live, first_step, members, config.logging.rollouts_gb)
+
+
+def prepare(config: Config, plan: "Plan") -> None:
+    """Seeds, determinism, threads and the current GPU of this process."""
+    import torch
+
+    from torchgrpo.training.process import prepare_process
+
+    # What works on "the" GPU of this process, as vLLM does, is to find the learner's.
+    device = torch.device(plan.devices.train_device) if plan.devices.ranks == 1 else None
+    prepare_process(config, plan.learner.num_threads, device)

@@ -1,0 +1,147 @@
+"""README.md of a model's folder: what it is of, how it was trained and how well, and how to load it."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from config.cli.differences import overrides
+
+CURVE_LINES = 12
+HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
+DATASETS = {
+    "gsm8k": "openai/gsm8k",
+    "math": "DigitalLearningGmbH/MATH-lighteval",
+    "dapo_math": "BytedTsinghua-SIA/DAPO-Math-17k",
+}
+"""The hub's name of what a task reads."""
+Row = Mapping[str, Any]
+
+
+def model_card(state: Mapping[str, Any], rows: Sequence[Row]) -> str:
+    """Markdown with a YAML head.
+
+    state: of the run, as its checkpoint holds it. rows: of its metrics; those after the checkpoint are left out.
+    """
+    config, steps = state["config"], state["learner"]["optimizer_steps"]
+    rows = [row for row in rows if row["optimizer_step"] <= steps]
+    name, lora = config["model"]["name"], config["train_model"]["lora"]
+    data = " and ".join(f"`{one}`" for one in _members(config))
+    sections = [
+        _head(config),
+        f"# {Path(name).name}, trained with GRPO\n",
+        f"`{name}` after {steps} optimizer steps ({state['iteration']} iterations) of reinforcement learning on "
+        f"{data}, {config['env']['repeats']} completions a prompt. {_weights(config)}\n",
+        "## Use\n",
+        _use(lora),
+        "## Training\n",
+        _command(config, "grpo_async.py" if state["overlapped"] else "grpo.py"),
+        *_curve(rows),
+        *_evaluations(rows),
+    ]
+    return "\n".join(sections)
+
+
+def _head(config: Mapping[str, Any]) -> str:
+    lines = ["---", "library_name: transformers", "pipeline_tag: text-generation"]
+    name = config["model"]["name"]
+    if HUB_NAME.fullmatch(name) and not Path(name).exists() and not name.startswith("models/"):
+        lines.append(f"base_model: {name}")
+    members = [DATASETS[one] for one in _members(config) if one in DATASETS]
+    if members and not config["env"]["data_files"]:
+        lines += ["datasets:", *(f"- {one}" for one in members)]
+    tags = ["grpo", "reinforcement-learning", *(["lora"] if config["train_model"]["lora"]["enabled"] else [])]
+    return "\n".join([*lines, "tags:", *(f"- {tag}" for tag in tags), "---", ""])
+
+
+def _members(config: Mapping[str, Any]) -> list[str]:
+    return [*config["env"]["mixture"]] or [config["env"]["dataset"]]
+
+
+def _weights(config: Mapping[str, Any]) -> str:
+    dtype, lora = config["model"]["dtype"], config["train_model"]["lora"]
+    if not lora["enabled"]:
+        return f"Weights are {dtype}."
+    base = " on the base in 4 bits (nf4)" if lora["quantization"] != "none" else ""
+    return (
+        f"An adapter of rank {lora['r']}{base} was trained. It is merged into these weights ({dtype}), and lies in "
+        "`adapter/` alone."
+    )
+
+
+def _use(lora: Mapping[str, Any]) -> str:
+    text = """```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained("FOLDER")
+tokenizer = AutoTokenizer.from_pretrained("FOLDER")
+messages = [{"role": "user", "content": "..."}]
+prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+print(tokenizer.decode(model.generate(**prompt, max_new_tokens=256)[0]))
+```
+
+```
+vllm serve FOLDER
+```
+"""
+    if lora["enabled"] and lora["quantization"] == "none":
+        text += """
+The adapter alone, on the model that it was trained on:
+
+```python
+from peft import PeftModel
+
+model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained("BASE"), "FOLDER/adapter")
+```
+
+```
+vllm serve BASE --enable-lora --lora-modules trained=FOLDER/adapter
+```
+"""
+    return text
+
+
+def _command(config: Mapping[str, Any], script: str) -> str:
+    left_out = ("train.resume=", "run=", "logging.", "checkpoint=", "to=", "hub=")
+    given = [text for text in overrides(config) if not text.lstrip("'").startswith(left_out)]
+    return "\n".join(["```", " \\\n    ".join([f"python {script} --config-name base", *given]), "```\n"])
+
+
+def _curve(rows: Sequence[Row]) -> Iterator[str]:
+    """Mean rewards, each line of as many steps."""
+    steps = [row for row in rows if "reward/mean" in row]
+    if not steps:
+        return
+    yield "| optimizer steps | reward | response tokens |\n|---|---|---|"
+    count = min(CURVE_LINES, len(steps))
+    for line in range(count):
+        mine = steps[len(steps) * line // count : len(steps) * (line + 1) // count]
+        first, last = mine[0]["optimizer_step"], mine[-1]["optimizer_step"]
+        span = f"{first}" if first == last else f"{first} to {last}"
+        yield f"| {span} | {_mean(mine, 'reward/mean'):.3f} | {_mean(mine, 'length/response_mean'):.0f} |"
+    yield ""
+
+
+def _mean(rows: Sequence[Row], key: str) -> float:
+    return sum(float(row[key]) for row in rows) / len(rows)
+
+
+def _evaluations(rows: Sequence[Row]) -> Iterator[str]:
+    named = [(row, re.fullmatch("eval/(.+)/problems", key)) for row in rows for key in row]
+    found = [(row, match[1]) for row, match in named if match]
+    if not found:
+        return
+    yield "## Evaluation\n"
+    yield "In brackets: 95% interval over problems.\n"
+    yield "| set | iteration | optimizer steps | pass@1 | mean reward | problems |\n|---|---|---|---|---|---|"
+    for row, name in found:
+        steps, problems = row["optimizer_step"], row[f"eval/{name}/problems"]
+        scores = " | ".join(_with_interval(row, f"eval/{name}/{key}") for key in ("pass@1", "score"))
+        yield f"| {name} | {row.get('iteration', '')} | {steps} | {scores} | {problems:.0f} |"
+    yield ""
+
+
+def _with_interval(row: Row, key: str) -> str:
+    if key not in row:
+        return ""
+    return f"{row[key]:.3f} [{row[f'{key}_low']:.3f}, {row[f'{key}_high']:.3f}]"

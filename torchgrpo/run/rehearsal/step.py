@@ -1,0 +1,158 @@
+"""One optimizer step of one learner rank: `Worker` itself, on tensors without memory.
+
+    score ──▶ forward ──▶ backward ──▶ clip ──▶ optimizer step      the fullest moment of each, in bytes by kind
+              once more: FLOPs, bytes moved, bytes of each collective
+
+The process group is PyTorch's `fake` one: a world of any size in this process, whose collectives do nothing. Numbers
+are not computed, so a step is always finite. Left out: a reference on devices of its own; the scaling of float16
+gradients, which wants CUDA; the copy of a layer's shards on their way from host memory (`train_model.offload=all`).
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils.flop_counter import FlopCounterMode
+
+import torchgrpo.training.grpo_loss  # noqa: F401  (here, for what a worker imports at its first step would get fake tensors)
+from torchgrpo.plan.plan import Plan, ReferencePlan
+from torchgrpo.run.rehearsal.fakes import longest_rows, without_memory
+from torchgrpo.run.rehearsal.flops import Formulas, attention_flops, pairs_seen
+from torchgrpo.run.rehearsal.tracking import Held, Memory, Traffic
+from torchgrpo.run.rehearsal.watched import WatchedWorker, kinds_told
+from torchgrpo.training.aggregation import BatchTotals
+from torchgrpo.training.batch import environment_tokens
+from torchgrpo.training.learner_models import Models, make_models, make_sharded_models
+from torchgrpo.training.model_loading import load_model
+from torchgrpo.training.packing import pack
+from torchgrpo.training.sharding import learner_mesh
+from torchgrpo.training.worker import Piece
+
+Peaks = dict[str, Held]
+"""By phase, the bytes of each kind at its fullest moment."""
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """What one rank does in an optimizer step.
+
+    flops, moved: of one microbatch, forward and backward; bytes that its operations read and write, each for itself.
+    sent, calls: by collective, of one microbatch; bytes as `Traffic` counts them.
+    moved_by_step: bytes that clipping and the optimizer read and write.
+    """
+
+    peaks: Peaks
+    flops: int
+    moved: int
+    sent: Counter[str]
+    calls: Counter[str]
+    moved_by_step: int
+
+
+def fullest(peaks: Peaks) -> str:
+    """The phase with the peak."""
+    return max(peaks, key=lambda phase: peaks[phase].total())
+
+
+def peak(peaks: Peaks) -> int:
+    """Bytes of the fullest moment of all."""
+    return peaks[fullest(peaks)].total()
+
+
+def rehearse(plan: Plan) -> Rehearsal:
+    """plan: of a model whose config.json is known."""
+    with _rehearsed(plan) as (worker, piece):
+        counts = _Counts(attention_flops(pairs_seen(pack(piece.batch.tokens).segments)))
+        with patch.object(worker, "watch", counts.phase):
+            worker.gradients([piece])
+            worker.update()
+        peaks = _peaks(plan, worker, piece)
+    return counts.rehearsal(peaks)
+
+
+def rehearse_memory(plan: Plan) -> Peaks:
+    """The peaks of `rehearse` alone, in less time."""
+    with _rehearsed(plan) as (worker, piece):
+        return _peaks(plan, worker, piece)
+
+
+def _peaks(plan: Plan, worker: WatchedWorker, piece: Piece) -> Peaks:
+    memory = Memory()
+    with kinds_told(worker, memory, plan.learner.microbatches):
+        worker.score_parts([piece.batch])
+        worker.gradients([piece])
+        worker.update()
+    return memory.peaks
+
+
+class _Counts:
+    """What a step does, by phase. attention: formulas of FLOPs beside PyTorch's own."""
+
+    def __init__(self, attention: Formulas) -> None:
+        self.attention = attention
+        self.traffic: dict[str, Traffic] = {}
+        self.flops: Counter[str] = Counter()
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        traffic, flops = Traffic(), FlopCounterMode(display=False, custom_mapping=self.attention)
+        with traffic, flops:
+            yield
+        self.traffic[name] = traffic
+        self.flops[name] = flops.get_total_flops()
+
+    def rehearsal(self, peaks: Peaks) -> Rehearsal:
+        forward, backward = self.traffic["forward"], self.traffic["backward"]
+        return Rehearsal(
+            peaks=peaks,
+            flops=self.flops["forward"] + self.flops["backward"],
+            moved=forward.moved + backward.moved,
+            sent=forward.sent + backward.sent,
+            calls=forward.calls + backward.calls,
+            moved_by_step=self.traffic["clip"].moved + self.traffic["optimizer step"].moved,
+        )
+
+
+@contextmanager
+def _rehearsed(plan: Plan) -> Iterator[tuple[WatchedWorker, Piece]]:
+    """The worker of a rank, between two steps, and a microbatch."""
+    batch = longest_rows(plan)
+    assert batch.mask is not None, "`longest_rows` fills it in"
+    policy = plan.config.policy
+    if policy.weighs_whole_batches:  # as a step of several microbatches has it
+        batch.weight = batch.penalty = torch.ones_like(batch.sample_log_prob)
+    totals = BatchTotals.of(policy, batch.mask, environment_tokens(batch.tokens, batch.mask))
+    piece = Piece(batch, totals, policy.entropy_coef)
+    with _world(plan) as mesh, without_memory(as_on_a_gpu=not plan.devices.on_cpu):
+        worker = WatchedWorker(plan, _models(plan, mesh))
+        worker.step_of_nothing()
+        yield worker, piece
+
+
+def _models(plan: Plan, mesh: DeviceMesh | None) -> Models:
+    if plan.reference.home == "own devices":
+        plan = replace(plan, reference=ReferencePlan("none"))
+    device = torch.device("cpu")
+    if mesh is None:
+        return make_models(plan.config, load_model(plan.config.model, device), plan)
+    return make_sharded_models(plan.config, plan, mesh, device)
+
+
+@contextmanager
+def _world(plan: Plan) -> Iterator[DeviceMesh | None]:
+    """The mesh of all ranks, made outside the fake mode; None for one."""
+    ranks = plan.devices.ranks
+    if ranks == 1:
+        yield None
+        return
+    dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
+    try:
+        yield learner_mesh("cpu", ranks, plan.learner.shard_size)
+    finally:
+        dist.destroy_process_group()

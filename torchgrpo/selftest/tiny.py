@@ -1,0 +1,98 @@
+"""A tiny random model with the quickstart's tokenizer, and runs that train it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import cast
+
+import torch
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig, OmegaConf
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from config.cli.composition import CONFIG_DIR, register_schema, to_config
+from config.schema.config import Config
+from torchgrpo.run.build import build
+from torchgrpo.run.lockstep import Lockstep
+from torchgrpo.selftest.check import Bench
+
+TOKENIZER = Path(__file__).resolve().parent.parent / "models" / "quickstart"
+SMALL = (
+    "logging.progress=false",
+    "logging.sample_frequency=0",
+    "train.checkpoint_frequency=0",
+    "env.num_envs=4",
+    "env.repeats=4",
+    "env.max_prompt_tokens=24",
+    "inference_model.max_tokens=8",
+    "inference_model.max_num_seqs=16",
+    "inference_model.start_timeout_s=3600",
+    "inference_model.request_timeout_s=3600",
+    "train.wait_timeout_s=3600",
+)
+"""With waits beyond every check's deadline: what takes long on a busy machine is not called broken."""
+ON_A_GPU = ("inference_model.gpu_memory_utilization=0.4", "inference_model.enforce_eager=true")
+SPREAD = 0.08
+"""Of the random weights: four times the usual, so that log-probs react to every fault."""
+
+
+def model_folder(bench: Bench, tied: bool = False, width: int = 128, layers: int = 2) -> Path:
+    """A folder with random weights: Llama with a head of its own, or Qwen2 with a tied one."""
+    folder = bench.folder / f"model_{tied}_{width}_{layers}"
+    if folder.exists():
+        return folder
+    tokenizer, wide = AutoTokenizer.from_pretrained(TOKENIZER), width >= 256
+    shape = AutoConfig.for_model(
+        "qwen2" if tied else "llama",
+        vocab_size=len(tokenizer),
+        hidden_size=width,
+        intermediate_size=2 * width,
+        num_hidden_layers=layers,
+        num_attention_heads=width // (64 if wide else 32),
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        initializer_range=0.02 if wide else SPREAD,
+        tie_word_embeddings=tied,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(shape, dtype=torch.float32).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def configured(bench: Bench, *overrides: str, tied: bool = False) -> Config:
+    """The quickstart with the tiny model, on the bench's device; later overrides win."""
+    usual = [f"model.name={model_folder(bench, tied)}", f"device={bench.device}", *SMALL]
+    usual += ON_A_GPU if bench.device == "cuda" else ()
+    register_schema()
+    with initialize_config_dir(str(CONFIG_DIR), version_base=None):
+        quickstart = compose("grpo_quickstart")
+    return to_config(
+        cast(DictConfig, OmegaConf.merge(quickstart, OmegaConf.from_dotlist([*usual, *overrides])))
+    )
+
+
+@contextmanager
+def built(bench: Bench, *overrides: str, tied: bool = False) -> Iterator[Lockstep]:
+    """A run of grpo.py that is closed at the end."""
+    folder = bench.folder / "run"
+    folder.mkdir(exist_ok=True)
+    working = build(configured(bench, *overrides, tied=tied), folder, Lockstep)
+    try:
+        yield working
+    finally:
+        working.run.close("finished")
+
+
+def moved(model: nn.Module, seed: int) -> None:
+    """Moves every trained weight as an update would: adapters from zero, others by a tenth."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                noise = torch.randn(parameter.shape, generator=generator).to(parameter)
+                parameter.copy_(0.2 * noise if "lora_" in name else parameter * (1 + 0.1 * noise))
