@@ -13,12 +13,12 @@ from torchgrpo.run.lockstep import Lockstep
 def train(run: Lockstep) -> None:
     run.push_weights()  # the engines start from the learner's weights
     for iteration in run.iterations():
-        groups = run.collect()  # prompts -> completions -> rewards
-        batch = run.advantage(groups)  # rewards against their group's; reference log-probs
-        for minibatch in run.minibatches(batch):
+        rollout = run.collect()  # the environment: prompts -> completions -> rewards
+        run.advantage(rollout)  # rewards against their group's; reference log-probs
+        for minibatch in run.minibatches(rollout):
             run.learn(minibatch)  # loss -> gradient -> optimizer
         run.push_weights()  # the next groups are on-policy again
-        run.done(iteration)  # evaluation, checkpoint, samples
+        run.done(iteration, rollout)  # evaluation, checkpoint, samples
 
 
 def main() -> None:

@@ -14,13 +14,13 @@ def train(run: Overlapped) -> None:
     run.push_weights()  # the engines start from the learner's weights
     with run.generation():  # beside this block; what fails there is raised here
         for step in run.steps():
-            groups = run.take()  # waits for groups, none older than allowed
-            batch = run.advantage(groups)  # rewards against their group's; reference log-probs
+            rollout = run.take()  # waits for groups, none older than allowed
+            run.advantage(rollout)  # rewards against their group's; reference log-probs
             for _ in run.epochs():
-                run.learn(batch)  # loss -> gradient -> optimizer
+                run.learn(rollout)  # loss -> gradient -> optimizer
             if run.push_due(step):
                 run.push_weights()  # requests run on across the push
-            run.done(step)  # evaluation, checkpoint, samples
+            run.done(step, rollout)  # evaluation, checkpoint, samples
 
 
 def main() -> None:

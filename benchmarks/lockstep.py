@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -29,11 +30,10 @@ import grpo
 from benchmarks.common import arguments, configured, machine, spread
 from config.schema.config import Config
 from envs.task import Example, make_task
+from torchgrpo.records.rollout import Rollout
 from torchgrpo.run.build import build
 from torchgrpo.run.lockstep import Lockstep
-from torchgrpo.run.run import Run
 from torchgrpo.training.adapters import causal_model
-from torchgrpo.training.local_learner import LocalLearner
 from torchgrpo.training.model_loading import load_model, load_tokenizer
 from torchgrpo.training.optimizer import make_optimizer
 
@@ -159,15 +159,15 @@ class Timed(Lockstep):
     iterations_left = 0
     bare_loop: Callable[[list[Example]], None] = staticmethod(lambda examples: None)
 
-    def __init__(self, run: Run) -> None:
-        super().__init__(run)
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
         self.ours: list[float] = []
         self.bare: list[float] = []
         self.check: list[float] = []
 
     def iterations(self) -> Iterator[int]:
         for iteration in range(1, self.iterations_left + 1):
-            begun = self.run.prompts.begin(self.run.config.prompts_per_iteration)
+            begun = self.collector.prompts.begin(self.config.prompts_per_iteration)
             began = time.perf_counter()
             self.bare_loop([example for _, example in begun])
             middle = time.perf_counter()
@@ -177,12 +177,12 @@ class Timed(Lockstep):
 
     def push_weights(self) -> None:
         super().push_weights()
-        if self.run.weights.version > 0:
-            self.check.append(self.run.monitor.extra.get("weight_check/seconds", 0.0))
+        if self.collector.weights.version > 0:
+            self.check.append(self.monitor.extra.get("weight_check/seconds", 0.0))
 
-    def done(self, iteration: int) -> None:
+    def done(self, iteration: int, rollout: Rollout) -> None:
         """The ledger, but neither evaluation nor checkpoint, which a bare loop has not."""
-        self.run.monitor.consumed(iteration, list(self.run.groups.values()), [])
+        self.monitor.consumed(iteration, rollout.groups, [])
 
 
 def make_bare(config: Config, model: PreTrainedModel) -> BareLoop:
@@ -212,7 +212,7 @@ def run_alone(which: str, config: Config, iterations: int, folder: Path) -> None
         working = build(config, folder, Timed)
         working.iterations_left = iterations
         grpo.train(working)
-        working.run.close("finished")
+        working.close("finished")
     else:
         torch.set_num_threads(config.train_model.num_threads or torch.get_num_threads())
         bare = make_bare(config, load_model(config.model, torch.device("cpu")))
@@ -225,12 +225,11 @@ def run_alone(which: str, config: Config, iterations: int, folder: Path) -> None
 def compare(config: Config, iterations: int, folder: Path) -> list[list[float]]:
     """Seconds of each iteration: ours, the bare loop's, the weight check's."""
     working = build(config, folder, Timed)
-    assert isinstance(working.run.learner, LocalLearner)
-    bare = make_bare(config, causal_model(working.run.learner.worker.model))
+    bare = make_bare(config, causal_model(working.learner.worker.model))
     working.iterations_left = iterations + WARM_UP
     working.bare_loop = bare.iteration
     grpo.train(working)
-    working.run.close("finished")
+    working.close("finished")
     return [taken[WARM_UP:] for taken in (working.ours, working.bare, working.check)]
 
 

@@ -31,12 +31,12 @@ from transformers import AutoTokenizer
 
 from benchmarks.common import QUICKSTART, arguments, configured, machine, save_llama
 from config.schema.config import Config
+from torchgrpo.records.rollout import Rollout
 from torchgrpo.rollout.engines.sampler import Request
 from torchgrpo.rollout.generate import Generation
 from torchgrpo.run.build import build
 from torchgrpo.run.lockstep import Lockstep
 from torchgrpo.run.overlapped import Overlapped, Schedule, ScheduleType
-from torchgrpo.training.batch import Batch
 
 ENGINE_CORE, LEARNER_CORE = 0, 1
 SHAPE = (4096, 192, 768, 4, 6, 6)
@@ -97,7 +97,7 @@ def actor() -> int:
 def built(config: Config, lengths: Lengths, schedule: type[ScheduleType]) -> Iterator[ScheduleType]:
     with tempfile.TemporaryDirectory() as run_dir:
         working = build(config, Path(run_dir), schedule)
-        run = working.run
+        run = working
         lengths.force(run.generation)
         if not run.plan.devices.in_process:
             for task in Path(f"/proc/{actor()}/task").iterdir():
@@ -110,11 +110,12 @@ def built(config: Config, lengths: Lengths, schedule: type[ScheduleType]) -> Ite
             run.close("finished")
 
 
-def learn(working: Schedule, batch: Batch, epochs: int) -> int:
-    """What both schedules do with a batch; returns its response tokens."""
+def learn(run: Schedule, rollout: Rollout, epochs: int) -> int:
+    """Train on a rollout, as both schedules do; returns its response tokens."""
+    run.advantage(rollout)
     for _ in range(epochs):
-        working.learn(batch)
-    return int(batch.tokens.response_mask.sum())
+        run.learn(rollout)
+    return int(rollout.batch.tokens.response_mask.sum())
 
 
 def lockstep(config: Config, lengths: Lengths, iterations: int, epochs: int) -> Measured:
@@ -122,9 +123,9 @@ def lockstep(config: Config, lengths: Lengths, iterations: int, epochs: int) -> 
         collects, learns, tokens = [], [], 0
         for index in range(iterations + WARM_UP):
             began = time.perf_counter()
-            groups = working.collect()
+            rollout = working.collect()
             middle = time.perf_counter()
-            count = learn(working, working.advantage(groups), epochs)
+            count = learn(working, rollout, epochs)
             working.push_weights()
             if index >= WARM_UP:
                 collects.append(middle - began)
@@ -136,18 +137,18 @@ def lockstep(config: Config, lengths: Lengths, iterations: int, epochs: int) -> 
 
 def overlapped(config: Config, lengths: Lengths, iterations: int, epochs: int) -> Measured:
     with built(config, lengths, Overlapped) as working, working.generation():
-        if working.run.plan.devices.in_process:
-            working.run.loop.call(lambda: os.sched_setaffinity(0, {ENGINE_CORE}))
+        if working.plan.devices.in_process:
+            working.collector.loop.call(lambda: os.sched_setaffinity(0, {ENGINE_CORE}))
         waits, learns, tokens = [], [], 0
         for index in range(iterations + WARM_UP):
             began = time.perf_counter()
-            groups = working.take()
+            rollout = working.take()
             middle = time.perf_counter()
-            batch = working.advantage(groups)
+            batch = rollout.batch
             assert batch.age is not None
             drawn = batch.age[batch.tokens.loss_mask]
             assert int(drawn.max()) <= config.train.max_policy_age, "a token is too old"
-            count = learn(working, batch, epochs)
+            count = learn(working, rollout, epochs)
             working.push_weights()
             if index >= WARM_UP:
                 waits.append(middle - began)

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -145,43 +145,43 @@ def own_side(job: Job, turns: Turns) -> None:
     sys.path.insert(0, str(ROOT))
     import grpo
     from benchmarks.common import configured
-    from envs.group import Group
+    from torchgrpo.records.rollout import Rollout
     from torchgrpo.run import engines
     from torchgrpo.run.build import build
     from torchgrpo.run.lockstep import Lockstep
     from torchgrpo.training import model_files
-    from torchgrpo.training.batch import Batch
 
     class InTurns(Lockstep):
         def iterations(self) -> Iterator[int]:
             for iteration in range(1, job.rounds + 1):
                 if not turns.wait():
                     return
-                self.run.monitor.iteration = iteration
+                self.monitor.iteration = iteration
                 yield iteration
             turns.wait()
 
-        def collect(self) -> list[Group]:
+        def collect(self) -> Rollout:
             with turns.clock("generate and score"):
-                groups = super().collect()
+                rollout = super().collect()
+            groups = rollout.groups
             completions = [one for group in groups for one in group.completions]
             turns.said["tokens"] = sum(len(one.token_ids) for one in completions)
             turns.said["prompt_tokens"] = sum(len(group.prompt) * len(group.completions) for group in groups)
             rewards = [one.verdict.score for one in completions if one.verdict is not None]
             turns.said["reward"] = sum(rewards) / len(rewards)
-            return groups
+            return rollout
 
-        def advantage(self, groups: Sequence[Group]) -> Batch:
+        def advantage(self, rollout: Rollout) -> None:
             with turns.clock("optimize"):
-                return super().advantage(groups)
+                super().advantage(rollout)
 
-        def learn(self, minibatch: Batch) -> None:
+        def learn(self, minibatch: Rollout) -> None:
             with turns.clock("optimize"):
                 super().learn(minibatch)
 
-        def done(self, iteration: int) -> None:
+        def done(self, iteration: int, rollout: Rollout) -> None:
             """The ledger, but neither evaluation nor checkpoint, which TRL is not asked for either."""
-            self.run.monitor.consumed(iteration, list(self.run.groups.values()), [])
+            self.monitor.consumed(iteration, rollout.groups, [])
 
     if job.work.forced:  # vLLM refuses an end token that its model cannot draw
         engines.saved_eos_token_ids = lambda name, tokenizer: []  # type: ignore[attr-defined]
@@ -189,7 +189,7 @@ def own_side(job: Job, turns: Turns) -> None:
     with tempfile.TemporaryDirectory() as folder:
         working = build(configured("grpo_quickstart", *own_settings(job)), Path(folder), InTurns)
         grpo.train(working)
-        working.run.close("finished")
+        working.close("finished")
 
 
 def own_settings(job: Job) -> list[str]:

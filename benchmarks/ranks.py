@@ -37,14 +37,13 @@ from envs.group import Group, SampledCompletion, Sampling, Times, Verdict
 from envs.task import Example
 from torchgrpo.plan.machine import this_machine
 from torchgrpo.plan.make_plan import make_plan
+from torchgrpo.records.batch import Batch
+from torchgrpo.records.rollout import Rollout
 from torchgrpo.rollout.weights.outgoing import Outgoing
 from torchgrpo.rollout.weights.transports import SharedMemory
-from torchgrpo.training.batch import Batch
-from torchgrpo.training.learner import Learner
-from torchgrpo.training.local_learner import make_learner
+from torchgrpo.training.learner import Learner, make_learner
 from torchgrpo.training.packing import real_tokens
 from torchgrpo.training.process import prepare_process
-from torchgrpo.training.ranked_learner import make_learner as make_ranked_learner
 
 RANKS = 2
 ONE, TWO_THREADS = "1 process, 1 thread", f"1 process, {RANKS} threads"
@@ -62,7 +61,7 @@ class Ways:
         self.plan = make_plan(several, False, this_machine(folder), folder)
         prepare_process(one, 1, torch.device("cpu"))
         self.local = make_learner(one, make_plan(one, False, this_machine(folder), folder), folder)
-        self.ranked = make_ranked_learner(several, self.plan, folder)
+        self.ranked = make_learner(several, self.plan, folder)
         self.by_name: dict[str, tuple[Learner, int]] = {
             ONE: (self.local, 1),
             TWO_THREADS: (self.local, RANKS),
@@ -132,7 +131,7 @@ def measure(model: str, asked: argparse.Namespace, folder: Path) -> None:
     ways = Ways(model, asked, folder)
     try:
         groups = drawn(asked, AutoConfig.from_pretrained(model).vocab_size)
-        batch = ways.local.credit(groups)
+        batch = ways.local.credit(Rollout.of(groups)).batch
         batch.sample_log_prob = ways.local.worker.log_prob([batch])[0]
         norms = [ways.step(name, batch)[1]["grad_norm"] for name in (ONE, SEVERAL)]
         for name in ways.by_name:

@@ -10,8 +10,11 @@ from envs.chat import encode_prompt
 from envs.group import OUTCOMES, FinishReason, Group, SampledCompletion, Sampling, Times, Verdict
 from envs.task import Completion, Example, Outcome
 from tests.tiny import EOS, LetterTokenizer, numbered_examples, tiny_llama
+from torchgrpo.records.batch import Batch
+from torchgrpo.records.rollout import Rollout
 from torchgrpo.rollout.engines.sampler import Request
 from torchgrpo.rollout.engines.transformers_engine import TransformersEngine
+from torchgrpo.training.learner import Learner
 
 TIMES = Times(0.0, 1.0, 2.0)
 
@@ -143,3 +146,8 @@ def drawn_from_tiny(temperature: float = 1.0, num_groups: int = 6, repeats: int 
     """Groups of the tiny model with prompts and responses of unequal length."""
     examples = numbered_examples(200)[3 : 3 + 5 * num_groups : 5]
     return drawn_groups(tiny_llama(), examples, repeats, max_tokens=9, temperature=temperature)
+
+
+def credited(learner: Learner, groups: Sequence[Group], trained_at: int | None = None) -> Batch:
+    """The batch of groups as `learner` trains on it."""
+    return learner.credit(Rollout.of(groups, trained_at)).batch

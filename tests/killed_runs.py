@@ -9,10 +9,12 @@ import torch
 import grpo_async
 from config.run_folder.checkpoints import newest_checkpoint
 from config.schema.config import Config
-from tests.scripts import configured
+from tests.scripts import callback_of, configured
+from torchgrpo.records.rollout import Rollout
+from torchgrpo.run.callbacks import Checkpoints
 from torchgrpo.run.jobs import run_job
 from torchgrpo.run.overlapped import Overlapped
-from torchgrpo.training.batch import Batch
+from torchgrpo.run.run import Run
 
 CURRICULUM = (
     "env.curriculum.column=operand",
@@ -51,22 +53,23 @@ def train_noting_prompts(stale: str, more: tuple[str, ...], run_dir: Path, ledge
     run_dir.mkdir(exist_ok=True)
 
     class Noting(Overlapped):
-        def learn(self, batch: Batch) -> None:
-            super().learn(batch)
-            prompts = [group.prompt_text for group in self.run.groups.values()]
+        def learn(self, rollout: Rollout) -> None:
+            super().learn(rollout)
+            prompts = [group.prompt_text for group in rollout.groups]
             sums = [re.findall(r"\d+\+\d+=", prompt)[0] for prompt in prompts]
             with ledger.open("a") as file:
-                file.write(f"{self.run.learner.optimizer_steps}\t{' '.join(sums)}\n")
+                file.write(f"{self.learner.optimizer_steps}\t{' '.join(sums)}\n")
             events.release()
 
     def train(working: Overlapped) -> None:
-        save = working.run.checkpoint
+        checkpoints = callback_of(working, Checkpoints)
+        write = checkpoints.write
 
-        def checkpoint(iteration: int) -> None:
-            save(iteration)
+        def checkpoint(run: Run, iteration: int) -> None:
+            write(run, iteration)
             events.release()
 
-        working.run.checkpoint = checkpoint  # type: ignore[method-assign]
+        checkpoints.write = checkpoint  # type: ignore[method-assign]
         events.release()
         grpo_async.train(working)
 

@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdo
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 from unittest.mock import patch
 
 from hydra.core.global_hydra import GlobalHydra
@@ -26,11 +26,13 @@ from tests.composed import composed
 from torchgrpo.monitoring import metrics as metric_rows
 from torchgrpo.run.lockstep import Lockstep
 from torchgrpo.run.overlapped import Overlapped
+from torchgrpo.run.run import Callback, Run
 from torchgrpo.run.sweep import SweepStart
 
 SCRIPTS = {"grpo.py": grpo, "grpo_async.py": grpo_async}
 SCHEDULE_OF: dict[ModuleType, Any] = {grpo: Lockstep, grpo_async: Overlapped}
 """What each script's loop works with."""
+CallbackType = TypeVar("CallbackType", bound=Callback)
 ROOT = Path(__file__).resolve().parent.parent
 QUICK = ("logging.progress=false", "logging.sample_frequency=0", "train_model.num_threads=1")
 ENVIRONMENT = dict(os.environ)
@@ -230,3 +232,9 @@ def rows(run_dir: Path) -> list[dict[str, Any]]:
 def without_clocks(metrics: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Rows less what depends on how fast the machine was."""
     return [metric_rows.without_clocks(row) for row in metrics]
+
+
+def callback_of(run: Run, kind: type[CallbackType]) -> CallbackType:
+    """The run's callback of a class."""
+    (found,) = [callback for callback in run.callbacks if isinstance(callback, kind)]
+    return found

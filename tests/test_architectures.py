@@ -18,10 +18,10 @@ from tests.policies import PolicyHere
 from torchgrpo.plan.model_shape import plain_attention
 from torchgrpo.plan.plan import WeightCheckPlan
 from torchgrpo.plan.weight_bounds import BOUNDS
+from torchgrpo.records.batch import collate
 from torchgrpo.rollout.engines.sampler import Request, generate
 from torchgrpo.rollout.engines.transformers_engine import TransformersEngine
 from torchgrpo.rollout.weights.weight_check import WeightCheck, WeightMismatch
-from torchgrpo.training.batch import collate
 from torchgrpo.training.checkpoint import LEARNER
 from torchgrpo.training.forward import ResponseScorer
 from torchgrpo.training.forward_check import check_forward

@@ -134,7 +134,7 @@ def test_a_run_steps_on_while_files_are_slow_and_its_end_waits(tmp_path: Path) -
     may_write, steps_then = threading.Event(), []
 
     def slowed(working: Lockstep) -> None:
-        save, learn = working.run.learner.save, working.run.learn
+        save, learn = working.learner.save, working.learn
 
         def slow(folder: Path) -> Callable[[], None]:
             write = save(folder)
@@ -146,8 +146,8 @@ def test_a_run_steps_on_while_files_are_slow_and_its_end_waits(tmp_path: Path) -
             if len(steps_then) == 4:
                 threading.Timer(0.3, may_write.set).start()
 
-        working.run.learner.save = slow  # type: ignore[method-assign]
-        working.run.learn = noted  # type: ignore[method-assign]
+        working.learner.save = slow  # type: ignore[method-assign]
+        working.learn = noted  # type: ignore[method-assign]
 
     given = (*SMALL[:3], "train.checkpoint_frequency=3")
     assert run_job(configured(*given), tmp_path, in_run(slowed), Lockstep) == "finished"
@@ -163,14 +163,14 @@ def test_a_failure_ends_the_run_at_the_next_iteration_and_names_itself(tmp_path:
 
             return write
 
-        done = working.run.done
+        done = working.done
 
-        def after_the_thread(iteration: int) -> None:
+        def after_the_thread(iteration: int, rollout: Any) -> None:
             wait_for_threads()
-            done(iteration)
+            done(iteration, rollout)
 
-        working.run.learner.save = save  # type: ignore[method-assign]
-        working.run.done = after_the_thread  # type: ignore[method-assign]
+        working.learner.save = save  # type: ignore[method-assign]
+        working.done = after_the_thread  # type: ignore[method-assign]
 
     given = (*SMALL[:2], "train.total_dialog_turns=1600", "train.checkpoint_frequency=2")
     with pytest.raises(OSError, match="Input/output error"):
@@ -181,7 +181,7 @@ def test_a_failure_ends_the_run_at_the_next_iteration_and_names_itself(tmp_path:
 
 def test_the_end_of_a_run_that_fails_waits_for_the_checkpoint_before(tmp_path: Path) -> None:
     def failing(working: Lockstep) -> None:
-        save, learn = working.run.learner.save, working.run.learn
+        save, learn = working.learner.save, working.learn
 
         def slow(folder: Path) -> Callable[[], None]:
             write, soon = save(folder), threading.Event()
@@ -189,12 +189,12 @@ def test_the_end_of_a_run_that_fails_waits_for_the_checkpoint_before(tmp_path: P
             return lambda: (soon.wait(LIMIT_S), write())[1]
 
         def fails_at_the_second(batch: Any) -> None:
-            if working.run.learner.optimizer_steps == 1:
+            if working.learner.optimizer_steps == 1:
                 raise RuntimeError("of the second step")
             learn(batch)
 
-        working.run.learner.save = slow  # type: ignore[method-assign]
-        working.run.learn = fails_at_the_second  # type: ignore[method-assign]
+        working.learner.save = slow  # type: ignore[method-assign]
+        working.learn = fails_at_the_second  # type: ignore[method-assign]
 
     with pytest.raises(RuntimeError, match="of the second step"):
         run_job(configured(*SMALL), tmp_path, in_run(failing), Lockstep)
@@ -206,7 +206,7 @@ def test_a_run_killed_while_it_writes_goes_on_from_the_checkpoint_before(tmp_pat
     """With all tensors on disk and no name yet: to the bit the run that never stopped, and nothing is left over."""
     whole, killed, script = tmp_path / "whole", tmp_path / "killed", tmp_path / "slow.py"
     script.write_text(
-        f"import runpy, sys, time\nsys.path.insert(0, {str(ROOT)!r})\nimport training.worker as learner\n"
+        f"import runpy, sys, time\nsys.path.insert(0, {str(ROOT)!r})\nimport torchgrpo.training.worker as learner\n"
         "write = learner.write_tensors\n"
         "def write_tensors(folder, tensors, group):\n"
         "    write(folder, tensors)\n"

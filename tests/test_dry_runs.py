@@ -27,11 +27,10 @@ from tests.small_qwen import END, PADDING, save_qwen
 from torchgrpo.plan.machine import installed_vllm
 from torchgrpo.plan.model_shape import KNOWN
 from torchgrpo.plan.weight_bounds import BOUNDS
+from torchgrpo.records.rollout import Rollout
 from torchgrpo.run.jobs import run_job
 from torchgrpo.run.overlapped import Schedule
-from torchgrpo.training.batch import Batch
 from torchgrpo.training.checkpoint import Saved, load_checkpoint
-from torchgrpo.training.local_learner import LocalLearner
 
 pytestmark = [pytest.mark.long, pytest.mark.skipif(installed_vllm() is None, reason="vLLM is not installed")]
 GPU_CONFIGS = [
@@ -161,17 +160,16 @@ def run_script(config: Config, script: str, run_dir: Path) -> Seen:
 
     def train(working: Schedule) -> None:
         scores: list[bool] = []
-        run, learn = working.run, working.run.learn
+        run, learn = working, working.learn
 
-        def noted(batch: Batch) -> None:
-            learn(batch)
-            scored = batch.ref_log_prob
+        def noted(rollout: Rollout) -> None:
+            learn(rollout)
+            scored = rollout.batch.ref_log_prob
             scores.append(scored is not None and bool(scored.isfinite().all()))
 
         run.learn = noted  # type: ignore[method-assign]
         SCRIPTS[script].train(working)
-        run.restore(saved(run_dir))
-        assert isinstance(run.learner, LocalLearner)
+        run.begin(saved(run_dir), [])
         dtype = next(run.learner.worker.model.parameters()).dtype
         seen.append(Seen(run.plan.engine.dtype, dtype, run.learner.optimizer_steps, scores))
 

@@ -7,7 +7,9 @@ import shutil
 import signal
 import subprocess
 import weakref
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,15 +19,16 @@ from config.run_folder.checkpoints import checkpoint_path
 from config.schema.errors import ConfigError, RunError
 from tests import recorded_runs
 from tests.saved import save_checkpoint
-from tests.scripts import QUICK, begin, configured, finish, rows, wait_for
+from tests.scripts import QUICK, begin, callback_of, configured, finish, rows, wait_for
 from torchgrpo.monitoring import trackers
+from torchgrpo.records.rollout import Rollout
 from torchgrpo.rollout.engines.transformers_engine import TransformersEngine
 from torchgrpo.run.build import build
+from torchgrpo.run.callbacks import Checkpoints, Evaluations
 from torchgrpo.run.jobs import run_job
 from torchgrpo.run.lockstep import Lockstep
 from torchgrpo.run.resume import find
 from torchgrpo.run.run import Run
-from torchgrpo.training.local_learner import LocalLearner
 
 SMALL = ("env.num_envs=4", "env.repeats=4", "train.total_dialog_turns=64")
 SETS = "eval.sets={held_out:{dataset:arithmetic,n:2,limit:4}}"
@@ -37,9 +40,9 @@ def checkpoints(run_dir: Path) -> list[int]:
 
 def test_a_stop_after_the_checkpoint_of_its_iteration_leaves_one_of_the_next(tmp_path: Path) -> None:
     class Stopping(Lockstep):
-        def done(self, iteration: int) -> None:
-            super().done(iteration)
-            self.run.stop.requested = iteration == 2 or self.run.stop.requested
+        def done(self, iteration: int, rollout: Rollout) -> None:
+            super().done(iteration, rollout)
+            self.stop.requested = iteration == 2 or self.stop.requested
 
     config = configured(*SMALL, "train.checkpoint_frequency=0")
     assert run_job(config, tmp_path, grpo.train, Stopping) == "interrupted"
@@ -49,13 +52,14 @@ def test_a_stop_after_the_checkpoint_of_its_iteration_leaves_one_of_the_next(tmp
 
 def test_a_stop_during_a_checkpoint_needs_no_other(tmp_path: Path) -> None:
     def train(working: Lockstep) -> None:
-        save = working.run.checkpoint
+        checkpoints = callback_of(working, Checkpoints)
+        write = checkpoints.write
 
-        def stopped_in(iteration: int) -> None:
-            save(iteration)
-            working.run.stop.requested = True
+        def stopped_in(run: Run, iteration: int) -> None:
+            write(run, iteration)
+            working.stop.requested = True
 
-        working.run.checkpoint = stopped_in  # type: ignore[method-assign]
+        checkpoints.write = stopped_in  # type: ignore[method-assign]
         grpo.train(working)
 
     config = configured(*SMALL, "train.checkpoint_frequency=2")
@@ -68,24 +72,25 @@ def test_the_model_of_a_finished_run_is_freed_before_a_notebook_builds_the_next(
     first, following = (tmp_path / name for name in ("first", "next"))
 
     class Next(Lockstep):
-        def __init__(self, run: Run) -> None:
-            super().__init__(run)
+        def __init__(self, *parts: Any) -> None:
+            super().__init__(*parts)
             freed.append(model() is None)
 
     def run_first() -> weakref.ref[torch.nn.Module]:
         first.mkdir()
         working = build(configured(*SMALL), first, Lockstep)
         working.push_weights()
-        working.learn(working.advantage(working.collect()))
-        working.run.close("finished")
-        assert isinstance(working.run.learner, LocalLearner)
-        return weakref.ref(working.run.learner.worker.model)
+        rollout = working.collect()
+        working.advantage(rollout)
+        working.learn(rollout)
+        working.close("finished")
+        return weakref.ref(working.learner.worker.model)
 
     gc.disable()  # the search that Python begins on its own may come late
     try:
         model = run_first()
         following.mkdir()
-        build(configured(*SMALL), following, Next).run.close("finished")
+        build(configured(*SMALL), following, Next).close("finished")
     finally:
         gc.enable()
     assert freed == [True]
@@ -95,13 +100,13 @@ def test_ctrl_c_while_a_finished_run_closes_lets_it(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def train(working: Lockstep) -> None:
-        close = working.run.loop.close
+        close = working.collector.loop.close
 
         def interrupted() -> None:
             os.kill(os.getpid(), signal.SIGINT)
             close()
 
-        working.run.loop.close = interrupted  # type: ignore[method-assign]
+        working.collector.loop.close = interrupted  # type: ignore[method-assign]
         grpo.train(working)
 
     with pytest.raises(KeyboardInterrupt, match="nothing of it is lost"):
@@ -113,13 +118,13 @@ def test_ctrl_c_while_a_finished_run_closes_lets_it(
 
 def test_ctrl_c_while_a_failed_run_closes_ends_it(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     def train(working: Lockstep) -> None:
-        close = working.run.loop.close
+        close = working.collector.loop.close
 
         def interrupted() -> None:
             close()
             os.kill(os.getpid(), signal.SIGINT)
 
-        working.run.loop.close = interrupted  # type: ignore[method-assign]
+        working.collector.loop.close = interrupted  # type: ignore[method-assign]
         raise RunError("of the first step")
 
     with pytest.raises(KeyboardInterrupt):
@@ -137,13 +142,14 @@ def test_an_evaluation_that_was_given_up_is_made_up_for(tmp_path: Path) -> None:
     config = configured(*SMALL, SETS, "eval.frequency=2", "train.resume=auto")
 
     def train(working: Lockstep) -> None:
-        evaluate = working.run.evaluate
+        evaluation = callback_of(working, Evaluations).evaluation
+        run_sets = evaluation.run
 
-        def stopped_in(iteration: int) -> None:
-            working.run.stop.requested = iteration == 2
-            evaluate(iteration)
+        def stopped_in(iteration: int, stopped: Callable[[], bool]) -> Any:
+            working.stop.requested = iteration == 2
+            return run_sets(iteration, stopped)
 
-        working.run.evaluate = stopped_in  # type: ignore[method-assign]
+        evaluation.run = stopped_in  # type: ignore[method-assign]
         grpo.train(working)
 
     assert run_job(config, tmp_path, train, Lockstep) == "interrupted"

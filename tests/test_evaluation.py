@@ -16,7 +16,8 @@ from config.schema.errors import ConfigError
 from tests.recorded_runs import EVERY_SECOND, recorded_run
 from tests.recorded_runs import SETS as HELD_OUT
 from tests.saved import saved_model
-from tests.scripts import configured, rows, without_clocks
+from tests.scripts import callback_of, configured, rows, without_clocks
+from torchgrpo.run.callbacks import Evaluations
 from torchgrpo.run.jobs import run_job
 from torchgrpo.run.lockstep import Lockstep
 from torchgrpo.run.overlapped import Overlapped
@@ -111,10 +112,11 @@ def test_alone_it_says_what_training_says_before_its_first_iteration(
 
 def test_a_stop_gives_the_evaluation_up(tmp_path: Path) -> None:
     def train(working: Overlapped) -> None:
-        evaluation, run_one = working.run.evaluation, working.run.evaluation.run
+        evaluation = callback_of(working, Evaluations).evaluation
+        run_one = evaluation.run
 
         def stopping(iteration: int, stopped: Callable[[], bool]) -> Any:
-            working.run.stop.requested = iteration == 2
+            working.stop.requested = iteration == 2
             return run_one(iteration, stopped)
 
         evaluation.run = stopping  # type: ignore[method-assign]

@@ -17,7 +17,8 @@ import grpo
 from config.cli.composition import register_schema
 from config.cli.differences import overrides
 from config.schema.errors import ConfigError
-from tests.scripts import ENVIRONMENT, ROOT, configured, ended, ran, rows, start, wait_for
+from tests.scripts import ENVIRONMENT, ROOT, callback_of, configured, ended, ran, rows, start, wait_for
+from torchgrpo.run.callbacks import Evaluations
 from torchgrpo.run.jobs import run_job
 from torchgrpo.run.lockstep import Lockstep
 
@@ -211,7 +212,7 @@ def test_the_best_stays_and_a_resumed_run_keeps_it(tmp_path: Path, monkeypatch: 
     said = iter([0.5, 0.1, 0.9, 0.3, 0.9, 0.2, 0.2, 0.4])
 
     def run(working: Lockstep) -> None:
-        evaluation = working.run.evaluation
+        evaluation = callback_of(working, Evaluations).evaluation
 
         def fixed(iteration: int, stopped: Any) -> Any:
             value, key = next(said), "eval/sums/pass@1"
@@ -275,7 +276,8 @@ def test_a_full_disk_in_the_middle_of_a_model_leaves_all_others(
 def test_a_run_killed_in_the_middle_of_a_model_loses_nothing(tmp_path: Path) -> None:
     script, run_dir = tmp_path / "slow.py", tmp_path / "run"
     script.write_text(
-        f"import runpy, sys, time\nsys.path.insert(0, {str(ROOT)!r})\nimport training.model_writer as models\n"
+        f"import runpy, sys, time\nsys.path.insert(0, {str(ROOT)!r})\n"
+        "import torchgrpo.training.model_writer as models\n"
         "write = models.write_safetensors\n"
         "def slow(folder, *arguments, **options):\n"
         "    write(folder, *arguments, **options)\n"

@@ -3,7 +3,6 @@
 import json
 import random
 import signal
-from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -11,16 +10,14 @@ import pytest
 import torch
 
 import grpo
-from envs.group import Group
 from tests.processes import alive
 from tests.recorded_runs import assert_same_run
 from tests.scripts import QUICK, ROOT, called, configured, finish, rows, start, wait_for
+from torchgrpo.records.rollout import Rollout
 from torchgrpo.run.build import build
 from torchgrpo.run.jobs import run_job
 from torchgrpo.run.lockstep import Lockstep
-from torchgrpo.training.batch import Batch, collate
 from torchgrpo.training.checkpoint import load_checkpoint
-from torchgrpo.training.local_learner import LocalLearner
 
 SMALL = ("env.num_envs=4", "env.repeats=4")
 LOGGED = {
@@ -59,8 +56,8 @@ def test_an_iteration_is_trained_on_in_steps_of_whole_groups(tmp_path: Path) -> 
     trained: list[torch.Tensor] = []
 
     class Noting(Lockstep):
-        def learn(self, minibatch: Batch) -> None:
-            trained.append(minibatch.group_id.view(2, 4))
+        def learn(self, minibatch: Rollout) -> None:
+            trained.append(minibatch.batch.group_id.view(2, 4))
             super().learn(minibatch)
 
     run_job(config, tmp_path, grpo.train, Noting)
@@ -72,9 +69,8 @@ def test_an_iteration_is_trained_on_in_steps_of_whole_groups(tmp_path: Path) -> 
 
 def test_without_kl_no_reference_is_loaded(tmp_path: Path) -> None:
     working = build(configured(*SMALL, "policy.kl_coef=0"), tmp_path, Lockstep)
-    assert isinstance(working.run.learner, LocalLearner)
-    assert working.run.learner.worker.reference is None
-    working.run.close("finished")
+    assert working.learner.worker.reference is None
+    working.close("finished")
 
 
 def test_mixed_precision_lora_and_accumulation_run(tmp_path: Path) -> None:
@@ -109,15 +105,10 @@ def test_with_shuffled_rewards_it_does_not(tmp_path: Path) -> None:
     chance = random.Random(0)
 
     class Shuffling(Lockstep):
-        def advantage(self, groups: Sequence[Group]) -> Batch:
-            completions = [one for group in groups for one in group.completions]
-            true = [one.verdict for one in completions]
-            for one, verdict in zip(completions, chance.sample(true, len(true)), strict=True):
-                one.verdict = verdict
-            batch = super().advantage(groups)
-            for one, verdict in zip(completions, true, strict=True):
-                one.verdict = verdict
-            return batch
+        def advantage(self, rollout: Rollout) -> None:
+            rows = len(rollout.batch)
+            rollout.batch.next = rollout.batch.next[chance.sample(range(rows), rows)]
+            super().advantage(rollout)
 
     before, after = learned(tmp_path, Shuffling)
     assert after < before + 0.1
@@ -145,7 +136,7 @@ def test_a_full_disk_is_one_message_and_what_is_there_is_whole(tmp_path: Path) -
     run_dir, script = tmp_path / "run", tmp_path / "with_a_full_disk.py"
     folder = run_dir / "checkpoints"
     script.write_text(
-        f"import os, runpy, sys\nsys.path.insert(0, {str(ROOT)!r})\nimport training.worker as learner\n"
+        f"import os, runpy, sys\nsys.path.insert(0, {str(ROOT)!r})\nimport torchgrpo.training.worker as learner\n"
         "write = learner.write_tensors\n"
         "def write_tensors(folder, tensors, group):\n"
         "    if '000002' in str(folder):\n"
@@ -186,13 +177,13 @@ def test_under_lora_the_base_is_the_reference(tmp_path: Path) -> None:
     from torchgrpo.training.reference import Reference
 
     working = build(configured(*SMALL, "train_model.lora.enabled=true"), tmp_path, Lockstep)
-    batch, learner = collate(working.collect()), working.run.learner
-    assert isinstance(learner, LocalLearner) and learner.worker.reference is not None
+    batch, learner = working.collect().batch, working.learner
+    assert learner.worker.reference is not None
     (own,) = learner.worker.reference.log_prob([batch])
     visit = learner.worker.scorer.model.disable_adapter
     (shared,) = Reference(learner.worker.scorer, visit=visit).log_prob([batch])
     torch.testing.assert_close(own, shared, atol=1e-6, rtol=0)
-    working.run.close("finished")
+    working.close("finished")
 
 
 @pytest.mark.parametrize(

@@ -16,13 +16,14 @@ import grpo_async
 from tests.logged import Logged
 from tests.processes import engine_processes
 from tests.rollout.pool_engines import HandCarried
-from tests.scripts import configured, finish, rows, start, wait_for, without_clocks
+from tests.scripts import callback_of, configured, finish, rows, start, wait_for, without_clocks
+from torchgrpo.records.rollout import Rollout
 from torchgrpo.rollout.weights.transports import TRANSPORTS, SharedMemory, Transport
 from torchgrpo.run.build import build
+from torchgrpo.run.callbacks import Evaluations
 from torchgrpo.run.jobs import run_job
 from torchgrpo.run.lockstep import Lockstep
 from torchgrpo.run.overlapped import Overlapped
-from torchgrpo.training.batch import Batch
 
 SMALL = ("env.num_envs=4", "env.repeats=4", "train.total_dialog_turns=160")
 
@@ -49,11 +50,12 @@ def test_no_token_is_older_than_the_bound(stale: str, max_age: int, frequency: i
     oldest: list[int] = []
 
     class Checking(Overlapped):
-        def learn(self, batch: Batch) -> None:
+        def learn(self, rollout: Rollout) -> None:
+            batch = rollout.batch
             assert self.stream.buffer.keep_order == (stale == "wait")
-            ages = self.run.weights.version - batch.policy_version[batch.mask]
+            ages = self.collector.weights.version - batch.policy_version[batch.mask]
             oldest.append(int(ages.max()))
-            super().learn(batch)
+            super().learn(rollout)
 
     run_job(config, tmp_path, grpo_async.train, Checking)
     assert len(oldest) == 10
@@ -77,7 +79,7 @@ def test_other_ways_of_updating_train_too(update: str, tmp_path: Path) -> None:
     grpo_async.train(working)
     assert len(rows(tmp_path)) == 10
     assert working.stream.groups_in_flight == 0
-    working.run.close("finished")
+    working.close("finished")
 
 
 def test_the_trainers_log_probs_are_those_before_the_first_of_several_epochs(tmp_path: Path) -> None:
@@ -104,34 +106,34 @@ def test_an_error_in_the_rollout_thread_is_raised_in_the_trainer(tmp_path: Path)
     def broken(completions: Any, examples: Any) -> Any:
         raise ZeroDivisionError("a bug in my reward")
 
-    working.run.rewards.submit = broken  # type: ignore[method-assign]
+    working.collector.rewards.submit = broken  # type: ignore[method-assign]
     with pytest.raises(ZeroDivisionError, match="bug in my reward") as raised:
         grpo_async.train(working)
     assert "broken" in [frame.name for frame in raised.traceback]
     assert not [thread for thread in threading.enumerate() if thread.name == "rollouts"]
     assert working.stream.groups_in_flight == 0
-    working.run.close("failed")
+    working.close("failed")
 
 
 def test_a_silent_engine_is_named_when_the_deadline_passes(tmp_path: Path) -> None:
     working = build(configured(*SMALL, "train.wait_timeout_s=5"), tmp_path, Overlapped)
-    working.run.push_weights()  # the start's check decodes
-    working.run.engine.step = lambda timeout: time.sleep(0.05) or []  # an engine that never finishes
+    working.push_weights()  # the start's check decodes
+    working.collector.engine.step = lambda timeout: time.sleep(0.05) or []  # an engine that never finishes
     with pytest.raises(
         TimeoutError, match=r"the learner waited .* for the engines: it has 0 of 4 groups, 4 are in"
     ):
         grpo_async.train(working)
-    working.run.close("failed")
+    working.close("failed")
 
 
 def test_so_is_one_that_is_silent_from_the_start(tmp_path: Path) -> None:
     working = build(configured(*SMALL, "train.wait_timeout_s=2"), tmp_path, Overlapped)
-    working.run.engine.step = lambda timeout: time.sleep(0.05) or []
+    working.collector.engine.step = lambda timeout: time.sleep(0.05) or []
     with pytest.raises(
         TimeoutError, match="the rollout waited 2 s for the engine to finish any of 2 of 2 requests"
     ):
         grpo_async.train(working)
-    working.run.close("failed")
+    working.close("failed")
 
 
 def hand_carried(
@@ -167,12 +169,13 @@ def test_an_engine_lost_between_two_pushes_comes_back_with_the_present_version(
     def train(schedule: Overlapped) -> None:
         learn = schedule.learn
 
-        def killing(batch: Batch) -> None:
-            ages = schedule.run.weights.version - batch.policy_version[batch.mask]
+        def killing(rollout: Rollout) -> None:
+            batch = rollout.batch
+            ages = schedule.collector.weights.version - batch.policy_version[batch.mask]
             assert 0 <= int(ages.min()) <= int(ages.max()) <= 1
-            if schedule.run.learner.optimizer_steps == 2:
+            if schedule.learner.optimizer_steps == 2:
                 kill_the_engine(others)
-            learn(batch)
+            learn(rollout)
 
         schedule.learn = killing  # type: ignore[method-assign]
         grpo_async.train(schedule)
@@ -225,14 +228,15 @@ def test_an_engine_lost_in_an_evaluation_gets_its_weights_there(
     )
 
     def train(schedule: Overlapped) -> None:
-        evaluate = schedule.run.evaluate
+        evaluation = callback_of(schedule, Evaluations).evaluation
+        run_sets = evaluation.run
 
-        def killing(iteration: int) -> None:
+        def killing(iteration: int, stopped: Callable[[], bool]) -> Any:
             if iteration == 10:
                 kill_the_engine(others)
-            evaluate(iteration)
+            return run_sets(iteration, stopped)
 
-        schedule.run.evaluate = killing  # type: ignore[method-assign]
+        evaluation.run = killing  # type: ignore[method-assign]
         grpo_async.train(schedule)
 
     assert run_job(config, tmp_path, train, Overlapped) == "finished"

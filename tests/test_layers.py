@@ -17,6 +17,7 @@ MAY_IMPORT = {
     "envs": {"config"},
     "torchgrpo/plan": {"envs", "config"},
     "torchgrpo/cluster": {"plan", "config"},
+    "torchgrpo/records": {"envs", "config"},
     "torchgrpo/training": {"records", "cluster", "plan", "envs", "config"},
     "torchgrpo/rollout": {"training", "records", "cluster", "plan", "envs", "config"},
     "torchgrpo/evaluation": {"rollout", "records", "plan", "envs", "config"},

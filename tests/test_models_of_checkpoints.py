@@ -34,7 +34,7 @@ def trained(run_dir: Path, *given: str) -> dict[str, Any]:
 
     def train(working: Lockstep) -> None:
         grpo.train(working)
-        learner = working.run.learner
+        learner = working.learner
         found["weights"] = {tensor.name: tensor.make().clone() for tensor in learner.publish()}
         found["scores"] = learner.score(SEQUENCES)
 

@@ -64,7 +64,7 @@ def test_the_schedule_beside_generation_says_it_too(tmp_path: Path) -> None:
 
 def test_an_interrupted_run_is_not_blamed(tmp_path: Path) -> None:
     def stopping(working: Lockstep) -> None:
-        working.run.stop.requested = True
+        working.stop.requested = True
         grpo.train(working)
 
     config = configured(*CUT, "train.total_dialog_turns=64")

@@ -20,7 +20,7 @@ from torchgrpo.rollout.engines.sampler import generate
 from torchgrpo.rollout.weights.from_ranks import TransferFromRanks
 from torchgrpo.rollout.weights.outgoing import Engines, Outgoing
 from torchgrpo.rollout.weights.transports import SharedMemory, Transport
-from torchgrpo.training.ranked_learner import RankedLearner
+from torchgrpo.training.learner import Learner
 from torchgrpo.training.ranks import Ranks
 
 pytestmark = pytest.mark.long
@@ -43,7 +43,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture
-def learner(ranks: Ranks, model: str, tmp_path: Path) -> RankedLearner:
+def learner(ranks: Ranks, model: str, tmp_path: Path) -> Learner:
     return over(ranks, config_of(model, 2), tmp_path)
 
 
@@ -63,7 +63,7 @@ def kill_once(victim: Path) -> Callable[[int], None]:
     return kill
 
 
-def pushed(pool: RayPool, learner: RankedLearner, version: int) -> None:
+def pushed(pool: RayPool, learner: Learner, version: int) -> None:
     pool.load(Outgoing(learner.publish(), learner.ranks), version)
 
 
@@ -71,12 +71,12 @@ def ways(pool: RayPool) -> list[str]:
     return pool.supervisor.call_each("came_by", [{}] * len(pool.supervisor.members))
 
 
-def sums(learner: RankedLearner) -> list[float]:
+def sums(learner: Learner) -> list[float]:
     made = weights(learner)
     return [float(made[name].sum()) for name in sorted(made)]
 
 
-def test_every_tensor_arrives(open_pool: OpenPool, learner: RankedLearner) -> None:
+def test_every_tensor_arrives(open_pool: OpenPool, learner: Learner) -> None:
     direct = TransferFromRanks(HandCarried())
     pool = open_pool(Keeping, engines=2, transport=Transport(SharedMemory(), direct))
     for version in (1, 2):
@@ -86,7 +86,7 @@ def test_every_tensor_arrives(open_pool: OpenPool, learner: RankedLearner) -> No
 
 
 def test_an_engine_lost_in_a_push_costs_no_rank(
-    open_pool: OpenPool, learner: RankedLearner, tmp_path: Path
+    open_pool: OpenPool, learner: Learner, tmp_path: Path
 ) -> None:
     """Rank 0 finds out; all ranks go on, and every engine loads the copy in memory."""
     victim = tmp_path / "pid"

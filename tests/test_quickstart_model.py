@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from models.make_quickstart import (
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from torchgrpo.models.make_quickstart import (
     FOLDER,
     MAX_OPERAND,
     TEACHER,
@@ -17,8 +20,6 @@ from models.make_quickstart import (
     make_tokenizer,
     teach_answer,
 )
-from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 

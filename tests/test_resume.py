@@ -48,7 +48,6 @@ from torchgrpo.run.resume import (
     under,
 )
 from torchgrpo.training.checkpoint import LEARNER, Saved, load_checkpoint
-from torchgrpo.training.local_learner import LocalLearner
 from torchgrpo.training.tensor_files import saved_tensors
 
 SMALL = (*recorded_runs.SMALL, *recorded_runs.EVERY_SECOND)
@@ -88,8 +87,7 @@ def test_a_changed_learning_rate_and_schedule_take_effect_and_are_said(
     seen: list[dict[str, Any]] = []
 
     def train(working: Lockstep) -> None:
-        learner = working.run.learner
-        assert isinstance(learner, LocalLearner)
+        learner = working.learner
         seen.extend({**group, "params": []} for group in learner.worker.optimizer.param_groups)
         grpo.train(working)
 

@@ -1,6 +1,5 @@
 """What is sampled and what of it is trained on, in both schedules: dynamic sampling, oversampling, temperature."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
@@ -8,46 +7,37 @@ import pytest
 
 import grpo
 import grpo_async
-from envs.group import Group
 from tests.scripts import SCHEDULE_OF, configured, rows
+from torchgrpo.records.rollout import Rollout
 from torchgrpo.run.build import build
 from torchgrpo.run.jobs import run_job
 from torchgrpo.run.lockstep import Lockstep
-from torchgrpo.training.batch import Batch
 
 SMALL = ("env.num_envs=8", "env.repeats=4", "train.total_dialog_turns=96", "policy.kl_coef=0")
 DYNAMIC = (*SMALL, "policy.filter_range=[0.01,0.99]", "policy.dynamic_batching=true")
 SCHEDULES = pytest.mark.parametrize("script", [grpo, grpo_async], ids=["lockstep", "overlapped"])
 
 
-@dataclass
-class Made:
-    """The groups of one optimizer step, and the batch of them."""
-
-    groups: list[Group]
-    batch: Batch
-
-    @property
-    def generated(self) -> list[int]:
-        """Groups that were generated for each place."""
-        return [len(list(group.chain())) for group in self.groups]
+def generated(rollout: Rollout) -> list[int]:
+    """Groups that were generated for each place."""
+    return [len(list(group.chain())) for group in rollout.groups]
 
 
-def batches_of(script: ModuleType, run_dir: Path, *overrides: str) -> tuple[list[Made], list[str]]:
+def batches_of(script: ModuleType, run_dir: Path, *overrides: str) -> tuple[list[Rollout], list[str]]:
     """The credited batches of a run, and what it said."""
     working = build(configured(*overrides), run_dir, SCHEDULE_OF[script])
-    made: list[Made] = []
+    made: list[Rollout] = []
     said: list[str] = []
-    credit = working.run.learner.credit
+    credit = working.learner.credit
 
-    def noted(groups: list[Group], version: int | None) -> Batch:
-        made.append(Made(groups, credit(groups, version)))
-        return made[-1].batch
+    def noted(rollout: Rollout) -> Rollout:
+        made.append(credit(rollout))
+        return rollout
 
-    working.run.learner.credit = noted
-    working.run.monitor.say = said.append
+    working.learner.credit = noted
+    working.monitor.say = said.append
     script.train(working)
-    working.run.close("finished")
+    working.close("finished")
     return made, said
 
 
@@ -63,7 +53,7 @@ def test_every_group_has_right_and_wrong_ones(script: ModuleType, tmp_path: Path
     assert not any("dynamic sampling" in text for text in said)
     for row, one in zip(rows(tmp_path), made, strict=True):
         generated = row["groups/generated"]
-        assert generated == sum(one.generated) >= 8
+        assert generated == sum(generated(one)) >= 8
         assert row["sample_utilization"] == pytest.approx(8 / generated)
         assert row["reward/zero_variance_groups"] == pytest.approx(1 - 8 / generated)
     assert max(row["groups/generated"] for row in rows(tmp_path)) > 8
@@ -77,7 +67,7 @@ def test_after_the_cap_it_trains_on_what_there_is_and_says_so(script: ModuleType
     for one in made:
         inside = (one.batch.next.reward.view(8, 4).mean(1) == 0.5).tolist()
         assert one.batch.mask.any(-1).view(8, 4).any(1).tolist() == inside
-        assert max(one.generated) == 2
+        assert max(generated(one)) == 2
     loud = [text for text in said if text.startswith("dynamic sampling: ")]
     assert len(loud) == len(made)
     assert "policy.filter_attempts=1" in loud[0]

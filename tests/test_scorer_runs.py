@@ -10,6 +10,7 @@ import grpo
 import grpo_async
 from tests.killed_ranks import Killer
 from tests.scripts import configured, rows, without_clocks
+from torchgrpo.records.rollout import Rollout
 from torchgrpo.run.jobs import run_job
 from torchgrpo.run.lockstep import Lockstep
 from torchgrpo.run.overlapped import Overlapped
@@ -29,9 +30,9 @@ def kill_between_steps(monkeypatch: pytest.MonkeyPatch, iteration: int) -> list[
     killed: list[int] = []
     done = Lockstep.done
 
-    def killing(schedule: Lockstep, number: int) -> None:
-        done(schedule, number)
-        scorers = schedule.run.learner.scorers  # type: ignore[attr-defined]
+    def killing(schedule: Lockstep, number: int, rollout: Rollout) -> None:
+        done(schedule, number, rollout)
+        scorers = schedule.learner.scorers  # type: ignore[attr-defined]
         if number == iteration:
             killed.append(scorers.copies[0].ranks.process_ids[0])
             os.kill(killed[0], signal.SIGKILL)

@@ -22,7 +22,7 @@ from torchgrpo.selftest import engines, learner, main, runner
 from torchgrpo.selftest.catalogue import CHECKS
 from torchgrpo.selftest.check import Bench, Check, Row
 from torchgrpo.selftest.child import tried
-from torchgrpo.training.local_learner import LocalLearner
+from torchgrpo.training.learner import Learner
 
 BODIES = "tests.made_up_checks"
 LAPTOP = Machine(num_gpus=0, gpu_memory_gib=None, host_memory_gib=16.0, disk_gib=50.0, vllm=None)
@@ -231,13 +231,13 @@ def test_bodies_of_gpu_checks(tmp_path: Path) -> None:
 
 
 def test_a_check_that_fails_closes_its_learner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    closed: list[LocalLearner] = []
+    closed: list[Learner] = []
 
     def fails(*given: object, **how: object) -> None:
         raise AssertionError("in the middle")
 
     monkeypatch.setattr(learner, "moved", fails)
-    monkeypatch.setattr(LocalLearner, "close", lambda self: closed.append(self))
+    monkeypatch.setattr(Learner, "close", lambda self: closed.append(self))
     with pytest.raises(AssertionError, match="in the middle"):
         learner.references(Bench(tmp_path), ["host memory"])
     assert len(closed) == 2, "that of the rollouts, and that of the check"

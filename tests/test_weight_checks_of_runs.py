@@ -31,10 +31,10 @@ class Behind(Overlapped):
     """The learner is the slower one: as many batches as may wait for it before it pushes."""
 
     def push_weights(self) -> None:
-        if 0 < self.run.monitor.iteration < self.run.last_iteration:
+        if 0 < self.monitor.iteration < self.last_iteration:
             deadline = time.monotonic() + 600
-            config = self.run.config
-            left = self.run.last_iteration - self.run.monitor.iteration
+            config = self.config
+            left = self.last_iteration - self.monitor.iteration
             waiting = min(config.train.max_policy_age, left) * config.optim_batch_groups
             while self.stream.buffer.ready < waiting:
                 assert time.monotonic() < deadline
@@ -50,7 +50,7 @@ def trained(
     try:
         script.train(working)
     finally:
-        working.run.close("finished")
+        working.close("finished")
     return working
 
 
@@ -76,7 +76,7 @@ def test_fixed_sequences_are_compared_when_due_and_where_too_little_was_sampled(
     size: tuple[str, ...], every: int, expected: list[int], compared: list[int], tmp_path: Path
 ) -> None:
     working = trained(grpo, configured(*size, f"train.weight_check_every={every}"), tmp_path)
-    assert working.run.learner.optimizer_steps == 4
+    assert working.learner.optimizer_steps == 4
     assert compared == expected
 
 
@@ -116,7 +116,7 @@ def test_a_lost_push_is_found_at_the_latest_one_step_later(
     built: list[Any] = []
     with pytest.raises(WeightMismatch, match=r"policy version 2.*Cause: old weights") as raised:
         trained(grpo, configured(*size, "train.checkpoint_frequency=1"), tmp_path, built.append)
-    assert built[0].run.learner.optimizer_steps <= 3
+    assert built[0].learner.optimizer_steps <= 3
     assert f"the checkpoint before it is {tmp_path}/checkpoints/checkpoint_00000" in str(raised.value)
 
 
@@ -129,7 +129,7 @@ def test_so_is_an_overlapped_one(
     built: list[Any] = []
     with pytest.raises(WeightMismatch, match=r"policy version 2: .*Cause: old weights"):
         trained(grpo_async, configured(*aged(age), *optimizer), tmp_path, built.append)
-    assert built[0].run.learner.optimizer_steps == 2
+    assert built[0].learner.optimizer_steps == 2
 
 
 def test_a_run_that_is_to_say_it_goes_on(
@@ -137,7 +137,7 @@ def test_a_run_that_is_to_say_it_goes_on(
 ) -> None:
     lose(2, monkeypatch)
     working = trained(grpo, configured(*ENOUGH, "train.on_mismatch=say"), tmp_path)
-    assert working.run.learner.optimizer_steps == 4
+    assert working.learner.optimizer_steps == 4
     assert (
         "policy version 2: the engine differs" in (said := capsys.readouterr().err)
         and "Cause: old weights" in said

@@ -82,6 +82,9 @@ class LetterTokenizer:
     def encode(self, text: str, **kwargs: object) -> list[int]:
         return [5 + ord(letter) % 30 for letter in text]
 
+    def __len__(self) -> int:
+        return 1000
+
     def get_vocab(self) -> dict[str, int]:
         return {chr(65 + token): token for token in range(1000)}
 

@@ -11,7 +11,9 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from envs.group import Sampling
+from tests.groups import credited
 from torchgrpo.plan.machine import visible_gpus
+from torchgrpo.records.batch import Tokens
 from torchgrpo.rollout.weights.outgoing import Outgoing
 from torchgrpo.selftest import learner
 from torchgrpo.selftest.catalogue import (
@@ -34,9 +36,8 @@ from torchgrpo.selftest.check import Bench
 from torchgrpo.selftest.engines import MEAN_GAP, drawn_gap, policy, weights_arrive
 from torchgrpo.selftest.runs import schedule, train
 from torchgrpo.selftest.tiny import built, configured, model_folder, moved
-from torchgrpo.training.batch import Tokens
 from torchgrpo.training.forward import ResponseScorer
-from torchgrpo.training.local_learner import make_learner
+from torchgrpo.training.learner import make_learner
 
 LARGER = "tests.gpu.longer.larger"
 TRANSFORMERS = "inference_model.backend=transformers"
@@ -142,7 +143,7 @@ def memory(bench: Bench, width: int = 128, layers: int = 2) -> str:
     trained = make_learner(config, plan, bench.folder)
     estimate = max(phase.bytes for phase in plan.phases)
     for _ in range(2):
-        trained.step(trained.credit(groups))
+        trained.step(credited(trained, groups))
     measured = torch.cuda.max_memory_allocated() if bench.device == "cuda" else 0
     assert measured < 1.2 * estimate, (
         f"a step took {measured / 2**20:.0f} MiB, estimated {estimate / 2**20:.0f}"
@@ -174,7 +175,7 @@ def reverse_gpus(bench: Bench) -> str:
 def lost_engine(bench: Bench, overrides: Sequence[str] = ()) -> str:
     """Weights arrive after the engine was killed between two pushes."""
     with built(bench, VLLM, *overrides) as working:
-        weights, model = working.run.weights, policy(working)
+        weights, model = working.collector.weights, policy(working)
         weights.push()
         actors = [
             child for child in psutil.Process().children(recursive=True) if "EngineHost" in child.name()
@@ -183,8 +184,8 @@ def lost_engine(bench: Bench, overrides: Sequence[str] = ()) -> str:
         moved(model, seed=0)
         weights.push()
         worst = weights.check()["weight_check/largest"]
-        gap = float(drawn_gap(model, working.run.engine, Sampling(max_tokens=8)).mean())
-        dtype = working.run.plan.engine.dtype
+        gap = float(drawn_gap(model, working.collector.engine, Sampling(max_tokens=8)).mean())
+        dtype = working.plan.engine.dtype
     assert gap < MEAN_GAP[dtype], f"{dtype}: drawn log-probs are {gap:.2g} from the learner's in the mean"
     return f"weight check {worst:.1g}, drawn tokens {gap:.1g}"
 

@@ -22,7 +22,6 @@ from torchgrpo.run.overlapped import Schedule
 from torchgrpo.selftest import engines, learner, runs, tiny
 from torchgrpo.selftest.catalogue import CHECKS
 from torchgrpo.selftest.check import Bench, Check
-from torchgrpo.training import ranked_learner
 
 GPU_CHECKS = {check.name: check for check in (*CHECKS, *longer.EXTRA) if check.gpus}
 AWAY = {"output head, GPU", "head as fast as a product", "push right after an update"}
@@ -71,7 +70,7 @@ def plan_of(check: Check, folder: Path, patch: pytest.MonkeyPatch) -> Plan:
     patch.setattr(tiny, "build", build)
     patch.setattr(learner, "collected", lambda *arguments: MagicMock())
     patch.setattr(learner, "collate", lambda groups: MagicMock())
-    for place in (learner, longer, ranked_learner):
+    for place in (learner, longer):
         patch.setattr(place, "make_learner", make_learner)
     patch.setattr(engines, "load_model", lambda config, devices: None)
     patch.setattr(engines, "vllm_settings", lambda config, *_: build(config, folder, Lockstep))

@@ -21,11 +21,13 @@ from tests.training.scorers import REPEATS
 from torchgrpo.plan.machine import Machine
 from torchgrpo.plan.make_plan import make_plan
 from torchgrpo.plan.plan import Plan
-from torchgrpo.training.batch import Batch
+from torchgrpo.records.batch import Batch
+from torchgrpo.training.learner import Learner
 from torchgrpo.training.learner_models import make_models
-from torchgrpo.training.local_learner import LocalLearner
 from torchgrpo.training.published_weights import pushed_tensors
 from torchgrpo.training.scorer_host import ScorerHost
+from torchgrpo.training.worker import Worker
+from torchgrpo.training.workers import LocalWorkers
 
 GROUPS = 2
 
@@ -111,7 +113,7 @@ class HostHere:
         return scored.result()
 
 
-def learner_on(layout: Layout, case: Case, run_dir: Path) -> tuple[LocalLearner, Plan]:
+def learner_on(layout: Layout, case: Case, run_dir: Path) -> tuple[Learner, Plan]:
     """What `build` makes of the config."""
     config = config_of(layout, case)
     plan = plan_of(layout, config)
@@ -120,7 +122,7 @@ def learner_on(layout: Layout, case: Case, run_dir: Path) -> tuple[LocalLearner,
     models = make_models(config, model, plan)
     scorers = HostHere(config, plan) if plan.reference.home == "own devices" else None
     pushed = pushed_tensors(config, plan)
-    return LocalLearner(config, models, pushed, run_dir, scorers=scorers), plan  # type: ignore[arg-type]
+    return Learner(config, LocalWorkers(Worker(config, models, pushed)), run_dir, scorers=scorers), plan  # type: ignore[arg-type]
 
 
 def save_tiny(folder: Path, tied: bool) -> Path:

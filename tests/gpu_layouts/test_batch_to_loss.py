@@ -15,6 +15,7 @@ import torch
 from config.schema.policy import load_policy
 from envs.group import Group
 from tests.gpu_layouts.layouts import LAYOUTS, PLACES, Case, Layout, judged_groups, learner_on, save_tiny
+from tests.groups import credited
 from tests.pretend_gpu import pretend_gpus
 from tests.training.presets import NAMES, SEVERAL
 from torchgrpo.training.kl import ESTIMATORS
@@ -73,7 +74,7 @@ def step(
         learner, plan = learner_on(layout, case, folders[tied])
         there = torch.device(plan.devices.train_device)
         assert {parameter.device for parameter in learner.worker.model.parameters()} == {there}
-        report = learner.step(learner.credit(groups()))
+        report = learner.step(credited(learner, groups()))
     assert not report.skipped
     return report.metrics
 
@@ -99,7 +100,7 @@ def test_a_scorer_on_a_gpu_of_its_own_gives_the_numbers_of_one_process(
     for layout in (HOST, LAYOUTS["3 GPUs"]):
         with pretend_gpus(layout.gpus) if layout.gpus else nullcontext():
             learner, plan = learner_on(layout, case, folders[False])
-            found.append([learner.step(learner.credit(groups())).metrics for _ in range(2)])
+            found.append([learner.step(credited(learner, groups())).metrics for _ in range(2)])
     assert plan.reference.home == "own devices" and plan.reference.devices == (2,)
     for here, there in zip(*found, strict=True):
         for name in ("loss/objective", "loss/kl", "kl/ref", "grad_norm"):

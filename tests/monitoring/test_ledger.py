@@ -20,7 +20,7 @@ from tests.groups import make_completion, make_group, random_group
 from torchgrpo.monitoring.ledger import Ledger
 from torchgrpo.monitoring.ledger_storage import ledger_files, parsed, read_records
 from torchgrpo.monitoring.record import Fate, group_of, prompt_id, record_of, token_values
-from torchgrpo.training.batch import collate
+from torchgrpo.records.batch import collate
 
 GIB = 1 << 30
 QUIET: Any = pytest.fail

@@ -8,7 +8,7 @@ import torch
 from envs.group import Group
 from tests.groups import make_completion, make_group
 from torchgrpo.monitoring.metrics import rollout_metrics
-from torchgrpo.training.batch import collate
+from torchgrpo.records.rollout import Rollout
 
 NAMES = ("sums", "words", "puzzles")
 
@@ -25,9 +25,10 @@ def scored(name: str, rewards: list[float], lengths: list[int], errors: int = 0)
 
 
 def found_in(groups: Sequence[Group], members: Sequence[str] = NAMES) -> dict[str, float]:
-    batch = collate(groups)
+    rollout = Rollout.of(groups)
+    batch = rollout.batch
     batch.mask, batch.advantage = batch.tokens.loss_mask, torch.zeros(len(batch), 1)
-    return rollout_metrics(batch, groups, 0, members)
+    return rollout_metrics(rollout, 0, members)
 
 
 def of_members(groups: Sequence[Group]) -> dict[str, float]:

@@ -9,7 +9,7 @@ from envs.group import Group, SampledCompletion
 from envs.task import Outcome
 from tests.groups import make_completion, make_group
 from torchgrpo.monitoring.metrics import rollout_metrics, without_clocks
-from torchgrpo.training.batch import Batch, collate
+from torchgrpo.records.rollout import Rollout
 
 LENGTHS = [1, 2, 3, 4, 5, 6, 3, 2, 1]
 REWARDS = [1.0, 0.0, 9.0, 0.0, 0.0, 0.0, 9.0, 9.0, 9.0]
@@ -44,17 +44,18 @@ def three_groups(rows: Sequence[SampledCompletion] | None = None) -> list[Group]
     return [make_group(start, rows[start : start + 3]) for start in (0, 3, 6)]
 
 
-def credited(groups: Sequence[Group]) -> Batch:
+def credited(groups: list[Group]) -> Rollout:
     """With the advantages above; what was judged is in the loss."""
-    batch = collate(groups)
+    rollout = Rollout.of(groups)
+    batch = rollout.batch
     batch.advantage = torch.tensor(ADVANTAGES)[:, None]
     judged = [verdict.judged for group in groups for verdict in group.verdicts]
     batch.mask = batch.tokens.loss_mask & torch.tensor(judged)[:, None]
-    return batch
+    return rollout
 
 
-def metrics_of(groups: Sequence[Group]) -> dict[str, float]:
-    return rollout_metrics(credited(groups), groups, policy_version=7)
+def metrics_of(groups: list[Group]) -> dict[str, float]:
+    return rollout_metrics(credited(groups), policy_version=7)
 
 
 def test_a_batch_by_hand() -> None:
@@ -89,9 +90,9 @@ def test_what_differs_from_batch_to_batch() -> None:
         make_group(number, group.completions, temperature=temperature)
         for number, (group, temperature) in enumerate(zip(three_groups(), (0.5, 0.9, 1.3), strict=True))
     ]
-    batch = credited(groups)
-    batch.length_reward = torch.tensor([-1.0, -0.5, 66.0, 0.0, 0.0, 0.0, 66.0, 66.0, 66.0])[:, None]
-    metrics = rollout_metrics(batch, groups, policy_version=7)
+    rollout = credited(groups)
+    rollout.batch.length_reward = torch.tensor([-1.0, -0.5, 66.0, 0.0, 0.0, 0.0, 66.0, 66.0, 66.0])[:, None]
+    metrics = rollout_metrics(rollout, policy_version=7)
     assert metrics["rollout/temperature"] == pytest.approx(0.9)
     assert metrics["reward/length"] == pytest.approx(-1.5 / 5)
 
@@ -108,9 +109,9 @@ def test_where_little_or_nothing_was_judged_all_numbers_are_finite() -> None:
 def test_rewards_are_equal_where_the_learner_reads_one_number() -> None:
     """It reads float32, in which 0.1 + 0.2 is 0.3."""
     groups = [make_group(0, [make_completion(1, score) for score in (0.1 + 0.2, 0.3, 0.3)])]
-    batch = collate(groups)
-    batch.advantage, batch.mask = torch.zeros(3, 1), batch.tokens.loss_mask
-    assert rollout_metrics(batch, groups, 0)["reward/zero_variance_groups"] == 1.0
+    rollout = Rollout.of(groups)
+    rollout.batch.advantage, rollout.batch.mask = torch.zeros(3, 1), rollout.batch.tokens.loss_mask
+    assert rollout_metrics(rollout, 0)["reward/zero_variance_groups"] == 1.0
 
 
 def test_ages_are_of_the_tokens_that_are_trained_on() -> None:

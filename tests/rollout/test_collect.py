@@ -1,21 +1,20 @@
-"""Lockstep's groups: their order, what is observed of them, what is replaced."""
+"""Groups of the environment: their order, what is observed of them, what is replaced."""
 
 from collections.abc import Callable
 
 import pytest
 
 from envs.group import Group, Sampling
-from tests.generating import Listed, collector
+from tests.generating import Collecting, Listed, collector
 from tests.tiny import EOS, LengthReward, numbered_examples, tiny_llama
-from torchgrpo.rollout.collect import Collector
 from torchgrpo.rollout.engines.transformers_engine import TransformersEngine
 
 REPEATS = 4
 
 
 def collecting(
-    candidates: int = REPEATS, attempts: int = 10, wants: Callable[[Group], bool] = lambda group: True
-) -> Collector:
+    candidates: int = REPEATS, attempts: int = 10, keep_group: Callable[[Group], bool] = lambda group: True
+) -> Collecting:
     return collector(
         TransformersEngine(tiny_llama(), [EOS]),
         LengthReward(),
@@ -24,7 +23,7 @@ def collecting(
         Sampling(max_tokens=5),
         candidates=candidates,
         attempts=attempts,
-        wants=wants,
+        keep_group=keep_group,
     )
 
 
@@ -76,18 +75,18 @@ def test_tokens_do_not_depend_on_the_groups_beside_them() -> None:
 
 
 def test_refused_groups_are_replaced_in_their_places() -> None:
-    groups = collecting(wants=refusing([True, False, False], [False, True], [True])).collect(3)
+    groups = collecting(keep_group=refusing([True, False, False], [False, True], [True])).collect(3)
     assert [chain(group) for group in groups] == [[0], [5, 3, 1], [4, 2]]
 
 
 def test_after_the_cap_the_last_group_stays() -> None:
-    (group,) = collecting(attempts=2, wants=refusing([False], [False])).collect(1)
+    (group,) = collecting(attempts=2, keep_group=refusing([False], [False])).collect(1)
     assert chain(group) == [2, 1, 0]
 
 
 def test_groups_that_are_wanted_are_those_without_dynamic_sampling() -> None:
     plain = collecting().collect(3)
-    kept = collecting(wants=refusing([True] * 3)).collect(3)
+    kept = collecting(keep_group=refusing([True] * 3)).collect(3)
     assert [group.completions for group in plain] == [group.completions for group in kept]
 
 
@@ -99,6 +98,6 @@ def test_oversampling_generates_more_and_keeps_a_group() -> None:
 def test_it_tells_how_far_it_is() -> None:
     told: list[tuple[str, int, int]] = []
     collecting_ = collecting()
-    collecting_.tell = lambda *stage: told.append(stage)
+    collecting_.on_progress = lambda *stage: told.append(stage)
     collecting_.collect(3)
     assert told == [("collect", 1, 3), ("collect", 2, 3), ("collect", 3, 3), ("score", 0, 0)]

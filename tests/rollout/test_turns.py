@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torchgrpo.rollout.collect import together
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from config.schema.models import ModelConfig
@@ -15,11 +16,10 @@ from envs.task import Completion, Example, Reward
 from envs.turns import Conversation, ThinkAgain
 from tests.generating import collector, generation
 from tests.tiny import ImmediateRewards
-from torchgrpo.rollout.collect import together
+from torchgrpo.records.batch import collate
 from torchgrpo.rollout.engine_loop import EngineLoop
 from torchgrpo.rollout.engines.sampler import Request, Response, generate
 from torchgrpo.rollout.engines.transformers_engine import TransformersEngine
-from torchgrpo.training.batch import collate
 from torchgrpo.training.forward import ResponseScorer
 from torchgrpo.training.model_loading import load_model
 

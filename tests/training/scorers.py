@@ -12,12 +12,14 @@ from config.schema.policy import PolicyConfig
 from config.schema.train import TrainConfig
 from tests.groups import drawn_from_tiny
 from tests.tiny import tiny_llama
-from torchgrpo.training.batch import Batch, collate
+from torchgrpo.records.batch import Batch, collate
 from torchgrpo.training.forward import ResponseScorer
+from torchgrpo.training.learner import Learner
 from torchgrpo.training.learner_models import Models
-from torchgrpo.training.local_learner import LocalLearner
 from torchgrpo.training.published_weights import named_weights
 from torchgrpo.training.reference import Reference
+from torchgrpo.training.worker import Worker
+from torchgrpo.training.workers import LocalWorkers
 
 REPEATS = 4
 
@@ -39,7 +41,7 @@ def make_learner(
     dtype: torch.dtype = torch.float32,
     packs: bool = True,
     **train: object,
-) -> LocalLearner:
+) -> Learner:
     config = Config(
         env=EnvConfig(dataset="arithmetic", num_envs=8, repeats=REPEATS),
         model=ModelConfig(name="tiny"),
@@ -50,4 +52,4 @@ def make_learner(
     model, frozen = tiny_llama().to(dtype), tiny_llama().to(dtype)
     reference = Reference(scorer(frozen, packs)) if config.policy.uses_reference else None
     models = Models(model, scorer(model, packs), reference)
-    return LocalLearner(config, models, named_weights, tmp_path)
+    return Learner(config, LocalWorkers(Worker(config, models, named_weights)), tmp_path)

@@ -5,7 +5,7 @@ import random
 import torch
 
 from tests.groups import make_completion, make_group, random_group
-from torchgrpo.training.batch import Batch, collate
+from torchgrpo.records.batch import Batch, collate
 
 
 def by_hand() -> Batch:
@@ -64,7 +64,7 @@ def test_what_belongs_to_tokens_lies_where_they_do() -> None:
 
 def test_what_belongs_to_rows_and_groups() -> None:
     batch = by_hand()
-    assert batch.group_id.tolist() == [[3], [3], [1], [1]] and batch.group_ids == [3, 1]
+    assert batch.group_id.tolist() == [[3], [3], [1], [1]]
     assert batch.temperature.tolist() == [[1.0], [1.0], [0.5], [0.5]]
     assert batch.finish_reason.tolist() == [[0], [1], [0], [2]]
     assert batch.next.reward.tolist() == [[0.5], [1.0], [-1.0], [9.0]]

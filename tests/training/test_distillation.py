@@ -12,9 +12,9 @@ from torch import Tensor
 
 from config.schema.policy import CHOICES, PolicyConfig, load_policy
 from envs.group import Group, Verdict
-from tests.groups import drawn_from_tiny
+from tests.groups import credited, drawn_from_tiny
 from tests.training.scorers import REPEATS, make_learner
-from torchgrpo.training.local_learner import LocalLearner
+from torchgrpo.training.learner import Learner
 from torchgrpo.training.loss import objective
 from torchgrpo.training.loss_inputs import LossInputs
 from torchgrpo.training.loss_metrics import finalize_metrics
@@ -167,7 +167,7 @@ def groups() -> list[Group]:
     return drawn
 
 
-def taught(tmp_path: Path, policy: PolicyConfig, accumulation: int = 1) -> LocalLearner:
+def taught(tmp_path: Path, policy: PolicyConfig, accumulation: int = 1) -> Learner:
     """A learner whose teacher is another model than its policy."""
     learner = make_learner(tmp_path, policy, accumulation, dtype=torch.float64)
     assert learner.worker.reference is not None
@@ -184,7 +184,7 @@ def test_microbatches_learn_what_one_batch_does(
 ) -> None:
     policy = load_policy("opd", select_tokens=select_tokens, covariance_range=[-5.0, 5.0])
     learners = [taught(tmp_path, policy, accumulation) for accumulation in (1, 4)]
-    whole, split = (learner.step(learner.credit(groups)) for learner in learners)
+    whole, split = (learner.step(credited(learner, groups)) for learner in learners)
     assert whole.metrics["grad_norm"] > 0
     for name in ("grad_norm", "loss/objective", "kl/teacher", "distill/mean", "distill/size"):
         assert split.metrics[name] == pytest.approx(whole.metrics[name], rel=1e-6), name
@@ -196,7 +196,7 @@ def test_the_report_has_the_advantage_that_was_trained_with(groups: list[Group],
     mixed = copy.deepcopy(groups)
     for group in mixed:
         group.completions[0].verdict = Verdict(0.0, {}, "scored")
-    batch = learner.credit(mixed)
+    batch = credited(learner, mixed)
     assert learner.worker.reference is not None
     teacher = learner.worker.reference.scorer(batch.tokens, batch.temperature).log_prob.detach()
     report = learner.step(batch)
@@ -210,7 +210,7 @@ def test_the_report_has_the_advantage_that_was_trained_with(groups: list[Group],
 
 def test_without_a_teacher_it_is_the_rewards(groups: list[Group], tmp_path: Path) -> None:
     learner = make_learner(tmp_path, PolicyConfig(reward_coef=0.5, kl_coef=0.0))
-    batch = learner.credit(groups)
+    batch = credited(learner, groups)
     batch.advantage = torch.linspace(-1, 1, len(batch))[:, None]
     assert torch.equal(learner.step(batch).advantage, 0.5 * batch.advantage)
 
@@ -219,7 +219,7 @@ def test_a_teacher_alone_needs_no_verdict(groups: list[Group], tmp_path: Path) -
     broken = copy.deepcopy(groups)
     broken[0].completions[0].verdict = Verdict(math.nan, {}, "error")
     alone, together = (
-        make_learner(tmp_path, load_policy("opd", reward_coef=coef)).credit(broken) for coef in (0.0, 1.0)
+        credited(make_learner(tmp_path, load_policy("opd", reward_coef=coef)), broken) for coef in (0.0, 1.0)
     )
     assert alone.mask[0].any() and not together.mask[0].any()
     assert alone.advantage.isfinite().all()

@@ -16,16 +16,19 @@ from config.schema.optimizer import OptimizerConfig
 from config.schema.policy import PolicyConfig, load_policy
 from config.schema.train import TrainConfig
 from envs.group import Group, Verdict
-from tests.groups import drawn_groups
+from tests.groups import credited, drawn_groups
 from tests.tiny import EOS, numbered_examples, tiny_llama
 from tests.training.presets import EVERY_PRESET
-from torchgrpo.training.batch import Batch
+from torchgrpo.records.batch import Batch
+from torchgrpo.records.rollout import Rollout
 from torchgrpo.training.credit import credit
 from torchgrpo.training.forward import ResponseScorer
+from torchgrpo.training.learner import Learner
 from torchgrpo.training.learner_models import Models
-from torchgrpo.training.local_learner import LocalLearner
 from torchgrpo.training.published_weights import named_weights
 from torchgrpo.training.reference import Reference
+from torchgrpo.training.worker import Worker
+from torchgrpo.training.workers import LocalWorkers
 
 PROMPTS, REPEATS, MAX_TOKENS = 3, 4, 6
 FIRST_ROW = 2
@@ -59,7 +62,7 @@ def sampled(
 
 def learner_of(
     policy: PolicyConfig, run_dir: Path, model: LlamaForCausalLM, repeats: int = REPEATS
-) -> LocalLearner:
+) -> Learner:
     config = Config(
         env=EnvConfig(dataset="arithmetic", num_envs=PROMPTS, repeats=repeats),
         model=ModelConfig(name="tiny"),
@@ -72,15 +75,15 @@ def learner_of(
     frozen = Reference(ResponseScorer(tiny_llama()))
     reference = frozen if policy.uses_reference else None
     models = Models(model, ResponseScorer(model), reference)
-    return LocalLearner(config, models, named_weights, run_dir)
+    return Learner(config, LocalWorkers(Worker(config, models, named_weights)), run_dir)
 
 
-def trained(learner: LocalLearner, groups: Sequence[Group]) -> Batch:
+def trained(learner: Learner, groups: Sequence[Group]) -> Batch:
     """The batch of these groups after two updates on it; asserts that every number on the way is finite."""
-    return stepped(learner, learner.credit(groups))
+    return stepped(learner, credited(learner, groups))
 
 
-def stepped(learner: LocalLearner, batch: Batch) -> Batch:
+def stepped(learner: Learner, batch: Batch) -> Batch:
     assert batch.advantage.isfinite().all()
     for _ in range(2):
         report = learner.step(batch)
@@ -153,9 +156,9 @@ def test_completions_without_a_token(preset: str, tmp_path: Path) -> None:
     learner = learner_of(load_policy(preset), tmp_path, tiny_llama())
     for empty in (few, all_of_them):
         groups = without_tokens(empty)
-        batch = learner.credit(groups)
+        batch = credited(learner, groups)
         batch.sample_log_prob[empty] = math.nan  # never read
-        credit(learner.config.policy, groups, batch, MAX_TOKENS)
+        credit(learner.config.policy, Rollout(groups, batch), MAX_TOKENS)
         assert not stepped(learner, batch).mask[empty].any()
 
 
@@ -171,9 +174,11 @@ def test_rewards_of_1e8_and_1e8_plus_1(tmp_path: Path) -> None:
     """Doubles tell the two apart: the advantages of 0 and 1. As float32, which cannot, they are equal: zeros."""
     groups = sampled(plain(*MIXED * 3), tiny_llama())
     learner = learner_of(load_policy("grpo"), tmp_path, tiny_llama())
-    batch = learner.credit(groups)
+    batch = credited(learner, groups)
     usual = batch.advantage
     batch.next.reward = batch.next.reward.double() + 1e8
-    assert torch.equal(credit(learner.config.policy, groups, batch, MAX_TOKENS).advantage, usual)
+    assert torch.equal(
+        credit(learner.config.policy, Rollout(groups, batch), MAX_TOKENS).batch.advantage, usual
+    )
     huge = sampled(plain(*(score + 1e8 for score in MIXED * 3)), tiny_llama())
     assert (trained(learner, huge).advantage == 0).all()

@@ -14,8 +14,9 @@ from envs.group import Group, Verdict
 from tests.groups import drawn_from_tiny
 from tests.tiny import tiny_llama
 from tests.training.scorers import REPEATS, make_learner, scorer
+from torchgrpo.records.batch import Batch, collate, environment_tokens
+from torchgrpo.records.rollout import Rollout
 from torchgrpo.training.aggregation import BatchTotals
-from torchgrpo.training.batch import Batch, collate, environment_tokens
 from torchgrpo.training.credit import credit
 from torchgrpo.training.grpo_loss import LOSSES, GRPOLoss
 from torchgrpo.training.loss import objective
@@ -45,7 +46,7 @@ def credited(policy: PolicyConfig, groups: list[Group]) -> Batch:
         batch.sample_log_prob - noise.flip(0),
         batch.sample_log_prob + noise,
     )
-    return credit(policy, groups, batch, max_tokens=9)
+    return credit(policy, Rollout(groups, batch), max_tokens=9).batch
 
 
 def loss_of(policy: PolicyConfig) -> GRPOLoss:
@@ -194,7 +195,7 @@ def test_the_actors_parameters_stay_its_own() -> None:
 def test_the_learner_calls_it_once_a_microbatch(groups: list[Group], tmp_path: Path) -> None:
     learner, calls = make_learner(tmp_path, PolicyConfig(kl_coef=0.1), accumulation=2), []
     learner.worker.loss.register_forward_hook(lambda module, given, out: calls.append(out))
-    report = learner.step(learner.credit(groups))
+    report = learner.step(learner.credit(Rollout.of(groups)).batch)
     assert len(calls) == 2
     told = sum(out["loss_objective"].item() for out in calls)
     assert report.metrics["loss/objective"] == pytest.approx(told)

@@ -14,18 +14,18 @@ from config.schema.errors import ConfigError
 from config.schema.optimizer import OptimizerConfig
 from config.schema.policy import PolicyConfig, load_policy
 from envs.group import Group, Verdict
-from tests.groups import drawn_from_tiny
+from tests.groups import credited, drawn_from_tiny
 from tests.training.scorers import REPEATS, make_learner
-from torchgrpo.training.batch import collate
-from torchgrpo.training.learner import NonFiniteError
+from torchgrpo.records.batch import collate
+from torchgrpo.training.learner import Learner
 from torchgrpo.training.learner_state import learner_tensors
-from torchgrpo.training.local_learner import LocalLearner
+from torchgrpo.training.step_report import NonFiniteError
 from torchgrpo.training.tensor_files import write_tensors
 
 AGGREGATIONS = ("token_mean", "sequence_mean", "constant_length", "pass_mean")
 
 
-def gradient_of(learner: LocalLearner, groups: list[Group]) -> torch.Tensor:
+def gradient_of(learner: Learner, groups: list[Group]) -> torch.Tensor:
     """The gradient that a step on these groups applies, read just before the optimizer clears it."""
     seen: list[torch.Tensor] = []
 
@@ -33,7 +33,7 @@ def gradient_of(learner: LocalLearner, groups: list[Group]) -> torch.Tensor:
         seen.append(torch.cat([p.grad.flatten().double() for p in learner.worker.model.parameters()]))
 
     handle = learner.worker.optimizer.register_step_pre_hook(read)
-    learner.step(learner.credit(groups))
+    learner.step(credited(learner, groups))
     handle.remove()
     return seen[0]
 
@@ -52,7 +52,7 @@ def test_without_a_reference_its_kl_is_0_and_a_teachers_is_not_called_that(
 ) -> None:
     for policy, there in ((PolicyConfig(kl_coef=0.0), True), (load_policy("opd"), False)):
         learner = make_learner(tmp_path, policy)
-        metrics = learner.step(learner.credit(groups)).metrics
+        metrics = learner.step(credited(learner, groups)).metrics
         assert metrics.get("kl/ref") == (0.0 if there else None)
 
 
@@ -68,7 +68,7 @@ def test_the_gradient_is_clipped_to_its_limit(limit: float, groups: list[Group],
     else:
         torch.testing.assert_close(clipped, limit * whole, rtol=1e-5, atol=0)
     again = make_learner(tmp_path, optimizer=learner.config.optimizer)
-    norm = again.step(again.credit(groups)).metrics["grad_norm"]
+    norm = again.step(credited(again, groups)).metrics["grad_norm"]
     assert norm == pytest.approx(float(whole.norm()), rel=1e-6)
 
 
@@ -107,10 +107,10 @@ def test_at_step_zero_the_reference_is_the_policy(
 ) -> None:
     """Exactly, where both score in the same microbatches."""
     learner = make_learner(tmp_path, PolicyConfig(kl_coef=0.1), accumulation)
-    report = learner.step(learner.credit(groups))
+    report = learner.step(credited(learner, groups))
     assert report.metrics["kl/ref"] == 0.0
     assert report.metrics["ess"] == pytest.approx(1.0, abs=1e-6)
-    batch = learner.credit(groups)
+    batch = credited(learner, groups)
     ref, sample = batch.ref_log_prob[batch.mask], batch.sample_log_prob[batch.mask]
     torch.testing.assert_close(ref, sample, atol=1e-5, rtol=1e-5)
 
@@ -122,13 +122,13 @@ def test_a_non_finite_step_changes_nothing_is_saved_and_stops_the_run(
     before = [p.clone() for p in learner.worker.model.parameters()]
     broken = copy.deepcopy(groups)
     broken[0].completions[0].log_probs[0] = float("nan")
-    report = learner.step(learner.credit(broken))
+    report = learner.step(credited(learner, broken))
     assert report.skipped
     assert all(torch.equal(a, b) for a, b in zip(before, learner.worker.model.parameters(), strict=True))
     saved = torch.load(tmp_path / "nonfinite" / "optimizer_step_1.pt", weights_only=True)
     assert saved["sample_log_prob"].isnan().any()
     with pytest.raises(NonFiniteError, match="max_nonfinite_steps"):
-        learner.step(learner.credit(broken))
+        learner.step(credited(learner, broken))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -136,11 +136,11 @@ def test_state_round_trip_continues_bit_for_bit(
     groups: list[Group], dtype: torch.dtype, tmp_path: Path
 ) -> None:
     first = make_learner(tmp_path, dtype=dtype)
-    first.step(first.credit(groups))
+    first.step(credited(first, groups))
     first.save(tmp_path / "state")()
     second = make_learner(tmp_path, dtype=dtype)
     second.load(tmp_path / "state", first.numbers())
-    reports = [learner.step(learner.credit(groups)).metrics for learner in (first, second)]
+    reports = [learner.step(credited(learner, groups)).metrics for learner in (first, second)]
     assert reports[0] == reports[1]
     for a, b in zip(first.worker.model.parameters(), second.worker.model.parameters(), strict=True):
         assert torch.equal(a, b)
@@ -160,7 +160,7 @@ def test_a_state_of_another_shape_is_refused_before_anything_is_loaded(
     groups: list[Group], name: str, message: str, tmp_path: Path
 ) -> None:
     first = make_learner(tmp_path)
-    first.step(first.credit(groups))
+    first.step(credited(first, groups))
     write_tensors(
         tmp_path / "state",
         learner_tensors(first.worker.model, first.worker.optimizer) | {name: torch.zeros(7)},
@@ -188,7 +188,7 @@ def test_scores_come_back_in_the_order_of_the_batch(groups: list[Group], tmp_pat
     """The policy has moved, so that they are its own and not the engine's."""
     policy = PolicyConfig(old_log_prob="trainer")
     one, several = (make_learner(tmp_path, policy, count, epochs=2) for count in (1, 4))
-    whole, parts = one.credit(groups).old_log_prob, several.credit(groups).old_log_prob
+    whole, parts = credited(one, groups).old_log_prob, credited(several, groups).old_log_prob
     torch.testing.assert_close(parts, whole, rtol=1e-5, atol=1e-5)
 
 
@@ -198,7 +198,7 @@ def test_a_process_group_of_others_is_not_the_learners(groups: list[Group], tmp_
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meeting_point", rank=0, world_size=1)
     try:
         with CommDebugMode() as sent:
-            learner.step(learner.credit(groups))
+            learner.step(credited(learner, groups))
     finally:
         dist.destroy_process_group()
     assert sent.get_total_counts() == 0

@@ -8,11 +8,12 @@ import torch
 
 from config.schema.policy import PolicyConfig
 from envs.group import Verdict
-from tests.groups import drawn_from_tiny, make_completion, make_group
+from tests.groups import credited, drawn_from_tiny, make_completion, make_group
 from tests.tiny import tiny_llama
 from tests.training.scorers import REPEATS, collected, make_learner
+from torchgrpo.records.batch import Batch, collate
+from torchgrpo.records.rollout import Rollout
 from torchgrpo.training.aggregation import BatchTotals
-from torchgrpo.training.batch import Batch, collate
 from torchgrpo.training.credit import credit
 from torchgrpo.training.forward import ResponseScorer
 from torchgrpo.training.grpo_loss import GRPOLoss
@@ -111,7 +112,7 @@ def test_whole_rows_are_of_like_length() -> None:
 )
 def test_an_idle_microbatch_teaches_nothing(policy: PolicyConfig, packs: bool) -> None:
     groups = drawn_from_tiny(num_groups=2, repeats=REPEATS)
-    batch = credit(policy, groups, collate(groups), 8)
+    batch = credit(policy, Rollout.of(groups), 8).batch
     batch.ref_log_prob = torch.full_like(batch.sample_log_prob, float("nan"))
     totals = BatchTotals.of(policy, batch.mask)
     batch.teacher_tokens = batch.tokens.clone()
@@ -147,7 +148,7 @@ def test_the_gradient_does_not_depend_on_the_budget(packs: bool, tmp_path: Path)
         )
         for row, completion in enumerate(one for group in groups for one in group.completions):
             completion.verdict = Verdict(float(row % 3), {}, "scored")
-        padding = learner.step(learner.credit(groups)).metrics["throughput/padding"]
+        padding = learner.step(credited(learner, groups)).metrics["throughput/padding"]
         assert padding > 1.0 if budget == 1 else padding > 0.5
         found.append(seen[0])
     for other in found[1:]:
@@ -162,11 +163,11 @@ def test_padding_is_what_is_computed_over_what_is_real(tmp_path: Path) -> None:
     groups = drawn_from_tiny(num_groups=6, repeats=REPEATS)
     for packs in (True, False):
         learner = make_learner(tmp_path, packs=packs)
-        credited = learner.credit(groups)
+        given = credited(learner, groups)
         expected = (
-            packed_positions(credited.tokens)
+            packed_positions(given.tokens)
             if packs
-            else credited.tokens.prompt.numel() + (credited.tokens.response.numel())
+            else given.tokens.prompt.numel() + (given.tokens.response.numel())
         )
-        assert learner.step(credited).metrics["throughput/padding"] == pytest.approx(expected / real)
+        assert learner.step(given).metrics["throughput/padding"] == pytest.approx(expected / real)
         assert (expected < real) == packs

@@ -4,33 +4,32 @@ import pytest
 import torch
 
 from tests.groups import make_completion, make_group
-from torchgrpo.training.batch import Batch, collate
+from torchgrpo.records.rollout import Rollout
 from torchgrpo.training.minibatches import minibatches
 
 REPEATS = 3
 
 
-def groups(count: int) -> Batch:
+def groups(count: int) -> Rollout:
     """`count` groups of REPEATS rows; each row's reward is its number."""
-    return answered([3] * count * REPEATS, REPEATS)
-
-
-def answered(lengths: list[int], repeats: int = 1) -> Batch:
-    """Completions of these lengths; each row's reward is its number."""
-    rows = [make_completion(length, float(row)) for row, length in enumerate(lengths)]
-    return collate(
-        [make_group(start, rows[start : start + repeats]) for start in range(0, len(rows), repeats)]
+    rows = [make_completion(3, float(row)) for row in range(count * REPEATS)]
+    return Rollout.of(
+        [make_group(start, rows[start : start + REPEATS]) for start in range(0, len(rows), REPEATS)]
     )
 
 
-def numbers(batch: Batch) -> list[int]:
-    return [int(reward) for reward in batch.next.reward[:, 0]]
+def numbers(rollout: Rollout) -> list[int]:
+    """The numbers of its rows, which records and tensors agree on."""
+    in_tensors = [int(reward) for reward in rollout.batch.next.reward[:, 0]]
+    assert in_tensors == [int(verdict.score) for group in rollout.groups for verdict in group.verdicts]
+    assert rollout.batch.group_id[::REPEATS, 0].tolist() == [group.group_id for group in rollout.groups]
+    return in_tensors
 
 
 def steps(count: int, groups_per_step: int, epochs: int = 1, seed: int = 0) -> list[list[int]]:
     """The rows of every optimizer step."""
     generator = torch.Generator().manual_seed(seed)
-    slices = minibatches(groups(count), REPEATS, groups_per_step, epochs, generator)
+    slices = minibatches(groups(count), groups_per_step, epochs, generator)
     return [numbers(part) for part in slices]
 
 
@@ -54,5 +53,5 @@ def test_groups_that_fill_no_step_form_a_smaller_one() -> None:
 @pytest.mark.parametrize("groups_per_step", [4, 9])
 def test_a_batch_of_one_step_stays_as_it_is(groups_per_step: int) -> None:
     batch = groups(4)
-    taken = list(minibatches(batch, REPEATS, groups_per_step, 2, torch.Generator()))
+    taken = list(minibatches(batch, groups_per_step, 2, torch.Generator()))
     assert [part is batch for part in taken] == [True, True]

@@ -22,7 +22,7 @@ from torchgrpo.training.model_loading import (
 )
 
 CPU = torch.device("cpu")
-QUICKSTART = "torchgrpo/models/quickstart"
+QUICKSTART = "models/quickstart"
 
 
 def test_a_relative_name_is_found_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from config.schema.optimizer import OptimizerConfig
 from config.schema.policy import AGGREGATIONS, PRESETS, PolicyConfig, load_policy
 from config.schema.train import TrainConfig
 from envs.group import Group, Verdict
-from tests.groups import drawn_groups
+from tests.groups import credited, drawn_groups
 from tests.tiny import numbered_examples, tiny_llama
 from torchgrpo.cluster.runtime import Place
 from torchgrpo.plan.machine import this_machine
@@ -25,11 +25,10 @@ from torchgrpo.plan.plan import Plan
 from torchgrpo.rollout.weights.outgoing import Outgoing
 from torchgrpo.rollout.weights.transports import Layout
 from torchgrpo.training import tensor_stream
-from torchgrpo.training.learner import Learner
-from torchgrpo.training.local_learner import make_learner
+from torchgrpo.training.learner import Learner, make_learner
 from torchgrpo.training.process import prepare_process
 from torchgrpo.training.rank_host import RankHost
-from torchgrpo.training.ranked_learner import RankedLearner
+from torchgrpo.training.ranked_workers import RankedWorkers
 from torchgrpo.training.ranks import Ranks, RankSettings
 
 REPEATS, GROUPS, STEPS, MAX_TOKENS = 4, 5, 5, 12
@@ -108,8 +107,8 @@ def in_one_process(config: Config, folder: Path) -> Learner:
     return make_learner(config, plan, folder)
 
 
-def over(ranks: Ranks, config: Config, folder: Path) -> RankedLearner:
-    return RankedLearner(config, plan_of(config, folder), ranks, folder)
+def over(ranks: Ranks, config: Config, folder: Path) -> Learner:
+    return Learner(config, RankedWorkers(config, plan_of(config, folder), ranks), folder)
 
 
 def both(
@@ -120,7 +119,7 @@ def both(
 
 
 def steps(learner: Learner, groups: Sequence[Group], count: int = STEPS) -> list[dict[str, float]]:
-    batch = learner.credit(groups, policy_version=1)
+    batch = credited(learner, groups, trained_at=1)
     return [learner.step(batch).metrics for _ in range(count)]
 
 
@@ -249,7 +248,7 @@ def test_what_is_offloaded_computes_the_same(
     kept = over(ranks, config, tmp_path)
     expected = steps(kept, groups), weights(kept)
     away = replace(config, train_model=replace(config.train_model, offload=offload))
-    offloaded = RankedLearner(away, plan_of(config, tmp_path), ranks, tmp_path)
+    offloaded = Learner(away, RankedWorkers(away, plan_of(config, tmp_path), ranks), tmp_path)
     assert steps(offloaded, groups) == expected[0]
     after = weights(offloaded)
     assert all(torch.equal(after[name], tensor) for name, tensor in expected[1].items())
@@ -282,7 +281,7 @@ def test_a_checkpoint_goes_from_two_ranks_to_one_process_and_back(
     """Two ranks go on with the same bits; one process, and from its checkpoint two ranks, to 1e-5."""
     optimizer = OptimizerConfig(name=name, lr=1e-4, warmup_steps=5)
 
-    def two() -> RankedLearner:
+    def two() -> Learner:
         return over(ranks, config_of(model, 2, optimizer=optimizer), tmp_path)
 
     first = two()
@@ -316,11 +315,12 @@ def test_memory_is_released_where_the_model_is(
     calls: list[str] = []
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append("here"))
     in_one_process(config_of(model, 1), tmp_path).release_memory()
-    RankHost({}).release_memory()
+    host = RankHost({})
+    host.worker = in_one_process(config_of(model, 1), tmp_path).worker
+    host.release_memory()
     assert calls == ["here", "here"]
+    two = over(ranks, config_of(model, 2), tmp_path)
     monkeypatch.setattr(ranks, "begin", lambda method, shares: calls.extend([method] * len(shares)) or [])
     monkeypatch.setattr(ranks, "answers", lambda calls, what: [None, None])
-    learner = object.__new__(RankedLearner)
-    learner.ranks = ranks
-    learner.release_memory()
+    two.release_memory()
     assert calls[2:] == ["release_memory", "release_memory"]

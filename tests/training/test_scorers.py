@@ -18,7 +18,7 @@ from config.schema.errors import ConfigError, RankLost, RunError
 from config.schema.models import RefModelConfig
 from config.schema.policy import PolicyConfig, load_policy
 from envs.group import Group
-from tests.groups import drawn_groups
+from tests.groups import credited, drawn_groups
 from tests.killed_ranks import Killer
 from tests.logged import Logged
 from tests.processes import wait_until_gone
@@ -41,15 +41,16 @@ from torchgrpo.cluster.calls import Reference as Call
 from torchgrpo.plan.machine import Machine
 from torchgrpo.plan.make_plan import make_plan
 from torchgrpo.plan.plan import Plan
-from torchgrpo.training.batch import Batch, collate
+from torchgrpo.records.batch import Batch, collate
 from torchgrpo.training.kl import ESTIMATORS
+from torchgrpo.training.learner import Learner
 from torchgrpo.training.learner_models import load_base, make_models
-from torchgrpo.training.local_learner import LocalLearner
 from torchgrpo.training.published_weights import pushed_tensors
-from torchgrpo.training.ranked_learner import RankedLearner
+from torchgrpo.training.ranked_workers import RankedWorkers
 from torchgrpo.training.ranks import Ranks
 from torchgrpo.training.scorers import Copy, Scorers, places
-from torchgrpo.training.worker import Piece
+from torchgrpo.training.worker import Piece, Worker
+from torchgrpo.training.workers import LocalWorkers
 
 pytestmark = pytest.mark.long
 
@@ -107,10 +108,11 @@ def two_copies(local_ray: None, model: str, tmp_path: Path) -> Iterator[Scorers]
     there.close()
 
 
-def local_learner(config: Config, folder: Path, scorers: Scorers) -> LocalLearner:
+def local_learner(config: Config, folder: Path, scorers: Scorers) -> Learner:
     plan = scored_plan(config, folder)
     models = make_models(config, load_base(config, plan), plan)
-    return LocalLearner(config, models, pushed_tensors(config, plan), folder, scorers=scorers)
+    workers = LocalWorkers(Worker(config, models, pushed_tensors(config, plan)))
+    return Learner(config, workers, folder, scorers=scorers)
 
 
 @pytest.mark.parametrize("placement", ["loss", "reward"])
@@ -127,7 +129,9 @@ def test_two_learner_ranks_and_two_scorer_ranks_are_one_process(
     policy = PolicyConfig(kl_coef=0.1, kl_placement=placement, kl_estimator=estimator)
     one = in_one_process(config_of(model, 1, policy, gradient_accumulation_steps=2), tmp_path)
     config = scored_config(model, 2, policy)
-    two = RankedLearner(config, scored_plan(config, tmp_path), ranks, tmp_path, scorers=scorers)
+    two = Learner(
+        config, RankedWorkers(config, scored_plan(config, tmp_path), ranks), tmp_path, scorers=scorers
+    )
     assert_equal_training(one, two, groups)
 
 
@@ -147,7 +151,9 @@ def test_a_teacher_scores_first_where_a_batch_is_weighed_as_a_whole(
     policy = load_policy("opd", select_tokens=select_tokens, covariance_range=[-5.0, 5.0], reward_coef=1.0)
     one = in_one_process(config_of(model, 1, policy, gradient_accumulation_steps=2), tmp_path)
     config = scored_config(model, 2, policy)
-    two = RankedLearner(config, scored_plan(config, tmp_path), ranks, tmp_path, scorers=scorers)
+    two = Learner(
+        config, RankedWorkers(config, scored_plan(config, tmp_path), ranks), tmp_path, scorers=scorers
+    )
     assert_equal_training(one, two, groups)
 
 
@@ -156,12 +162,12 @@ def test_groups_that_were_begun_are_not_scored_again(
 ) -> None:
     """The overlapped schedule begins a group as it enters the batch, and forgets stale ones."""
     learner = local_learner(scored_config(model, 1), tmp_path, scorers)
-    expected = in_one_process(config_of(model, 1), tmp_path).credit(groups[1:]).ref_log_prob
+    expected = credited(in_one_process(config_of(model, 1), tmp_path), groups[1:]).ref_log_prob
     for group in groups:
         learner.begin_scoring(group)
     learner.drop_scores(groups[:1])
     monkeypatch.setattr(scorers, "begin", None)
-    batch = learner.credit(groups[1:], 1)
+    batch = credited(learner, groups[1:], 1)
     assert batch.ref_log_prob is not None and expected is not None
     torch.testing.assert_close(batch.ref_log_prob, expected, rtol=1e-6, atol=1e-6)
     assert not learner._begun
@@ -174,7 +180,7 @@ def test_a_teacher_that_is_the_policy_moves_nothing(
     """Not by the rounding of another process either, of which Adam would make whole steps."""
     learner = local_learner(scored_config(model, 1, load_policy("opd")), tmp_path, scorers)
     before = weights(learner)
-    reports = [learner.step(learner.credit(groups)) for _ in range(2)]
+    reports = [learner.step(credited(learner, groups)) for _ in range(2)]
     assert all(report.metrics["grad_norm"] == 0 for report in reports)
     assert all(torch.equal(tensor, before[name]) for name, tensor in weights(learner).items())
 
@@ -185,7 +191,7 @@ def test_the_base_of_a_lora_policy_and_its_copy_score_alike(
     one = in_one_process(config_of(model, 1, gradient_accumulation_steps=2, lora=True), tmp_path)
     torch.manual_seed(0)
     other = local_learner(scored_config(model, 1, lora=True), tmp_path, scorers)
-    batch, own = other.credit(groups), one.credit(groups)
+    batch, own = credited(other, groups), credited(one, groups)
     assert batch.ref_log_prob is None and own.ref_log_prob is not None
     (log_prob,) = scored(scorers, batch)
     torch.testing.assert_close(log_prob, own.ref_log_prob, rtol=1e-6, atol=1e-6)
@@ -196,7 +202,7 @@ def test_a_step_that_is_not_finite_is_saved_with_its_scores(
     scorers: Scorers, model: str, groups: list[Group], tmp_path: Path
 ) -> None:
     learner = local_learner(scored_config(model, 1), tmp_path, scorers)
-    batch = learner.credit(groups)
+    batch = credited(learner, groups)
     batch.sample_log_prob[-1, 0] = torch.nan
     assert learner.step(batch).skipped
     saved = torch.load(tmp_path / "nonfinite" / "optimizer_step_1.pt", weights_only=True)
@@ -233,7 +239,7 @@ def test_every_microbatch_is_begun_before_the_first_is_learned(
         return learn(piece)
 
     monkeypatch.setattr(learner.worker, "_learn", learned)
-    learner.step(learner.credit(groups))
+    learner.step(credited(learner, groups))
     assert watched.order == ["begin", "begin", "wait", "learn", "wait", "learn"]
 
 
@@ -250,7 +256,7 @@ def test_scores_that_nobody_wants_are_not_made(
     log_prob = Copy.log_prob
 
     def waiting(copy: Copy, batch: Batch) -> Tensor:
-        asked.extend(batch.group_ids)
+        asked.extend(dict.fromkeys(batch.group_id[:, 0].tolist()))
         assert free.wait(600)
         return log_prob(copy, batch)
 
@@ -309,7 +315,7 @@ def test_lost_scorers_are_replaced(
     logged: Logged,
 ) -> None:
     """Two die idle at once, one in a score, and one while it loads."""
-    batch = local_learner(scored_config(model, 1), tmp_path, two_copies).credit(groups)
+    batch = credited(local_learner(scored_config(model, 1), tmp_path, two_copies), groups)
     (expected,) = scored(two_copies, batch)
     before = process_ids(two_copies)
     back = threading.Semaphore(0)
@@ -336,7 +342,7 @@ def test_lost_scorers_are_replaced(
 def test_a_microbatch_that_every_copy_dies_of_ends_the_run(
     two_copies: Scorers, model: str, groups: list[Group], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    batch = local_learner(scored_config(model, 1), tmp_path, two_copies).credit(groups)
+    batch = credited(local_learner(scored_config(model, 1), tmp_path, two_copies), groups)
     Killer(monkeypatch, "scorer", *[("log_prob", 1)] * 9)
     with pytest.raises(RankLost, match=r"scorer rank [01] \(CPU\) died in log-probs"):
         scored(two_copies, batch)
@@ -348,7 +354,7 @@ def test_a_microbatch_that_every_copy_dies_of_ends_the_run(
 def test_half_precision(way: str, local_ray: None, model: str, groups: list[Group], tmp_path: Path) -> None:
     """Copies round as a reference in the learner's process does, shards where they are gathered."""
     config = config_of(model, 1, mixed_precision="bf16")
-    batch = in_one_process(config, tmp_path).credit(groups)
+    batch = credited(in_one_process(config, tmp_path), groups)
     scorers = make_scorers(replace(config, ref_model=RefModelConfig(num_devices=2)), tmp_path, way)
     (log_prob,) = scored(scorers, batch)
     scorers.close()

@@ -11,13 +11,13 @@ import torch
 from config.schema.optimizer import OptimizerConfig
 from config.schema.policy import PolicyConfig, load_policy
 from envs.group import Group, Verdict
-from tests.groups import drawn_from_tiny
+from tests.groups import credited, drawn_from_tiny
 from tests.training.presets import EVERY_PRESET
 from tests.training.scorers import REPEATS, make_learner
-from torchgrpo.training import split_learner
-from torchgrpo.training.learner import StepReport
-from torchgrpo.training.local_learner import LocalLearner
+from torchgrpo.training import learner as learners
+from torchgrpo.training.learner import Learner
 from torchgrpo.training.policy_terms import POLICY_TERMS, PROPORTIONAL, teaching_rows
+from torchgrpo.training.step_report import StepReport
 
 SETTLED = (1, 2, 5)
 """Groups of one reward."""
@@ -34,7 +34,7 @@ def groups() -> list[Group]:
 
 
 def stepped(
-    learner: LocalLearner, groups: list[Group], monkeypatch: pytest.MonkeyPatch, all_teach: bool = False
+    learner: Learner, groups: list[Group], monkeypatch: pytest.MonkeyPatch, all_teach: bool = False
 ) -> tuple[StepReport, torch.Tensor, set[int]]:
     """The report of a step, the gradient that it applies, and the groups that backward saw."""
     gradients: list[torch.Tensor] = []
@@ -58,9 +58,9 @@ def stepped(
         patched.setattr(learner.worker, "_backward", backward)
         if all_teach:
             ones = torch.ones(len(groups) * REPEATS, dtype=torch.bool)
-            patched.setattr(split_learner, "teaching_rows", lambda policy, advantage, mask: ones)
+            patched.setattr(learners, "teaching_rows", lambda policy, advantage, mask: ones)
         handle = learner.worker.optimizer.register_step_pre_hook(read)
-        report = learner.step(learner.credit(groups))
+        report = learner.step(credited(learner, groups))
         handle.remove()
     return report, gradients[0], seen
 

@@ -9,16 +9,16 @@ import torch
 
 from config.schema.policy import PolicyConfig, load_policy
 from envs.group import Group, Verdict
-from tests.groups import drawn_from_tiny
+from tests.groups import credited, drawn_from_tiny
 from tests.tiny import tiny_llama
 from tests.training.loss_batches import Tensors, make
 from tests.training.scorers import REPEATS, make_learner, scorer
+from torchgrpo.records.rollout import Rollout
 from torchgrpo.training.aggregation import BatchTotals
-from torchgrpo.training.batch import collate
 from torchgrpo.training.credit import credit
 from torchgrpo.training.entropy_control import EntropyControl
 from torchgrpo.training.grpo_loss import GRPOLoss
-from torchgrpo.training.local_learner import LocalLearner
+from torchgrpo.training.learner import Learner
 from torchgrpo.training.loss import objective
 from torchgrpo.training.loss_inputs import LossInputs, mean
 from torchgrpo.training.token_weights import TokenWeights, token_weights
@@ -125,7 +125,7 @@ def groups() -> list[Group]:
     return drawn
 
 
-def gradient(learner: LocalLearner, groups: list[Group]) -> torch.Tensor:
+def gradient(learner: Learner, groups: list[Group]) -> torch.Tensor:
     found: list[torch.Tensor] = []
 
     def read(*args: object) -> None:
@@ -133,7 +133,7 @@ def gradient(learner: LocalLearner, groups: list[Group]) -> torch.Tensor:
         found.append(torch.cat([each.grad.flatten() for each in model.parameters() if each.grad is not None]))
 
     handle = learner.worker.optimizer.register_step_pre_hook(read)
-    learner.step(learner.credit(groups))
+    learner.step(credited(learner, groups))
     handle.remove()
     return found[0]
 
@@ -172,9 +172,10 @@ def test_the_weight_of_the_entropy_follows_its_target() -> None:
 def test_the_weight_of_the_entropy_goes_on_in_a_resumed_run(groups: list[Group], tmp_path: Path) -> None:
     policy = load_policy("adaptive_entropy", entropy_target=100.0)
     first, second = (make_learner(tmp_path, policy) for _ in range(2))
-    assert first.step(first.credit(groups)).metrics["loss/entropy_coef"] == 0.0
-    second.count_from(first.counters())
-    report = second.step(second.credit(groups)).metrics
+    assert first.step(credited(first, groups)).metrics["loss/entropy_coef"] == 0.0
+    first.save(tmp_path / "saved")()
+    second.load(tmp_path / "saved", first.numbers())
+    report = second.step(credited(second, groups)).metrics
     assert report["loss/entropy_coef"] == pytest.approx(0.01)
     assert report["loss/entropy"] == pytest.approx(-0.01 * report["entropy"], rel=1e-5)
 
@@ -190,7 +191,7 @@ def test_what_the_environment_wrote_is_foreseen(groups: list[Group]) -> None:
             mine = [not third <= place < 2 * third for place in range(len(one.token_ids))]
             completions.append(replace(one, sampled=mine))
         written.append(replace(group, completions=completions))
-    batch = credit(policy, written, collate(written), max_tokens=9)
+    batch = credit(policy, Rollout.of(written), max_tokens=9).batch
     loss = GRPOLoss(scorer(tiny_llama(), True), policy)
     out = loss(batch)
     environment = batch.tokens.response_mask & ~batch.tokens.loss_mask

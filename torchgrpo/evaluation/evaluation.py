@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any, Protocol, TextIO, TypeVar
+from typing import Any, TextIO, TypeVar
 
 from config.schema.config import Config
 from envs.group import Group
@@ -25,31 +25,19 @@ from envs.judging.service import RewardService
 from envs.task import Example
 from torchgrpo.evaluation.sets import EvalSet
 from torchgrpo.evaluation.statistics import Tally, summarize, table
+from torchgrpo.rollout.engine_loop import EngineLoop
+from torchgrpo.rollout.generate import Generation
 
 Result = TypeVar("Result")
 FIRST_GROUP_ID = 1 << 39  # above every id that training uses; with the set's seed it fixes a problem's draws
 _LOOK_S = 0.2  # between two looks at Ctrl-C
 
 
-class GroupMaker(Protocol):
-    """See `Generation`."""
-
-    async def run_group(
-        self, example: Example, group_id: int, drawn: Callable[[], None] = lambda: None
-    ) -> Group: ...
-
-
-MakeGroups = Callable[[EvalSet, RewardService, int], GroupMaker]
+MakeGroups = Callable[[EvalSet, RewardService, int], Generation]
 """From a set, what judges it and its seed to what makes groups of its problems, with its sampling."""
 
 
 Record = Callable[[str, int], AbstractContextManager[Callable[[Group], None]]]
-
-
-class Loop(Protocol):
-    """Runs coroutines where the engines are; see `EngineLoop`."""
-
-    def run(self, coroutine: Coroutine[Any, Any, Result]) -> Result: ...
 
 
 @dataclass(eq=False)
@@ -66,7 +54,7 @@ class Evaluation:
     config: Config
     rows: int
     sets: list[EvalSet]
-    loop: Loop
+    loop: EngineLoop
     make_groups: MakeGroups
     tell: Callable[[str, int, int], None]
     say: Callable[[str], None]
@@ -124,7 +112,7 @@ class Evaluation:
         return found | {"seconds": time.perf_counter() - began}
 
     async def _tallies(
-        self, chosen: EvalSet, groups: GroupMaker, file: TextIO, record: Callable[[Group], None]
+        self, chosen: EvalSet, groups: Generation, file: TextIO, record: Callable[[Group], None]
     ) -> list[Tally]:
         """In the order of the problems; groups are written as they come, unscored ones last."""
         done, total = count(1), len(chosen.problems.examples)

@@ -8,29 +8,13 @@ import math
 from array import array
 from collections.abc import Sequence
 from itertools import chain, compress
-from typing import Any, Protocol
-
-from torch import Tensor
+from typing import Any
 
 from envs.group import Group, SampledCompletion, Verdict
+from torchgrpo.records.batch import Batch
+from torchgrpo.records.rollout import Rollout
 
 _CLOCKS = ("time/", "throughput/", "reward_latency/", "idle/", "weight_check/")
-
-
-class Responses(Protocol):
-    """See `Tokens`."""
-
-    response_mask: Tensor
-
-
-class Trained(Protocol):
-    """What is read of a batch; `Batch` says what its fields are."""
-
-    tokens: Responses
-    advantage: Tensor | None
-    mask: Tensor | None
-    policy_version: Tensor
-    length_reward: Tensor | None
 
 
 def without_clocks(row: dict[str, Any]) -> dict[str, Any]:
@@ -42,13 +26,12 @@ def without_clocks(row: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def rollout_metrics(
-    batch: Trained, groups: Sequence[Group], policy_version: int, members: Sequence[str] = ()
-) -> dict[str, float]:
-    """Rewards, lengths, advantages and ages of one optimizer step's batch.
+def rollout_metrics(rollout: Rollout, policy_version: int, members: Sequence[str] = ()) -> dict[str, float]:
+    """Rewards, lengths, advantages and ages of one optimizer step's rollout, which is credited.
 
-    batch: credited. groups: those of its rows, in their order. members: the data sets of a mixture.
+    members: the data sets of a mixture.
     """
+    groups, batch = rollout.groups, rollout.batch
     generated = [one for group in groups for one in group.chain()]
     metrics = reward_metrics(generated)
     metrics |= _length_metrics([one for group in groups for one in group.completions])
@@ -117,7 +100,7 @@ def _turns(completion: SampledCompletion) -> int:
     return 1 + bytes(completion.sampled).count(b"\0\1")
 
 
-def _trained_metrics(batch: Trained, generated: int) -> dict[str, float]:
+def _trained_metrics(batch: Batch, generated: int) -> dict[str, float]:
     """Of the completions in the loss. generated: completions of all groups that were made for the batch."""
     advantage, mask = batch.advantage, batch.mask
     assert advantage is not None and mask is not None
@@ -143,7 +126,7 @@ def member_metrics(generated: Sequence[Group], members: Sequence[str]) -> dict[s
     return metrics
 
 
-def age_metrics(batch: Trained, policy_version: int) -> dict[str, float]:
+def age_metrics(batch: Batch, policy_version: int) -> dict[str, float]:
     """Ages of the tokens in the loss: versions between the one that drew a token and the one it trains."""
     assert batch.mask is not None
     counts = (policy_version - batch.policy_version.masked_select(batch.mask)).bincount().tolist()

@@ -19,13 +19,14 @@ from envs.task import Example
 from torchgrpo.monitoring.doctor.doctor import Finding
 from torchgrpo.monitoring.events import Events
 from torchgrpo.monitoring.ledger import Ledger
-from torchgrpo.monitoring.metrics import Trained, rollout_metrics
+from torchgrpo.monitoring.metrics import rollout_metrics
 from torchgrpo.monitoring.metrics_file import MetricsFile
 from torchgrpo.monitoring.progress import Progress
 from torchgrpo.monitoring.record import token_values
 from torchgrpo.monitoring.repetition import Repetition
 from torchgrpo.monitoring.tracker_kinds import ShownCompletion
 from torchgrpo.monitoring.trackers import Trackers
+from torchgrpo.records.rollout import Rollout
 
 log = logging.getLogger("grpo")
 """Goes to `grpo.log` in the run's folder alone (config/base.yaml)."""
@@ -103,16 +104,12 @@ class Monitor:
         """Metrics of something that is not an optimizer step (a push): in the next row."""
         self.extra |= metrics
 
-    def optimized(
-        self, batch: Trained, groups: Sequence[Group], step: dict[str, float], policy_version: int
-    ) -> dict[str, Any]:
-        """Write the row of one optimizer step.
-
-        groups: of the batch, in its order. policy_version: of the weights before the step.
-        """
+    def optimized(self, rollout: Rollout, step: dict[str, float], policy_version: int) -> dict[str, Any]:
+        """Write the row of one optimizer step. policy_version: of the weights before the step."""
+        groups = rollout.groups
         self.optimizer_step += 1
         row: dict[str, Any] = {"optimizer_step": self.optimizer_step}
-        row |= rollout_metrics(batch, groups, policy_version, self.members) | step | self.extra
+        row |= rollout_metrics(rollout, policy_version, self.members) | step | self.extra
         row |= self.repetition.metrics([one for group in groups for one in group.chain()])
         row |= self._throughput([len(one.token_ids) for group in groups for one in group.completions])
         self.extra = {}
@@ -123,23 +120,22 @@ class Monitor:
 
     def learned(
         self,
-        batch: Trained,
-        groups: Sequence[Group],
+        rollout: Rollout,
         advantage: Tensor,
         log_ratio: Tensor,
         entropy: Tensor,
-        trained_at: int | None,
     ) -> None:
         """Tell the ledger what the step that `optimized` wrote made of each group.
 
-        advantage, log_ratio, entropy: as `StepReport`. trained_at: see `Fate`.
+        advantage, log_ratio, entropy: as `StepReport`.
         """
+        groups, batch = rollout.groups, rollout.batch
         assert batch.mask is not None
         if self.tracker is not None:
             self.shown = shown_completions(groups, advantage, batch.mask)
         each = token_values(groups, batch.tokens.response_mask, advantage, batch.mask, log_ratio, entropy)
         for group, values in zip(groups, each, strict=True):
-            self.ledger.learned(group, self.optimizer_step, values, trained_at)
+            self.ledger.learned(group, self.optimizer_step, values, rollout.trained_at)
 
     def consumed(self, iteration: int, groups: Sequence[Group], stale: Sequence[Group]) -> None:
         """The end of an iteration: its groups go to the ledger. stale: those that were too old for it."""

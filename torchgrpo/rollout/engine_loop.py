@@ -27,12 +27,14 @@ from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from itertools import count
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
 from config.schema.errors import DeadlineError
 from envs.group import SampledCompletion, Verdict
+from envs.judging.blame import Ticket
+from envs.judging.service import RewardService
 from envs.task import Completion, Example
 from torchgrpo.rollout.engines.sampler import Request, SteppedEngine
 from torchgrpo.rollout.generate import Judge
@@ -42,19 +44,6 @@ Result = TypeVar("Result")
 _STEP_S = 0.05
 _LOOK_S = 0.5
 _END_S = 30.0
-
-
-class Ticket(Protocol):
-    """A batch that is being judged. missing: verdicts that are to come."""
-
-    missing: int
-
-
-class Grader(Protocol):
-    """See `envs.judging.service.RewardService`. Polling one ticket advances all."""
-
-    def submit(self, completions: Sequence[Completion], examples: Sequence[Example]) -> Any: ...
-    def poll(self, ticket: Any, timeout: float = 0.0) -> Sequence[Verdict] | None: ...
 
 
 class EngineLoop:
@@ -74,7 +63,7 @@ class EngineLoop:
         self.before_step: Callable[[], None] = lambda: None
         self._ids = count()
         self._generating: dict[int, asyncio.Future[list[SampledCompletion]]] = {}
-        self._judging: dict[asyncio.Future[list[Verdict]], tuple[Grader, Ticket]] = {}
+        self._judging: dict[asyncio.Future[list[Verdict]], tuple[RewardService, Ticket]] = {}
         self._progressed = 0.0
         self._loop = asyncio.new_event_loop()
         self._failure: asyncio.Future[None] = self._loop.create_future()
@@ -101,7 +90,7 @@ class EngineLoop:
         finally:
             del self._generating[own]  # what the engine finishes of a request that was given up is dropped
 
-    def judge(self, grader: Grader) -> Judge:
+    def judge(self, grader: RewardService) -> Judge:
         """What awaits the verdicts of this grader."""
 
         async def judge(completions: Sequence[Completion], examples: Sequence[Example]) -> list[Verdict]:
@@ -218,6 +207,16 @@ class EngineLoop:
                     self.call(lambda: None)
         finally:
             future.cancel()
+
+    def run_all(self, coroutines: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]:
+        """The results of coroutines that run side by side, in their order; raises as `run`."""
+
+        async def run_together() -> list[Result]:
+            async with asyncio.TaskGroup() as running:
+                tasks = [running.create_task(coroutine) for coroutine in coroutines]
+            return [task.result() for task in tasks]
+
+        return self.run(run_together())
 
     async def _guarded(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
         task = self._loop.create_task(coroutine)

@@ -26,6 +26,8 @@ from torchgrpo.rollout.engines.sampler import Request, Sampler
 
 Judge = Callable[[Sequence[Completion], Sequence[Example]], Awaitable[Sequence[Verdict]]]
 """The verdicts on completions, in their order; each is judged against the example at its place."""
+KeepGroup = Callable[[Group], bool]
+"""Dynamic sampling: whether a judged group is trained on; the others are replaced."""
 
 
 @dataclass(eq=False)

@@ -22,9 +22,8 @@ from functools import partial
 from envs.group import Group
 from envs.prompts import PromptQueue
 from envs.task import Example
-from torchgrpo.rollout.collect import Wants
 from torchgrpo.rollout.engine_loop import EngineLoop
-from torchgrpo.rollout.generate import Generation
+from torchgrpo.rollout.generate import Generation, KeepGroup
 from torchgrpo.rollout.group_buffer import GroupBuffer
 
 _Place = tuple[int, int, Example]
@@ -38,7 +37,7 @@ class Stream:
     Args:
         in_flight: groups that all engines together hold at a time.
         timeout: seconds that `take` may wait for one group.
-        wants, attempts: as in `Collector`.
+        keep_group, attempts: as in `GroupEnv`.
         ready: called with every group that enters the buffer.
     """
 
@@ -48,7 +47,7 @@ class Stream:
     buffer: GroupBuffer[Group]
     in_flight: int
     timeout: float
-    wants: Wants = lambda group: True
+    keep_group: KeepGroup = lambda group: True
     attempts: int = 10
     ready: Callable[[Group], None] = lambda group: None
     _generating: int = 0
@@ -156,7 +155,7 @@ class Stream:
                 self.generation.lowest.settle([group])
                 self.prompts.observe(group.example, group.success_rate)
                 group.in_place_of = refused
-                if not left or self.wants(group):
+                if not left or self.keep_group(group):
                     break
                 refused = group
                 _, group_id, example = self._draw(sequence)

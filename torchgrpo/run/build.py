@@ -1,6 +1,6 @@
 """From a typed config to a run that can begin: data, engines, learner, rewards, evaluation and monitor.
 
-    config ─▶ plan ─▶ task, prompts, sets ─▶ engines ─▶ learner ─▶ Run ─▶ Lockstep | Overlapped
+    config ─▶ plan ─▶ task, prompts, sets ─▶ engines ─▶ learner ─▶ Lockstep | Overlapped
 
 Where one of them fails, those that are there already are closed.
 """
@@ -13,11 +13,8 @@ from typing import TYPE_CHECKING
 
 from config.cli.command_line import resume_command
 from config.schema.config import Config
-from torchgrpo.run.checkpoint_model import model_maker
-from torchgrpo.run.checkpoint_writer import CheckpointWriter
 from torchgrpo.run.overlapped import ScheduleType
 from torchgrpo.run.resume import check_data, starting_point
-from torchgrpo.run.run import Run
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -26,7 +23,6 @@ if TYPE_CHECKING:
     from torchgrpo.monitoring.progress import Progress
     from torchgrpo.plan.plan import Plan
     from torchgrpo.training.checkpoint import Saved
-    from torchgrpo.training.learner import Learner
 
 
 def plan_run(config: Config, schedule: type[ScheduleType], run_dir: Path) -> "Plan":
@@ -39,17 +35,16 @@ def plan_run(config: Config, schedule: type[ScheduleType], run_dir: Path) -> "Pl
 
 
 def build(config: Config, run_dir: Path, schedule: type[ScheduleType]) -> ScheduleType:
-    """What a script's loop works with, made for `config`, to be closed with `.run.close`."""
+    """The run of a script's loop, to be closed with `close`."""
     gc.collect()  # a run before this one that nobody holds any longer: its model may fill a GPU
     with ExitStack() as built:
         run = _build(config, run_dir, schedule, built)
-        working = schedule(run)
         built.pop_all()
     run.stop.install(resume_command(run_dir), run.monitor.live.erase)
-    return working
+    return run
 
 
-def _build(config: Config, run_dir: Path, schedule: type[ScheduleType], built: ExitStack) -> Run:
+def _build(config: Config, run_dir: Path, schedule: type[ScheduleType], built: ExitStack) -> ScheduleType:
     """Cheap checks first: data and tokenizer before engines and weights."""
     from torchgrpo.monitoring.progress import Progress
 
@@ -61,10 +56,12 @@ def _build(config: Config, run_dir: Path, schedule: type[ScheduleType], built: E
     from envs.judging.service import RewardService
     from envs.task import make_task
     from torchgrpo.evaluation.sets import load_sets
-    from torchgrpo.monitoring.doctor.doctor import Doctor
+    from torchgrpo.rollout.collector import Collector
     from torchgrpo.rollout.engine_loop import EngineLoop
+    from torchgrpo.run.callbacks import make_callbacks
     from torchgrpo.run.engines import adapter_shape, build_engine, build_weights
     from torchgrpo.run.generation import make_conversation, make_evaluation, make_generation, make_prompts
+    from torchgrpo.training.learner import make_learner
 
     saved, told = starting_point(config, run_dir, schedule)
     plan = plan_run(config, schedule, run_dir)
@@ -81,29 +78,25 @@ def _build(config: Config, run_dir: Path, schedule: type[ScheduleType], built: E
     engine = build_engine(config, tokenizer, plan, run_dir, adapter_shape(config))
     built.callback(engine.close)
     live.begin("loading the model")
-    learner = _learner(config, plan, run_dir, live)
+    learner = make_learner(config, plan, run_dir, live.stage)
     built.callback(learner.close)
     rewards = RewardService(task, config.env, lambda: learner.optimizer_steps, config.total_optimizer_steps)
     built.callback(rewards.close)
     loop = EngineLoop(engine, config.inference_model.request_timeout_s, config.train.wait_timeout_s)
     built.callback(loop.close)
     monitor = _monitor(config, run_dir, live, saved, tuple(task.members), built)
-    run = Run(
+    generation = make_generation(config, tokenizer, conversation, loop, rewards)
+    weights = build_weights(config, learner, engine, plan)
+    evaluation = make_evaluation(config, plan, eval_sets, tokenizer, conversation, loop, monitor)
+    run = schedule(
         config,
         run_dir,
         plan,
         learner,
-        build_weights(config, learner, engine, plan),
-        engine,
-        loop,
-        make_generation(config, tokenizer, conversation, loop, rewards),
-        prompts,
-        rewards,
-        make_evaluation(config, plan, eval_sets, tokenizer, conversation, loop, monitor),
+        Collector(engine, loop, generation, prompts, rewards, weights),
         monitor,
-        Doctor(config),
-        CheckpointWriter(run_dir, config.train, model_maker(config, monitor.say), monitor.say),
         torch.Generator().manual_seed(config.train.seed),
+        make_callbacks(config, run_dir, evaluation, monitor),
     )
     run.begin(saved, told)
     return run
@@ -117,17 +110,6 @@ def _tokenizer(config: Config) -> "PreTrainedTokenizerBase":
     tokenizer = load_checked_tokenizer(config.model, config.max_model_len)
     check_reference_files(tokenizer, config)
     return tokenizer
-
-
-def _learner(config: Config, plan: "Plan", run_dir: Path, live: "Progress") -> "Learner":
-    """In this process, or as ranks, which need Ray."""
-    if plan.devices.ranks == 1:
-        from torchgrpo.training.local_learner import make_learner
-
-        return make_learner(config, plan, run_dir, live.stage)
-    from torchgrpo.training import ranked_learner
-
-    return ranked_learner.make_learner(config, plan, run_dir, live.stage)
 
 
 def _monitor(

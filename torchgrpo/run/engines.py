@@ -21,10 +21,10 @@ from torchgrpo.plan.plan import Plan
 from torchgrpo.rollout.engines.sampler import Engine
 from torchgrpo.rollout.engines.transformers_engine import TransformersEngine
 from torchgrpo.rollout.engines.vllm_settings import AdapterShape, VLLMSettings
-from torchgrpo.rollout.weights.outgoing import Learner
 from torchgrpo.rollout.weights.push import Weights
 from torchgrpo.rollout.weights.weight_check import WeightCheck
 from torchgrpo.training.adapters import linear_names
+from torchgrpo.training.learner import Learner
 from torchgrpo.training.model_loading import load_model, saved_eos_token_ids, skeleton
 
 if TYPE_CHECKING:  # Ray costs a second, which one engine in this process need not wait for

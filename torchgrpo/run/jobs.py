@@ -122,8 +122,7 @@ def _train_once(
     """lost: what ended the attempt before this one."""
     from torchgrpo.run.build import build
 
-    working = build(config, run_dir, schedule)
-    run = working.run
+    run = build(config, run_dir, schedule)
     outcome: RunOutcome = "failed"
     try:
         begun()
@@ -131,9 +130,10 @@ def _train_once(
             run.monitor.say(line)
         if lost is not None:
             run.monitor.event("restarted", text=lost)
-        train(working)
+        train(run)
         if not run.stop.requested:
-            run.check()
+            for callback in run.callbacks:
+                callback.on_finish(run)
         outcome = "interrupted" if run.stop.requested else "finished"
     except KeyboardInterrupt:
         outcome = "interrupted"

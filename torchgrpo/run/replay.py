@@ -21,20 +21,19 @@ from config.cli.saved_settings import METRICS, saved_config
 from config.run_folder.checkpoints import checkpoints
 from config.schema.config import Config
 from config.schema.errors import ConfigError
-from envs.group import Group
 from torchgrpo.monitoring.events import read_events
 from torchgrpo.monitoring.metrics import rollout_metrics, without_clocks
 from torchgrpo.monitoring.metrics_file import MetricsFile
+from torchgrpo.records.rollout import Rollout
 from torchgrpo.run.build import plan_run, prepare
 from torchgrpo.run.checkpoint_model import with_model
 from torchgrpo.run.lockstep import Lockstep
 from torchgrpo.run.overlapped import Overlapped
 from torchgrpo.run.recorded import Iteration, iteration_of_step, recorded_iterations
-from torchgrpo.training.batch import Batch
 from torchgrpo.training.checkpoint import Saved, load_checkpoint, restore_random_state
-from torchgrpo.training.learner import StepReport
-from torchgrpo.training.local_learner import LocalLearner, make_learner
+from torchgrpo.training.learner import Learner, make_learner
 from torchgrpo.training.minibatches import minibatches
+from torchgrpo.training.step_report import StepReport
 
 OF_THE_COMMAND = ("run", "run_dir", "step", "logging", "hydra")
 WHERE = ("device", "model.name", "train_model.num_threads")
@@ -48,17 +47,16 @@ MOST = 8
 
 @dataclass(frozen=True)
 class Step:
-    """One optimizer step that was computed again. groups: of its batch, in order."""
+    """One optimizer step that was computed again, on these groups."""
 
     number: int
     iteration: Iteration
-    batch: Batch
-    groups: list[Group]
+    rollout: Rollout
     report: StepReport
 
     def metrics(self, policy_version: int) -> dict[str, float]:
         """Compute the row of metrics, less what only a run that goes on knows."""
-        return rollout_metrics(self.batch, self.groups, policy_version) | self.report.metrics
+        return rollout_metrics(self.rollout, policy_version) | self.report.metrics
 
 
 @dataclass(frozen=True)
@@ -160,9 +158,8 @@ def first_difference(compared: list[Comparison]) -> str:
 def differing_advantages(step: Step) -> list[str]:
     """Name each completion of a step whose advantage is not the recorded one."""
     of_id = {record["group_id"]: record for record in step.iteration.records}
-    chosen = [
-        (group, one) for group in step.batch.group_ids for one in of_id[group]["completions"] if one["chosen"]
-    ]
+    numbers = [group.group_id for group in step.rollout.groups]
+    chosen = [(group, one) for group in numbers for one in of_id[group]["completions"] if one["chosen"]]
     found = []
     for (group, one), advantage in zip(chosen, step.report.advantage, strict=True):
         recorded, values = one["advantage"], advantage.tolist()
@@ -214,26 +211,15 @@ def computed_again(
                     learner.load(start.learner, start.state["learner"])
                     generator.set_state(start.state["generator"])
                     restore_random_state(start.state["random"])
-            of_id = {group.group_id: group for group in iteration.groups}
-            for batch in batches(learner, iteration, config, generator):
+            rollout = learner.credit(Rollout.of(iteration.groups, iteration.trained_at))
+            for minibatch in minibatches(rollout, config.optim_batch_groups, config.train.epochs, generator):
                 number = learner.optimizer_steps + 1
-                groups = [of_id[group_id] for group_id in batch.group_ids]
-                yield Step(number, iteration, batch, groups, learner.step(batch))
+                yield Step(number, iteration, minibatch, learner.step(minibatch.batch))
                 if number == last_step:
                     return
 
 
-def batches(
-    learner: LocalLearner, iteration: Iteration, config: Config, generator: torch.Generator
-) -> Iterator[Batch]:
-    """Make the batch of each optimizer step of an iteration, as `Run.minibatches` does."""
-    credited = learner.credit(iteration.groups, iteration.trained_at)
-    return minibatches(
-        credited, config.env.repeats, config.optim_batch_groups, config.train.epochs, generator
-    )
-
-
-def learner_for(config: Config, iteration: Iteration, scratch: Path) -> LocalLearner:
+def learner_for(config: Config, iteration: Iteration, scratch: Path) -> Learner:
     """Make a learner as the run had it when it began, whichever script that was."""
     schedule = Lockstep if iteration.trained_at is None else Overlapped
     plan = plan_run(config, schedule, scratch)

@@ -37,7 +37,7 @@ class ReportWriter:
         due = time.time() - self._begun > SPARING * took
         if self._writer is not None and (self._writer.poll() is None or not due):
             return
-        place = str(Path(__file__).resolve().parents[1])
+        place = str(Path(__file__).resolve().parents[2])
         path = os.pathsep.join([place, *filter(None, [os.environ.get("PYTHONPATH")])])
         self._begun = time.time()
         try:

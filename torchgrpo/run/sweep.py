@@ -18,7 +18,7 @@ from omegaconf import DictConfig, open_dict
 from config.cli.command_line import BAD_INPUT, CANNOT_GO_ON
 from config.run_folder.folders import REPORT
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 NOT_STORED = (
     "hydra.sweeper.storage={storage}: this version of Optuna stores no study by SQLAlchemy 2; "
     "pip install 'sqlalchemy<2', or leave the storage out"

@@ -16,7 +16,6 @@ from torchgrpo.run.engines import vllm_settings
 from torchgrpo.run.lockstep import Lockstep
 from torchgrpo.selftest.check import Bench
 from torchgrpo.selftest.tiny import built, configured, moved
-from torchgrpo.training.local_learner import LocalLearner
 from torchgrpo.training.model_loading import load_model, load_tokenizer, saved_eos_token_ids
 from torchgrpo.training.training_mode import evaluation_mode
 
@@ -26,9 +25,8 @@ TIMEOUT_S = 3600.0  # beyond the deadline of the check
 VLLM = "inference_model.backend=vllm"
 
 
-def policy(working: Lockstep) -> nn.Module:
-    assert isinstance(working.run.learner, LocalLearner)
-    return working.run.learner.worker.model
+def policy(run: Lockstep) -> nn.Module:
+    return run.learner.worker.model
 
 
 def requests(sampling: Sampling) -> list[Request]:
@@ -69,15 +67,15 @@ def expected(model: nn.Module, request: Request, completion: SampledCompletion) 
 
 def weights_arrive(bench: Bench, overrides: Sequence[str] = (), tied: bool = False, pushes: int = 3) -> str:
     """Pushes changed weights, and compares fixed sequences and drawn tokens after each push."""
-    with built(bench, VLLM, *overrides, tied=tied) as working:
-        run, worst, gap = working.run, 0.0, 0.0
+    with built(bench, VLLM, *overrides, tied=tied) as run:
+        weights, worst, gap = run.collector.weights, 0.0, 0.0
         for version in range(pushes):
-            run.weights.push()
-            worst = max(worst, run.weights.check()["weight_check/largest"])
-            gaps = drawn_gap(policy(working), run.engine, Sampling(max_tokens=8))
+            weights.push()
+            worst = max(worst, weights.check()["weight_check/largest"])
+            gaps = drawn_gap(policy(run), run.collector.engine, Sampling(max_tokens=8))
             gap = max(gap, float(gaps.mean()))
-            run.weights.rest_engines()
-            moved(policy(working), seed=version)
+            weights.rest_engines()
+            moved(policy(run), seed=version)
         dtype, transport = run.plan.engine.dtype, run.plan.transport
     assert gap < MEAN_GAP[dtype], f"{dtype}: drawn log-probs are {gap:.2g} from the learner's in the mean"
     return f"{transport}, {dtype}: weight check {worst:.1g}, drawn tokens {gap:.1g}"
@@ -86,18 +84,18 @@ def weights_arrive(bench: Bench, overrides: Sequence[str] = (), tied: bool = Fal
 def draws(bench: Bench, overrides: Sequence[str] = ()) -> str:
     """Draws with temperature, top-k, top-p and seeds; compares log-probs with the learner's."""
     gap = 0.0
-    with built(bench, VLLM, *overrides) as working:
-        run, dtype = working.run, working.run.plan.engine.dtype
-        run.weights.push()
+    with built(bench, VLLM, *overrides) as run:
+        engine, dtype = run.collector.engine, run.plan.engine.dtype
+        run.collector.weights.push()
         plain = Sampling(max_tokens=8)
         warm = replace(plain, temperature=0.7)
         for sampling in (plain, warm, replace(warm, top_k=20, top_p=0.9)):
-            apart = drawn_gap(policy(working), run.engine, sampling)
+            apart = drawn_gap(policy(run), engine, sampling)
             cut = apart.isinf()  # half precision may order the last kept token and the next otherwise
             assert not cut.any() or dtype != "float32", f"{sampling}: a token was drawn that is cut off"
             gap = max(gap, float(apart[~cut].mean()))
             assert gap < MEAN_GAP[dtype], f"{sampling}: log-probs are {gap:.2g} from the learner's"
-        first, second = (drawn(run.engine, plain) for _ in range(2))
+        first, second = (drawn(engine, plain) for _ in range(2))
     assert len(set(first)) > len(first) // 2, "different seeds give the same completions"
     same = sum(a == b for a, b in zip(first, second, strict=True)) / len(first)
     least = 1 if bench.device == "cpu" else 0.5
@@ -160,15 +158,16 @@ def turns(bench: Bench, overrides: Sequence[str] = (), iterations: int = 3) -> s
     """Trains on one GPU in turns: sleep frees memory, waking fits, nothing grows."""
     asleep: list[int] = []
     awake: list[int] = []
-    with built(bench, VLLM, *overrides) as working:
-        working.push_weights()
+    with built(bench, VLLM, *overrides) as run:
+        run.push_weights()
         for _ in range(iterations):
-            groups = working.collect()
+            rollout = run.collect()
             asleep.append(_free(bench))
-            for minibatch in working.minibatches(working.advantage(groups)):
-                working.learn(minibatch)
-            moved(policy(working), seed=working.run.learner.optimizer_steps)
-            working.push_weights()
+            run.advantage(rollout)
+            for minibatch in run.minibatches(rollout):
+                run.learn(minibatch)
+            moved(policy(run), seed=run.learner.optimizer_steps)
+            run.push_weights()
             awake.append(_free(bench))
     if bench.device == "cpu":
         return "no GPU memory to give back"

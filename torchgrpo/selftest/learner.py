@@ -14,11 +14,11 @@ from envs.group import Group, Verdict
 from torchgrpo.plan.machine import this_machine
 from torchgrpo.plan.make_plan import make_plan
 from torchgrpo.plan.plan import Plan
+from torchgrpo.records.batch import collate
+from torchgrpo.records.rollout import Rollout
 from torchgrpo.selftest.check import Bench
 from torchgrpo.selftest.tiny import built, configured, moved
-from torchgrpo.training import ranked_learner
-from torchgrpo.training.batch import collate
-from torchgrpo.training.local_learner import make_learner
+from torchgrpo.training.learner import make_learner
 from torchgrpo.training.log_probs import selected_log_probs
 
 WITH_REFERENCE = "policy.kl_coef=0.1"
@@ -27,8 +27,8 @@ COMPARED = ("loss/objective", "grad_norm", "kl/ref")
 
 def collected(bench: Bench) -> list[Group]:
     """Groups that a random model draws on the CPU. It never is right, so rewards are random."""
-    with built(Bench(bench.folder)) as working:
-        groups = working.collect()
+    with built(Bench(bench.folder)) as run:
+        groups = run.collect().groups
     chance = random.Random(3)
     for completion in (one for group in groups for one in group.completions):
         completion.verdict = Verdict(chance.random(), {}, "scored")
@@ -60,7 +60,7 @@ def stepped(config: Config, bench: Bench, groups: list[Group]) -> tuple[dict[str
         seen.extend(gradient.flatten().double().cpu() for gradient in gradients if gradient is not None)
 
     learner.worker.optimizer.register_step_pre_hook(read)
-    report = learner.step(learner.credit(groups))
+    report = learner.step(learner.credit(Rollout.of(groups)).batch)
     return report.metrics, torch.cat(seen)
 
 
@@ -90,11 +90,13 @@ def ranks(bench: Bench) -> str:
     """Compares steps of two learner ranks with those of one process on the CPU."""
     groups, cpu, worst = collected(bench), Bench(bench.folder), 0.0
     config = configured(bench, "train_model.num_devices=2", WITH_REFERENCE)
-    with closing(ranked_learner.make_learner(config, learner_plan(config, bench), bench.folder)) as together:
+    with closing(make_learner(config, learner_plan(config, bench), bench.folder)) as together:
         config = configured(cpu, WITH_REFERENCE)
         alone = make_learner(config, learner_plan(config, cpu), bench.folder)
         for number in (1, 2):
-            wanted, found = (one.step(one.credit(groups)).metrics for one in (alone, together))
+            wanted, found = (
+                one.step(one.credit(Rollout.of(groups)).batch).metrics for one in (alone, together)
+            )
             difference = off(found, wanted)
             assert difference < 1e-3, f"step {number}: {found}, not {wanted}"
             worst = max(worst, difference)
@@ -116,13 +118,13 @@ def precision(bench: Bench, mixed: str, overrides: Sequence[str] = ()) -> str:
     trained = [parameter for parameter in learner.worker.model.parameters() if parameter.requires_grad]
     before = [parameter.detach().clone() for parameter in trained]
     for _ in range(3):
-        report = learner.step(learner.credit(groups))
+        report = learner.step(learner.credit(Rollout.of(groups)).batch)
         assert math.isfinite(report.metrics["grad_norm"]) or report.skipped
     assert any(not torch.equal(*pair) for pair in zip(before, trained, strict=True)), "no weight moved"
     if learner.worker.scaler.is_enabled():
         learner.worker.scaler.scale(torch.zeros(1, device=trained[0].device))  # from then on it has a scale
         learner.worker.scaler.update(2.0**100)
-        assert learner.step(learner.credit(groups)).skipped, "an overflow was not skipped"
+        assert learner.step(learner.credit(Rollout.of(groups)).batch).skipped, "an overflow was not skipped"
         scale = learner.worker.scaler.get_scale()
         assert scale == 2.0**99, f"the scale is {scale} after an overflow"
     return f"log-probs within {gap:.2g} of float32 in the mean"
@@ -183,14 +185,14 @@ def resumes(bench: Bench) -> str:
     """Saves a learner, loads it on the same device and on the CPU, and compares next steps."""
     groups, config = collected(bench), configured(bench)
     first = make_learner(config, learner_plan(config, bench), bench.folder)
-    first.step(first.credit(groups))
+    first.step(first.credit(Rollout.of(groups)).batch)
     path, numbers = bench.folder / "saved", first.numbers()
     first.save(path)()
-    wanted = first.step(first.credit(groups)).metrics
+    wanted = first.step(first.credit(Rollout.of(groups)).batch).metrics
     for there, bound in ((bench, 1e-5), (Bench(bench.folder), 1e-3)):
         config = configured(there)
         again = make_learner(config, learner_plan(config, there), bench.folder)
         again.load(path, numbers)
-        found = again.step(again.credit(groups)).metrics
+        found = again.step(again.credit(Rollout.of(groups)).batch).metrics
         assert off(found, wanted) <= bound, f"resumed on {there.device}: {found}, not {wanted}"
     return f"{bench.device}, CPU"

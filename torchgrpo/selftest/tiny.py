@@ -81,11 +81,11 @@ def built(bench: Bench, *overrides: str, tied: bool = False) -> Iterator[Lockste
     """A run of grpo.py that is closed at the end."""
     folder = bench.folder / "run"
     folder.mkdir(exist_ok=True)
-    working = build(configured(bench, *overrides, tied=tied), folder, Lockstep)
+    run = build(configured(bench, *overrides, tied=tied), folder, Lockstep)
     try:
-        yield working
+        yield run
     finally:
-        working.run.close("finished")
+        run.close("finished")
 
 
 def moved(model: nn.Module, seed: int) -> None:

@@ -13,25 +13,24 @@ from torch import Tensor
 
 from config.schema.policy import PolicyConfig
 from envs.group import FINISH_REASONS, OUTCOMES, Group
+from torchgrpo.records.rollout import Rollout
 from torchgrpo.training.advantage import batch_advantage, reward_kl
-from torchgrpo.training.batch import Batch
 from torchgrpo.training.dynamic_sampling import in_range
 from torchgrpo.training.overlong import overlong_reward, rows_in_loss
 
 
 def credit(
     policy: PolicyConfig,
-    groups: Sequence[Group],
-    batch: Batch,
+    rollout: Rollout,
     max_tokens: int,
     part_weights: Mapping[str, float] = MappingProxyType({}),
-) -> Batch:
-    """Adds `advantage`, `mask` and, under `policy.overlong_cache`, `length_reward`.
+) -> Rollout:
+    """Adds `advantage`, `mask` and, under `policy.overlong_cache`, `length_reward` to the batch; returns the rollout.
 
-    batch: of these groups, with `ref_log_prob` where the KL is part of the reward.
-    max_tokens: the longest response that may be sampled. part_weights: what the parts of the reward count in it, for
-    `policy.reward_parts=apart`.
+    rollout: its batch has `ref_log_prob` where the KL is part of the reward. max_tokens: the longest response that may
+    be sampled. part_weights: what the parts of the reward count in it, for `policy.reward_parts=apart`.
     """
+    groups, batch = rollout.groups, rollout.batch
     lengths = batch.tokens.response_mask.sum(-1)
     given = batch.next.reward[:, 0].double()
     rewards = overlong_reward(policy, given, lengths, max_tokens)
@@ -53,7 +52,7 @@ def credit(
     if policy.filter_range is not None:  # else a row that is valid makes its group one of those
         kept &= in_range(policy, groups).repeat_interleave(len(kept) // len(groups))
     batch.mask = batch.tokens.loss_mask & kept[:, None]
-    return batch
+    return rollout
 
 
 def _parts(

@@ -1,6 +1,6 @@
 """Which groups are trained on at all, and which are replaced by another: dynamic sampling (DAPO, arXiv:2503.14476).
 
-a judged group ──wants──▶ trained on, or replaced (asked while groups are made)
+a judged group ──group_filter──▶ trained on, or replaced (asked while groups are made)
 """
 
 from collections.abc import Callable, Sequence
@@ -13,8 +13,8 @@ from envs.group import Group
 from torchgrpo.training.advantage import Rewards, deviation, lead
 
 
-def wants(policy: PolicyConfig) -> Callable[[Group], bool]:
-    """Whether a judged group is to be trained on; dynamic sampling replaces the others. Any thread may ask."""
+def group_filter(policy: PolicyConfig) -> Callable[[Group], bool]:
+    """A predicate of judged groups that are to be trained on; dynamic sampling replaces the others. Thread-safe."""
     if not policy.dynamic_batching:
         return lambda group: True
     return lambda group: bool(in_range(policy, [group]))

@@ -13,9 +13,9 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from config.schema.errors import RunError
+from torchgrpo.records.batch import Tokens
 from torchgrpo.training.adapters import causal_model
 from torchgrpo.training.attention import attend_by_segments, can_pack
-from torchgrpo.training.batch import Tokens
 from torchgrpo.training.log_probs import selected_log_probs
 from torchgrpo.training.packing import pack, packed_positions
 from torchgrpo.training.sharding import Within, directly

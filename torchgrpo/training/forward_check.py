@@ -8,8 +8,8 @@ import torch
 
 from config.schema.errors import ConfigError
 from torchgrpo.plan.weight_bounds import Bounds
+from torchgrpo.records.batch import Tokens
 from torchgrpo.training.adapters import causal_model
-from torchgrpo.training.batch import Tokens
 from torchgrpo.training.forward import ResponseScorer
 from torchgrpo.training.scoring import plain_scores
 from torchgrpo.training.training_mode import evaluation_mode

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torchrl.objectives import LossModule
 
 from config.schema.policy import PolicyConfig
+from torchgrpo.records.batch import Batch, Tokens, declared, environment_tokens
 from torchgrpo.training.aggregation import BatchTotals
-from torchgrpo.training.batch import Batch, Tokens, declared, environment_tokens
 from torchgrpo.training.forward import ResponseScorer
 from torchgrpo.training.loss import loss_terms
 from torchgrpo.training.loss_metrics import Metrics, effective_sample_size

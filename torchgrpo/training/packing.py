@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from torchgrpo.records.batch import Tokens
 from torchgrpo.training.attention import Segments
-from torchgrpo.training.batch import Tokens
 
 
 @dataclass(frozen=True)

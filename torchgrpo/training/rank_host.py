@@ -19,10 +19,10 @@ from config.schema.config import Config
 from torchgrpo.cluster.calls import own_stacks
 from torchgrpo.cluster.runtime import own_address
 from torchgrpo.plan.plan import Plan
-from torchgrpo.training.batch import Batch
+from torchgrpo.records.batch import Batch
 from torchgrpo.training.forward_check import check_forward
 from torchgrpo.training.learner_models import make_sharded_models
-from torchgrpo.training.process import prepare_process, release_memory
+from torchgrpo.training.process import prepare_process
 from torchgrpo.training.published_weights import PolicyTensor, pushed_tensors
 from torchgrpo.training.sharding import learner_mesh
 from torchgrpo.training.worker import Part, Piece, Update, Worker
@@ -191,7 +191,7 @@ class RankHost(RankProcess):
         self._writing()
 
     def release_memory(self) -> None:
-        release_memory()
+        self.worker.release_memory()
 
     def numbers(self) -> dict[str, Any]:
         return self.worker.numbers()

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from torchgrpo.records.batch import Batch, Tokens
 from torchgrpo.training.adapters import causal_model
-from torchgrpo.training.batch import Batch, Tokens
 from torchgrpo.training.forward import ResponseScorer
 
 ALIGNMENT = 256

@@ -24,7 +24,7 @@ from config.schema.config import Config
 from config.schema.errors import ConfigError, DeadlineError, RankLost, RunError
 from torchgrpo.cluster.runtime import Place, start_ray
 from torchgrpo.plan.plan import Plan
-from torchgrpo.training.batch import Batch
+from torchgrpo.records.batch import Batch
 from torchgrpo.training.microbatches import Microbatch, assemble, share_out
 from torchgrpo.training.ranks import LOADING, Ranks, RankSettings
 from torchgrpo.training.scorer_host import ScorerHost

@@ -2,25 +2,25 @@
 
 share of a step: microbatch ─▶ loss over the global batch ─▶ backward, each in turn ─▶ clip ─▶ finite? ─▶ optimizer
 
-What groups are worth, who gets which of them and what is logged is the learner's (`training/split_learner.py`).
+What groups are worth, who gets which of them and what is logged is the learner's (`training/learner.py`).
 """
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from config.schema.config import Config
+from torchgrpo.records.batch import Batch
 from torchgrpo.training.aggregation import BatchTotals
-from torchgrpo.training.attention import BLOCKED
-from torchgrpo.training.batch import Batch
+from torchgrpo.training.grpo_loss import GRPOLoss
 from torchgrpo.training.host_states import HostStates
 from torchgrpo.training.learner_models import Models
 from torchgrpo.training.learner_state import (
@@ -32,14 +32,12 @@ from torchgrpo.training.learner_state import (
 )
 from torchgrpo.training.loss_metrics import Metrics, effective_sample_size_by_age, merge_metrics
 from torchgrpo.training.optimizer import go_to_step, make_optimizer, make_scheduler
+from torchgrpo.training.process import release_memory
 from torchgrpo.training.published_weights import PolicyTensor, PolicyWeights
 from torchgrpo.training.sharding import Sharded, local, norm
 from torchgrpo.training.tensor_files import copied, read_tensors, saved_shapes, write_tensors
 from torchgrpo.training.trained_parameters import base_digest, check_same_model, described
 from torchgrpo.training.training_mode import set_training_mode
-
-if TYPE_CHECKING:
-    from torchgrpo.training.grpo_loss import GRPOLoss
 
 
 @dataclass(frozen=True)
@@ -115,16 +113,7 @@ class Worker(PolicyWeights):
         self.scaler = torch.amp.GradScaler(enabled=config.train.mixed_precision == "fp16")
         self.objective = torch.zeros(())
         set_training_mode(self.model)
-        if next(self.model.parameters()).device.type in BLOCKED:
-            # TorchRL's import registers containers, after which PyTorch would compile attention once more.
-            _ = self.loss
-
-    @cached_property
-    def loss(self) -> "GRPOLoss":
-        """Made for the first step: TorchRL's losses import its environments and Ray, for which no engine waits."""
-        from torchgrpo.training.grpo_loss import GRPOLoss
-
-        return GRPOLoss(self.scorer, self.config.policy)
+        self.loss = GRPOLoss(self.scorer, config.policy)
 
     @torch.no_grad()
     def log_prob(self, parts: Sequence[Batch]) -> list[Tensor]:
@@ -160,18 +149,37 @@ class Worker(PolicyWeights):
     def update(self) -> Update:
         """The step itself, from the gradients that are there."""
         lr: float = self.optimizer.param_groups[0]["lr"]
-        grad_norm = self._clip()
+        with self.phase("clip"):
+            self.scaler.unscale_(self.optimizer)
+            limit = self.config.optimizer.clip_grad_norm or float("inf")
+            grad_norm = clip_gradients(list(self.model.parameters()), limit)
         finite = bool(self._over_workers(self.objective).isfinite().all())
-        applied = self._apply(finite and math.isfinite(grad_norm))
+        applied = finite and math.isfinite(grad_norm)
+        with self.phase("optimizer step"):
+            if applied:
+                with nullcontext() if self.states is None else self.states.visit():
+                    self.scaler.step(self.optimizer)
+                self.scheduler.step()
+            self.scaler.update()
+            self.optimizer.zero_grad(set_to_none=True)
         overflow = finite and not applied and self.scaler.is_enabled()
         return Update(lr, grad_norm, applied, overflow)
 
+    def release_memory(self) -> None:
+        """See `Learner.release_memory`."""
+        release_memory()
+
+    def phase(self, name: str) -> AbstractContextManager[Any]:
+        """Entered around `forward`, `backward`, `clip` and `optimizer step`, where a subclass measures."""
+        return nullcontext()
+
     def _learn(self, piece: Piece) -> tuple[Metrics, TokenScores]:
         """Adds the gradients of a microbatch to those there; its loss, which keeps memory, does not outlive this."""
-        with torch.set_grad_enabled(piece.teaches):
+        with torch.set_grad_enabled(piece.teaches), self.phase("forward"):
             loss, metrics, scores = self._loss(piece)
         if piece.teaches:
-            self._backward(loss)
+            with self.phase("backward"):
+                self._backward(loss)
         return metrics, scores
 
     def _loss(self, piece: Piece) -> tuple[Tensor, Metrics, TokenScores]:
@@ -208,21 +216,6 @@ class Worker(PolicyWeights):
         total = value.clone()
         dist.all_reduce(total)
         return total
-
-    def _clip(self) -> float:
-        self.scaler.unscale_(self.optimizer)
-        limit = self.config.optimizer.clip_grad_norm or float("inf")
-        return clip_gradients(list(self.model.parameters()), limit)
-
-    def _apply(self, finite: bool) -> bool:
-        """Apply the gradient if it is finite. Returns whether it was."""
-        if finite:
-            with nullcontext() if self.states is None else self.states.visit():
-                self.scaler.step(self.optimizer)
-            self.scheduler.step()
-        self.scaler.update()
-        self.optimizer.zero_grad(set_to_none=True)
-        return finite
 
     def save(self, folder: Path, group: dist.ProcessGroup | None = None) -> Callable[[], None]:
         """As `Learner.save`, of this worker's part.

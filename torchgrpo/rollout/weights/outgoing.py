@@ -11,9 +11,12 @@ has it of an earlier push leaves it out; a new engine, or one that lost its weig
 import math
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+
+if TYPE_CHECKING:  # engines take weights in processes that have no learner
+    from torchgrpo.training.ranks import Ranks
 
 NamedTensors = Iterable[tuple[str, torch.Tensor]]
 
@@ -51,23 +54,6 @@ class Scorer(Protocol):
     @property
     def vocab_size(self) -> int: ...
     def score(self, sequences: Sequence[Sequence[int]], temperature: float = 1.0) -> list[list[float]]: ...
-
-
-class Learner(Scorer, Protocol):
-    """The learner as engines and the weight check see it: a part of `Learner`."""
-
-    @property
-    def optimizer_steps(self) -> int: ...
-    def publish(self) -> Sequence[PublishedTensor]: ...
-    @property
-    def ranks(self) -> "Ranks | None": ...
-    def release_memory(self) -> None: ...
-
-
-class Ranks(Protocol):
-    """The processes of a learner that has several, each with a shard of every tensor."""
-
-    def send(self, sender: "RankSender", version: int, engines: "Engines") -> None: ...
 
 
 @dataclass(frozen=True)
@@ -124,7 +110,7 @@ class Outgoing:
     """
 
     def __init__(
-        self, tensors: Sequence[PublishedTensor], ranks: Ranks | None = None, moved: Tally | None = None
+        self, tensors: Sequence[PublishedTensor], ranks: "Ranks | None" = None, moved: Tally | None = None
     ) -> None:
         self.tensors = tuple(tensors)
         self.ranks = ranks

@@ -8,8 +8,9 @@ import time
 from dataclasses import dataclass
 
 from torchgrpo.rollout.engines.sampler import WeightTarget
-from torchgrpo.rollout.weights.outgoing import Learner, Outgoing
+from torchgrpo.rollout.weights.outgoing import Outgoing
 from torchgrpo.rollout.weights.weight_check import WeightCheck
+from torchgrpo.training.learner import Learner
 
 
 @dataclass

@@ -28,10 +28,10 @@ from transformers import PreTrainedModel
 from config.schema.models import ModelConfig
 from torchgrpo.plan.microbatches import rows_at_a_time
 from torchgrpo.plan.plan import Plan
+from torchgrpo.records.batch import Batch, Scores, Tokens
 from torchgrpo.run.rehearsal.tracking import asks_device
 from torchgrpo.training import attention, learner_models, log_probs, model_loading, worker
 from torchgrpo.training.attention import Segments
-from torchgrpo.training.batch import Batch, Scores, Tokens
 
 aten = torch.ops.aten
 _WHOLE_NUMBERS = (torch.int64, torch.bool)

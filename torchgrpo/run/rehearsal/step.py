@@ -20,14 +20,13 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.flop_counter import FlopCounterMode
 
-import torchgrpo.training.grpo_loss  # noqa: F401  (here, for what a worker imports at its first step would get fake tensors)
 from torchgrpo.plan.plan import Plan, ReferencePlan
+from torchgrpo.records.batch import environment_tokens
 from torchgrpo.run.rehearsal.fakes import longest_rows, without_memory
 from torchgrpo.run.rehearsal.flops import Formulas, attention_flops, pairs_seen
 from torchgrpo.run.rehearsal.tracking import Held, Memory, Traffic
 from torchgrpo.run.rehearsal.watched import WatchedWorker, kinds_told
 from torchgrpo.training.aggregation import BatchTotals
-from torchgrpo.training.batch import environment_tokens
 from torchgrpo.training.learner_models import Models, make_models, make_sharded_models
 from torchgrpo.training.model_loading import load_model
 from torchgrpo.training.packing import pack

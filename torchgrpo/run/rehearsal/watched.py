@@ -13,14 +13,13 @@ from torch import Tensor
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
 from torchgrpo.plan.plan import Plan
+from torchgrpo.records.batch import Batch
 from torchgrpo.run.rehearsal.tracking import HOST, Memory
-from torchgrpo.training.batch import Batch
 from torchgrpo.training.host_states import HostStates
 from torchgrpo.training.learner_models import Models
 from torchgrpo.training.learner_state import optimizer_tensors
-from torchgrpo.training.loss_metrics import Metrics
 from torchgrpo.training.published_weights import pushed_tensors
-from torchgrpo.training.worker import Piece, TokenScores, Worker
+from torchgrpo.training.worker import Worker
 
 
 class WatchedWorker(Worker):
@@ -39,8 +38,7 @@ class WatchedWorker(Worker):
         """A first optimizer step, unwatched: the optimizer makes its states, and DTensor works out on whole tensors,
         which nobody holds, how Muon's operations are sharded."""
         self.make_gradients()
-        super()._clip()
-        super()._apply(finite=True)
+        self.update()
 
     def make_gradients(self) -> list[Tensor]:
         """Of every parameter that is trained."""
@@ -58,21 +56,8 @@ class WatchedWorker(Worker):
             else:
                 self.reference_log_prob(parts)
 
-    def _loss(self, piece: Piece) -> tuple[Tensor, Metrics, TokenScores]:
-        with self.watch("forward"):
-            return super()._loss(piece)
-
-    def _backward(self, loss: Tensor) -> None:
-        with self.watch("backward"):
-            super()._backward(loss)
-
-    def _clip(self) -> float:
-        with self.watch("clip"):
-            return super()._clip()
-
-    def _apply(self, finite: bool) -> bool:
-        with self.watch("optimizer step"):
-            return super()._apply(finite)
+    def phase(self, name: str) -> AbstractContextManager[Any]:
+        return self.watch(name)
 
 
 _MAKES = {

@@ -1,4 +1,4 @@
-"""The tensors of a batch, all of them declared: what a learner makes of groups, once, and works on.
+"""Tensors of a batch, all of them declared.
 
     groups ──collate──▶ Batch ──credit──▶ + advantage, mask ... ──step──▶ loss
 
@@ -7,12 +7,12 @@ left, responses on the right, with zeros. Masks go by length, never by the value
 """
 
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 
 import numpy as np
 import torch
-from tensordict import TensorClass, TensorDict, TensorDictBase
+from tensordict import TensorClass, TensorDict, TensorDictBase, lazy_stack
 from torch import Tensor
 
 from envs.group import FINISH_REASONS, OUTCOMES, Group, SampledCompletion, Verdict
@@ -111,10 +111,104 @@ class Batch(TensorClass):
         seen.tokens, seen.teacher_tokens = self.reference_tokens, None
         return seen
 
-    @property
-    def group_ids(self) -> list[int]:
-        """One a group, in the order of the rows."""
-        return list(dict.fromkeys(self.group_id[:, 0].tolist()))
+    def to_torchrl(self) -> TensorDictBase:
+        """The rows under the keys of TorchRL's LLM losses and transforms, [N], each as long as its tokens.
+
+        `tokens.{prompt,response,full}`, `masks.{all_attention_mask,all_assistant_mask}`, `log_probs.{response,full}`, 0
+        in the prompt; `next.{reward,done,terminated}`, `next.ref_log_probs.full` and `advantage` where they are there.
+        The assistant mask holds the tokens in the loss, before `credit` those that the model sampled.
+        """
+        return lazy_stack([_row_to_torchrl(row) for row in self.unbind(0)])
+
+    @classmethod
+    def from_torchrl(cls, rows: TensorDictBase) -> "Batch":
+        """The batch of rows [N] under TorchRL's keys; see `to_torchrl`.
+
+        They need `group_id`, `tokens.{prompt,response}`, `log_probs.response` and `next.reward`. Left out,
+        `masks.all_assistant_mask` is all of the response, `policy_version` 0, `finish_reason` stop, `temperature` 1.
+
+        Raises:
+            KeyError: a row lacks one of the keys that it needs.
+        """
+        each = rows.unbind(0)
+        batch = prompt_tensors(
+            [int(row["group_id"]) for row in each], [row["tokens", "prompt"].tolist() for row in each], 1
+        )
+        temperatures = [float(row.get("temperature", torch.ones(1))) for row in each]
+        batch.update(completion_tensors([_completion_from_torchrl(row) for row in each], temperatures))
+        scored = OUTCOMES.index("scored")
+        status = [int(row["next"].get("reward_status", torch.tensor(scored))) for row in each]
+        rewards = torch.stack([row["next", "reward"].reshape(1) for row in each]).float()
+        scores = {"reward": rewards, "reward_status": torch.tensor(status)[:, None]}
+        batch["next"] = TensorDict(scores, [len(each)])
+        made, response = cls.of(batch), batch["tokens", "response_mask"]
+        if all("advantage" in row for row in each):
+            made.advantage = torch.stack([row["advantage"][-1] for row in each])
+        if all(("next", "ref_log_probs", "full") in row.keys(True) for row in each):
+            full = [row["next", "ref_log_probs", "full"].tolist() for row in each]
+            behind = [values[len(row["tokens", "prompt"]) :] for values, row in zip(full, each, strict=True)]
+            made.ref_log_prob = _placed("f", behind, response)
+        return made
+
+    def trimmed(self) -> "Batch":
+        """The batch without the response columns that are padding in every row."""
+        longest = max(1, int(self.tokens.response_mask.sum(1).max()))
+        narrow: Batch = self.copy()
+        for ids in (narrow.tokens, narrow.teacher_tokens):
+            for name in _OF_RESPONSES if ids is not None else ():
+                setattr(ids, name, getattr(ids, name)[:, :longest])
+        narrow.sample_log_prob = self.sample_log_prob[:, :longest]
+        narrow.policy_version = self.policy_version[:, :longest]
+        return narrow
+
+
+def _row_to_torchrl(row: Batch) -> TensorDict:
+    """One row of `Batch.to_torchrl`."""
+    tokens, response = row.tokens, row.tokens.response_mask
+    prompt, written = tokens.prompt[tokens.prompt_mask], tokens.response[response]
+    in_prompt = torch.zeros(prompt.shape)
+
+    def full(values: Tensor) -> Tensor:
+        """Values [R] of the response behind zeros for the prompt."""
+        return torch.cat([in_prompt.to(values.dtype), values[response]])
+
+    ids = torch.cat([prompt, written])
+    made = {
+        "tokens": {"prompt": prompt, "response": written, "full": ids},
+        "masks": {
+            "all_attention_mask": torch.ones_like(ids, dtype=torch.bool),
+            "all_assistant_mask": full(tokens.loss_mask if row.mask is None else row.mask),
+        },
+        "log_probs": {"response": row.sample_log_prob[response], "full": full(row.sample_log_prob)},
+        "policy_version": row.policy_version[response],
+        "next": {
+            "reward": row.next.reward[None],
+            "reward_status": row.next.reward_status,
+            "done": torch.ones(1, dtype=torch.bool),
+            "terminated": torch.ones(1, dtype=torch.bool),
+        },
+        **{name: getattr(row, name) for name in ("group_id", "finish_reason", "temperature")},
+    }
+    if row.ref_log_prob is not None:
+        made["next"]["ref_log_probs"] = {"full": full(row.ref_log_prob)}
+    if row.advantage is not None:  # one number stands for all tokens of the row
+        made["advantage"] = (row.advantage if len(row.advantage) == 1 else full(row.advantage))[:, None]
+    return TensorDict(made)
+
+
+def _completion_from_torchrl(row: TensorDictBase) -> SampledCompletion:
+    response = row["tokens", "response"]
+    assistant = row.get(("masks", "all_assistant_mask"), None)
+    sampled = (
+        torch.ones_like(response, dtype=torch.bool) if assistant is None else assistant[-len(response) :]
+    )
+    return SampledCompletion(
+        response.tolist(),
+        row["log_probs", "response"].tolist(),
+        row.get("policy_version", torch.zeros_like(response)).tolist(),
+        FINISH_REASONS[int(row.get("finish_reason", torch.zeros(1)))],
+        sampled.tolist(),
+    )
 
 
 def environment_tokens(tokens: Tokens, mask: Tensor) -> Tensor:
@@ -224,14 +318,3 @@ def _drawn(completions: Sequence[SampledCompletion], response_mask: Tensor) -> T
         if one.sampled:
             drawn[row, : len(one.sampled)] = torch.tensor(one.sampled)
     return drawn
-
-
-def sampled_tokens(batch: Batch, groups: Sequence[Group], version: int) -> Mapping[str, Tensor]:
-    """Masks [N, R] of the tokens in the loss that `version` sampled, by the engine's name."""
-    assert batch.mask is not None
-    own = batch.mask & (batch.policy_version == version)
-    engines = [one.engine for group in groups for one in group.completions]
-    return {
-        name: own & torch.tensor([engine == name for engine in engines], device=own.device)[:, None]
-        for name in sorted(set(engines))
-    }
