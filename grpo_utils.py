@@ -9,7 +9,7 @@ from pathlib import Path
 from config.cli.command_line import command_line
 from config.schema.config import Config
 from config.schema.errors import RunOutcome
-from torchgrpo.run.jobs import run_job
+from torchgrpo.run.job import run_job
 from torchgrpo.run.overlapped import ScheduleType
 from torchgrpo.run.stop import Stop
 from torchgrpo.run.sweep import reported
@@ -21,8 +21,8 @@ def launch(train: Callable[[ScheduleType], None], schedule: type[ScheduleType]) 
     train: the script's loop. schedule: what the loop works with.
     """
 
-    def job(config: Config, run_dir: Path, begun: Callable[[], None]) -> RunOutcome:
-        return run_job(config, run_dir, train, schedule, begun)
+    def job(config: Config, run_dir: Path, on_start: Callable[[], None]) -> RunOutcome:
+        return run_job(config, run_dir, train, schedule, on_start)
 
     Stop().watch()
     with reported():

@@ -33,8 +33,8 @@ from torchgrpo.rollout.engines.sampler import WeightTarget
 from torchgrpo.rollout.engines.supervisor import PoolSettings
 from torchgrpo.rollout.engines.vllm_engine import VLLMEngine
 from torchgrpo.rollout.engines.vllm_settings import VLLMSettings
+from torchgrpo.rollout.weights.host_copy import HostCopy, ObjectStore, SharedMemory, Transport
 from torchgrpo.rollout.weights.outgoing import Outgoing
-from torchgrpo.rollout.weights.transports import HostCopy, ObjectStore, SharedMemory, Transport
 from torchgrpo.training.adapters import add_lora
 from torchgrpo.training.published_weights import PolicyWeights, made, named_weights
 

@@ -35,7 +35,7 @@ from torchgrpo.rollout.engines.sampler import Engine, Request, generate
 from torchgrpo.rollout.engines.supervisor import PoolSettings
 from torchgrpo.rollout.engines.vllm_engine import VLLMEngine
 from torchgrpo.rollout.engines.vllm_settings import VLLMSettings
-from torchgrpo.rollout.weights.transports import SharedMemory, Transport
+from torchgrpo.rollout.weights.host_copy import SharedMemory, Transport
 
 
 def make_requests(options: argparse.Namespace, vocabulary: int) -> list[Request]:

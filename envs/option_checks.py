@@ -12,7 +12,7 @@ from envs.prompts import PromptSource
 from envs.rewards import find_rewards, find_second_opinion
 from envs.task import Task, make_task
 from envs.teacher_prompt import teacher_prompt
-from envs.tools.tool import find_tools
+from envs.tool_calls import find_tools
 from envs.user_code import is_own
 
 

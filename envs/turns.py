@@ -18,7 +18,7 @@ from config.schema.errors import ConfigError
 from envs.chat_template import render_chat
 from envs.control_tokens import control_tokens
 from envs.example import SYSTEM_ROLES, Example, Mixed
-from envs.tools.tool import Tool, instructions, make_tools
+from envs.tool_calls import Tool, instructions, make_tools
 
 _MARK = "the-turn-goes-here"
 

@@ -16,7 +16,7 @@ IMPORTED = (
     "torchgrpo.run.evaluation",
     "torchgrpo.training.checkpoint",
     "torchgrpo.training.grpo_loss",
-    "torchgrpo.training.local_learner",
+    "torchgrpo.training.learner",
     "torchgrpo.training.model_writer",
     "transformers.models.llama.modeling_llama",
 )

@@ -12,7 +12,7 @@ from config.schema.config import Config
 from tests.scripts import callback_of, configured
 from torchgrpo.records.rollout import Rollout
 from torchgrpo.run.callbacks import Checkpoints
-from torchgrpo.run.jobs import run_job
+from torchgrpo.run.job import run_job
 from torchgrpo.run.overlapped import Overlapped
 from torchgrpo.run.run import Run
 

@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 import grpo
 from config.run_folder.checkpoints import checkpoint_path
 from tests.scripts import SCHEDULE_OF, configured, rows, without_clocks
-from torchgrpo.run.jobs import run_job
+from torchgrpo.run.job import run_job
 from torchgrpo.training.checkpoint import LEARNER
 from torchgrpo.training.tensor_files import saved_tensors
 

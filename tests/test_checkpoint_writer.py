@@ -15,7 +15,7 @@ from config.schema.train import TrainConfig
 from tests.recorded_runs import assert_same_run
 from tests.scripts import ROOT, configured, rows, start, wait_for, without_clocks
 from torchgrpo.run.checkpoint_writer import CheckpointWriter
-from torchgrpo.run.jobs import run_job
+from torchgrpo.run.job import run_job
 from torchgrpo.run.lockstep import Lockstep
 from torchgrpo.training.checkpoint import LEARNER
 from torchgrpo.training.tensor_files import saved_tensors, write_tensors

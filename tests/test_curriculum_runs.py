@@ -11,7 +11,7 @@ from config.schema.errors import ConfigError
 from tests.killed_runs import CURRICULUM
 from tests.scripts import SCHEDULE_OF, configured, rows
 from torchgrpo.monitoring.metric_table import pattern_of
-from torchgrpo.run.jobs import run_job
+from torchgrpo.run.job import run_job
 from torchgrpo.run.lockstep import Lockstep
 
 SMALL = ("env.num_envs=4", "env.repeats=4", "train.total_dialog_turns=96", "train.checkpoint_frequency=2")

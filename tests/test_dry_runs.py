@@ -28,7 +28,7 @@ from torchgrpo.plan.machine import installed_vllm
 from torchgrpo.plan.model_shape import KNOWN
 from torchgrpo.plan.weight_bounds import BOUNDS
 from torchgrpo.records.rollout import Rollout
-from torchgrpo.run.jobs import run_job
+from torchgrpo.run.job import run_job
 from torchgrpo.run.overlapped import Schedule
 from torchgrpo.training.checkpoint import Saved, load_checkpoint
 

@@ -25,7 +25,7 @@ from torchgrpo.records.rollout import Rollout
 from torchgrpo.rollout.engines.transformers_engine import TransformersEngine
 from torchgrpo.run.build import build
 from torchgrpo.run.callbacks import Checkpoints, Evaluations
-from torchgrpo.run.jobs import run_job
+from torchgrpo.run.job import run_job
 from torchgrpo.run.lockstep import Lockstep
 from torchgrpo.run.resume import find
 from torchgrpo.run.run import Run

@@ -12,15 +12,17 @@ from tests.scripts import configured
 from tests.tiny import EOS, tiny_llama
 from torchgrpo.cluster import runtime
 from torchgrpo.cluster.runtime import Place
+from torchgrpo.plan.devices import TRANSPORTS
 from torchgrpo.plan.machine import Machine, installed_vllm
 from torchgrpo.plan.make_plan import make_plan
 from torchgrpo.plan.plan import Plan
+from torchgrpo.rollout.engines.backends.vllm import vllm_settings
 from torchgrpo.rollout.engines.transformers_engine import TransformersEngine
 from torchgrpo.rollout.engines.vllm_settings import AdapterShape
+from torchgrpo.rollout.weights.host_copy import ObjectStore, SharedMemory
 from torchgrpo.rollout.weights.outgoing import NamedTensors, ReadyTensor
 from torchgrpo.rollout.weights.push import Weights
-from torchgrpo.rollout.weights.transports import TRANSPORTS, ObjectStore, SharedMemory
-from torchgrpo.run.engines import adapter_shape, build_weights, engine_places, vllm_settings
+from torchgrpo.run.engines import adapter_shape, build_weights, engine_places
 from torchgrpo.training.adapters import linear_names
 from torchgrpo.training.model_loading import load_model
 from torchgrpo.training.published_weights import PolicyWeights, pushed_tensors
@@ -141,7 +143,7 @@ def test_only_vllms_full_weights_travel_natively(change: str) -> None:
         config.ray.enabled = len(ids) == 1
         plan = gpu_plan(config, ids, vllm=None if change == "no vLLM" else "0.32.0")
         assert plan.transport == "shared_memory"
-        transport = TRANSPORTS[plan.transport](plan)
+        transport = TRANSPORTS.load(plan.transport)(plan)
         assert transport.direct is None and isinstance(transport.copy, SharedMemory)
         built = build_weights(
             config, PolicyWeights(tiny_llama(), pushed_tensors(config, plan)), Noting(), plan
@@ -200,12 +202,12 @@ def test_engines_on_a_cluster_reach_the_learner_at_its_nodes_address(monkeypatch
         config.ray.address = cluster
         plan = gpu_plan(config, ("0", "1"))
         assert plan.transport == "nccl"
-        transport = TRANSPORTS[plan.transport](plan)
+        transport = TRANSPORTS.load(plan.transport)(plan)
         assert isinstance(transport.direct, NativeTransfer) and isinstance(transport.copy, copy)
         assert transport.direct.address() == address
         config.train_model.num_devices = 2
         plan = gpu_plan(config, ("0", "1", "2"))
-        transport = TRANSPORTS[plan.transport](plan)
+        transport = TRANSPORTS.load(plan.transport)(plan)
         assert isinstance(transport.direct, TransferFromRanks), "the same, in the first rank"
         assert isinstance(transport.direct.transfer, NativeTransfer)
         assert transport.direct.transfer.address() == address

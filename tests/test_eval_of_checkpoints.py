@@ -14,7 +14,7 @@ from tests.recorded_runs import ADAPTER, EVERY_SECOND, SETS, SMALL
 from tests.scripts import configured, ran, rows
 from tests.tiny import resized_quickstart
 from torchgrpo.plan.machine import installed_vllm
-from torchgrpo.run.jobs import run_job
+from torchgrpo.run.job import run_job
 from torchgrpo.run.lockstep import Lockstep
 from torchgrpo.training.model_loading import load_tokenizer
 

@@ -18,7 +18,7 @@ from tests.recorded_runs import SETS as HELD_OUT
 from tests.saved import saved_model
 from tests.scripts import callback_of, configured, rows, without_clocks
 from torchgrpo.run.callbacks import Evaluations
-from torchgrpo.run.jobs import run_job
+from torchgrpo.run.job import run_job
 from torchgrpo.run.lockstep import Lockstep
 from torchgrpo.run.overlapped import Overlapped
 

@@ -14,7 +14,7 @@ from tests.saved import saved_model
 from tests.scripts import ROOT, configured
 from tests.test_curriculum_runs import MIXED, ONE, SMALL
 from tests.test_sampling import DYNAMIC
-from torchgrpo.run.jobs import run_job
+from torchgrpo.run.job import run_job
 from torchgrpo.run.lockstep import Lockstep
 
 SAMPLING = (*DYNAMIC, "env.oversample=6", "inference_model.temperature_end=0.8")

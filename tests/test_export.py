@@ -19,7 +19,7 @@ from config.cli.differences import overrides
 from config.schema.errors import ConfigError
 from tests.scripts import ENVIRONMENT, ROOT, callback_of, configured, ended, ran, rows, start, wait_for
 from torchgrpo.run.callbacks import Evaluations
-from torchgrpo.run.jobs import run_job
+from torchgrpo.run.job import run_job
 from torchgrpo.run.lockstep import Lockstep
 
 SMALL = ("env.num_envs=4", "env.repeats=4", "train.total_dialog_turns=64", "train.checkpoint_frequency=1")

@@ -128,8 +128,8 @@ def test_a_tracker_never_hurts_a_run(fault: str, untracked: Path, tmp_path: Path
     run_dir, script = tmp_path / "run", tmp_path / "with_a_bad_tracker.py"
     script.write_text(
         f"import runpy, sys, time\nsys.path.insert(0, {str(ROOT)!r})\n"
-        "from torchgrpo.monitoring import trackers\nfrom torchgrpo.monitoring.tracker_kinds import TensorBoard\n"
-        "trackers.CLOSE_S, trackers.QUEUED = 1.0, 8\n"
+        "from torchgrpo.monitoring import tracking\nfrom torchgrpo.monitoring.trackers.tensorboard import TensorBoard\n"
+        "tracking.CLOSE_S, tracking.QUEUED = 1.0, 8\n"
         f"{TRACKERS[fault]}runpy.run_path('grpo.py', run_name='__main__')\n"
     )
     process = start(str(script), run_dir, *STEPS, "logging.backend=tensorboard")
@@ -147,7 +147,7 @@ def test_a_run_goes_on_without_the_server_of_wandb(untracked: Path, tmp_path: Pa
     run_dir, script = tmp_path / "run", tmp_path / "with_less_patience.py"
     script.write_text(
         f"import runpy, sys\nsys.path.insert(0, {str(ROOT)!r})\n"
-        "from torchgrpo.monitoring import tracker_kinds\ntracker_kinds.REACH_S = 1.0\n"
+        "from torchgrpo.monitoring.trackers import wandb\nwandb.REACH_S = 1.0\n"
         "runpy.run_path('grpo.py', run_name='__main__')\n"
     )
     with socket.socket() as listener:

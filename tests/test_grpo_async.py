@@ -18,10 +18,11 @@ from tests.processes import engine_processes
 from tests.rollout.pool_engines import HandCarried
 from tests.scripts import callback_of, configured, finish, rows, start, wait_for, without_clocks
 from torchgrpo.records.rollout import Rollout
-from torchgrpo.rollout.weights.transports import TRANSPORTS, SharedMemory, Transport
+from torchgrpo.rollout.weights.host_copy import SharedMemory, Transport
+from torchgrpo.rollout.weights.transports import shared_memory
 from torchgrpo.run.build import build
 from torchgrpo.run.callbacks import Evaluations
-from torchgrpo.run.jobs import run_job
+from torchgrpo.run.job import run_job
 from torchgrpo.run.lockstep import Lockstep
 from torchgrpo.run.overlapped import Overlapped
 
@@ -141,7 +142,7 @@ def hand_carried(
 ) -> None:
     """A pretended native transfer in the place of shared memory, which holds the copy beside it."""
     direct = HandCarried("load", before)
-    monkeypatch.setitem(TRANSPORTS, "shared_memory", lambda plan: Transport(SharedMemory(), direct))
+    monkeypatch.setattr(shared_memory, "make_transport", lambda plan: Transport(SharedMemory(), direct))
 
 
 def kill_the_engine(others: set[int]) -> None:

@@ -15,7 +15,7 @@ import grpo
 from tests.scripts import configured, ran
 from tests.tiny import resized_quickstart, tiny_mixture
 from torchgrpo.plan.machine import installed_vllm
-from torchgrpo.run.jobs import run_job
+from torchgrpo.run.job import run_job
 from torchgrpo.run.lockstep import Lockstep
 from torchgrpo.training import model_writer, tensor_writer
 

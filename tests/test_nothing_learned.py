@@ -9,7 +9,7 @@ import pytest
 import grpo
 from config.schema.errors import RunError
 from tests.scripts import configured, ran, rows
-from torchgrpo.run.jobs import run_job
+from torchgrpo.run.job import run_job
 from torchgrpo.run.lockstep import Lockstep
 
 SMALL = ("env.num_envs=4", "env.repeats=4", "train.checkpoint_frequency=0")

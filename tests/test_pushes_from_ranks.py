@@ -18,8 +18,8 @@ from torchgrpo.plan.machine import installed_vllm
 from torchgrpo.rollout.engines.pool import RayPool
 from torchgrpo.rollout.engines.sampler import generate
 from torchgrpo.rollout.weights.from_ranks import TransferFromRanks
+from torchgrpo.rollout.weights.host_copy import SharedMemory, Transport
 from torchgrpo.rollout.weights.outgoing import Engines, Outgoing
-from torchgrpo.rollout.weights.transports import SharedMemory, Transport
 from torchgrpo.training.learner import Learner
 from torchgrpo.training.ranks import Ranks
 

@@ -10,7 +10,7 @@ import grpo
 from config.run_folder.checkpoints import checkpoint_path
 from config.schema.errors import ConfigError
 from tests.scripts import configured, rows, without_clocks
-from torchgrpo.run.jobs import run_job
+from torchgrpo.run.job import run_job
 from torchgrpo.run.lockstep import Lockstep
 from torchgrpo.training.checkpoint import LEARNER
 from torchgrpo.training.tensor_files import saved_tensors

@@ -11,7 +11,7 @@ from config.run_folder.checkpoints import newest_checkpoint
 from config.schema.errors import RankLost
 from tests.killed_ranks import Killer
 from tests.scripts import configured, rows, without_clocks
-from torchgrpo.run.jobs import run_job
+from torchgrpo.run.job import run_job
 from torchgrpo.run.lockstep import Lockstep
 from torchgrpo.run.overlapped import Overlapped
 

@@ -34,7 +34,7 @@ from tests.scripts import (
 from tests.tiny import resized_quickstart
 from torchgrpo.plan.disk import checkpoint_bytes
 from torchgrpo.plan.model_shape import find_shape
-from torchgrpo.run.jobs import run_job
+from torchgrpo.run.job import run_job
 from torchgrpo.run.lockstep import Lockstep
 from torchgrpo.run.overlapped import Overlapped
 from torchgrpo.run.resume import (

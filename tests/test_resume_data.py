@@ -9,7 +9,7 @@ import grpo
 import grpo_async
 from config.schema.errors import ConfigError
 from tests.scripts import SCHEDULE_OF, configured, rows
-from torchgrpo.run.jobs import run_job
+from torchgrpo.run.job import run_job
 
 SMALL = ("env.num_envs=4", "env.repeats=2", "train.checkpoint_frequency=2", "env.dataset=jsonl")
 SCRIPTS = {"grpo.py": grpo, "grpo_async.py": grpo_async}

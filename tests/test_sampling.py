@@ -10,7 +10,7 @@ import grpo_async
 from tests.scripts import SCHEDULE_OF, configured, rows
 from torchgrpo.records.rollout import Rollout
 from torchgrpo.run.build import build
-from torchgrpo.run.jobs import run_job
+from torchgrpo.run.job import run_job
 from torchgrpo.run.lockstep import Lockstep
 
 SMALL = ("env.num_envs=8", "env.repeats=4", "train.total_dialog_turns=96", "policy.kl_coef=0")

@@ -12,7 +12,7 @@ import grpo_async
 from config.run_folder.checkpoints import checkpoint_path
 from tests.doctor.running import run
 from tests.scripts import configured, rows, without_clocks
-from torchgrpo.run.jobs import run_job
+from torchgrpo.run.job import run_job
 from torchgrpo.run.lockstep import Lockstep
 from torchgrpo.training.checkpoint import load_checkpoint
 

@@ -9,7 +9,7 @@ import pytest
 import grpo
 import grpo_async
 from tests.scripts import SCHEDULE_OF, configured, rows
-from torchgrpo.run.jobs import run_job
+from torchgrpo.run.job import run_job
 
 TURNS = ("env.max_steps=2", "env.reasoning=true", "env.reasoning_prompt='?'", "inference_model.max_tokens=16")
 SMALL = ("env.num_envs=4", "env.repeats=4", "train.total_dialog_turns=64")

@@ -8,7 +8,7 @@ import pytest
 import grpo
 from tests.scripts import configured, finish, ran, rows, start
 from torchgrpo.plan.machine import installed_vllm
-from torchgrpo.run.jobs import run_job
+from torchgrpo.run.job import run_job
 from torchgrpo.run.lockstep import Lockstep
 
 pytestmark = [pytest.mark.skipif(installed_vllm() is None, reason="vLLM is not installed")]

@@ -16,15 +16,12 @@ from config.schema.machine import MachineConfig
 from config.schema.models import ModelConfig, RefModelConfig, TrainModelConfig
 from config.schema.optimizer import OptimizerConfig
 from config.schema.policy import PolicyConfig
+from config.schema.registry import Registry
 from config.schema.rollouts import RolloutsConfig
 from config.schema.train import TrainConfig
 from config.schema.values import one_of
 
-JOBS = (
-    *("train", "plan", "rehearse", "rewards", "eval", "export"),
-    *("report", "doctor", "rollouts", "replay"),
-)
-"""What `run=` names."""
+JOBS = Registry("run", "torchgrpo.run.jobs", "run_job")
 
 
 @dataclass
@@ -64,7 +61,7 @@ class Config:
     """run=export: a hub name, USER/NAME, that the folder is uploaded to as well. It is private where it is new."""
 
     def __post_init__(self) -> None:
-        one_of("run", self.run, JOBS)
+        JOBS.check(self.run)
         one_of("device", self.device, ("auto", "cuda", "cpu"))
 
     @property

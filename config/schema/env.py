@@ -8,9 +8,10 @@ from omegaconf import MISSING
 
 from config.schema.curriculum import CurriculumConfig
 from config.schema.errors import ConfigError
+from config.schema.registry import Registry
 from config.schema.values import above_0, at_least, check_fields, is_share, one_of
 
-TOOLS = {"calculator": "envs.tools.calculator:calculator", "python": "envs.tools.python:PythonTool"}
+TOOLS = Registry("env.tools", "envs.tools", "tool")
 """Name of a tool and where it is; those of a user are named module:function or module:Class."""
 
 
@@ -183,10 +184,10 @@ class EnvConfig:
             )
 
     def _check_turns(self) -> None:
-        unknown = [tool for tool in self.tools if tool not in TOOLS and ":" not in tool]
+        unknown = [tool for tool in self.tools if tool not in TOOLS.names and ":" not in tool]
         if unknown:
             raise ConfigError(
-                f"env.tools={unknown}: choose from {', '.join(TOOLS)}; one of your own is named module:function"
+                f"env.tools={unknown}: choose from {', '.join(TOOLS.names)}; one of your own is named module:function"
             )
         replies = self.reasoning or self.tools
         at_least("env.max_steps", self.max_steps, 1)

@@ -5,14 +5,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from config.schema.errors import ConfigError
+from config.schema.registry import Registry
 from config.schema.values import above_0, check_fields, one_of
 
 CHOICES: dict[str, tuple[str, ...]] = {
-    "backend": ("auto", "vllm", "transformers"),
     "update": ("keep", "wait", "abort"),
     "lora": ("merge", "adapter"),
     "dtype": ("auto", "float32", "bfloat16", "float16"),
 }
+ENGINES = Registry("inference_model.backend", "torchgrpo.rollout.engines.backends", "engine_factory")
 POSITIVE = ("num_devices", "tensor_parallel_size", "max_tokens", "start_timeout_s", "request_timeout_s")
 SHARES = ("gpu_memory_utilization", "top_p", "temperature_end_at")
 POSITIVE_OR_NULL = (
@@ -79,6 +80,7 @@ class InferenceModelConfig:
     """Seconds that one group may take; then its engine counts as hung and is replaced."""
 
     def __post_init__(self) -> None:
+        ENGINES.check(self.backend, "auto")
         for key, known in CHOICES.items():
             one_of(f"inference_model.{key}", vars(self)[key], known)
         check_fields("inference_model", self, POSITIVE, above_0, "must be above 0")

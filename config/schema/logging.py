@@ -4,7 +4,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from config.schema.errors import ConfigError
+from config.schema.registry import Registry
 from config.schema.values import at_least, one_of
+
+TRACKERS = Registry("logging.backend", "torchgrpo.monitoring.trackers", "OPEN")
 
 
 @dataclass
@@ -33,7 +36,7 @@ class LoggingConfig:
         at_least("logging.rollouts_gb", self.rollouts_gb, 0)
         names = self._named()
         for name in names or [self.backend]:
-            one_of("logging.backend", name, ("none", "wandb", "tensorboard", "mlflow", "trackio"))
+            TRACKERS.check(name, "none")
         if "none" in names and len(names) > 1:
             raise ConfigError(f"logging.backend={self.backend!r}: `none` goes with no other tracker")
 

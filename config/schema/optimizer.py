@@ -3,12 +3,13 @@
 from dataclasses import dataclass, field
 
 from config.schema.errors import ConfigError
+from config.schema.registry import Registry
 from config.schema.values import above_0, check_fields, is_share, one_of
 
 CHOICES: dict[str, tuple[str, ...]] = {
-    "name": ("adamw", "muon_adamw"),
     "schedule": ("constant", "linear", "cosine"),
 }
+OPTIMIZERS = Registry("optimizer.name", "torchgrpo.training.optimizers", "make_members")
 NOT_NEGATIVE = ("lr", "weight_decay", "eps", "warmup_steps", "muon_lr")
 SHARES = ("warmup_fraction", "min_lr_fraction", "muon_momentum")
 
@@ -48,6 +49,7 @@ class OptimizerConfig:
     """Share of the peak that the decay ends at."""
 
     def __post_init__(self) -> None:
+        OPTIMIZERS.check(self.name)
         for key, known in CHOICES.items():
             one_of(f"optimizer.{key}", vars(self)[key], known)
         check_fields("optimizer", self, NOT_NEGATIVE, lambda value: value >= 0, "must be 0 or above")

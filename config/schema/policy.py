@@ -15,6 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from config.schema import policy_rules as rules
 from config.schema.errors import ConfigError
+from config.schema.registry import Registry
 from config.schema.trust_region import TrustRegion
 
 PRESETS = Path(__file__).parents[1] / "policy"
@@ -23,6 +24,8 @@ AGGREGATIONS = (
     "token_mean", "sequence_mean", "sequence_sum", "constant_length", "constant_length_sum", "pass_mean",
     "length_weighted", "padded_mean", "token_sum",
 )  # fmt: skip
+
+OBJECTIVES = Registry("policy.objective", "torchgrpo.training.objectives", "TERM")
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "reward_parts": ("together", "apart"),
@@ -38,7 +41,6 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "whiten_epsilon_rule": ("add", "clamp", "inside"),
     "ratio": ("token", "sequence", "sequence_token", "none"),
     "old_log_prob": ("engine", "trainer"),
-    "objective": ("clip", "cispo", "clamp", "soft_clip", "geometric", "vespo", "none"),
     "select_tokens": ("none", "top_entropy", "clip_covariance", "kl_covariance"),
     "aggregation": AGGREGATIONS,
     "distill_log_prob": ("old", "current"),
@@ -240,7 +242,7 @@ class PolicyConfig:
     """Rounds of replacement for one batch; after them it trains on what there is."""
 
     def __post_init__(self) -> None:
-        for key, known in CHOICES.items():
+        for key, known in {**CHOICES, "objective": OBJECTIVES.names}.items():
             value = getattr(self, key)
             if value not in known:
                 raise ConfigError(

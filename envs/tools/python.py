@@ -5,7 +5,7 @@ import threading
 from config.schema.env import EnvConfig
 from envs.sandbox.choice import Programs, check_sandbox, make_sandbox
 from envs.sandbox.sandbox import Run
-from envs.tools.tool import shortened
+from envs.tool_calls import shortened
 
 
 class _Own(threading.local):
@@ -57,3 +57,6 @@ def _told(run: Run) -> str:
         return f"{printed}\nstopped: {run.status}".strip()
     error = run.stderr.decode("utf-8", "replace").strip().splitlines()
     return f"{printed}\n{error[-1] if error else f'exit code {run.code}'}".strip()
+
+
+tool = PythonTool

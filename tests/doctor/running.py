@@ -11,7 +11,7 @@ from config.run_folder.folders import SETTINGS, SETTINGS_FILES
 from config.schema.errors import RunError
 from tests.composed import composed
 from tests.scripts import QUICK, SCHEDULE_OF
-from torchgrpo.run.jobs import run_job
+from torchgrpo.run.job import run_job
 
 
 def run(run_dir: Path, *overrides: str, script: ModuleType = grpo) -> str | None:

@@ -17,7 +17,7 @@ from envs.group import FinishReason, SampledCompletion, Sampling, Verdict
 from envs.judging.service import RewardService
 from envs.prompt_length import PromptLimit
 from envs.task import Completion, Example, Reward, Task
-from envs.tools.tool import Tool
+from envs.tool_calls import Tool
 from envs.turns import Conversation
 from torchgrpo.rollout.engines.sampler import Request
 from torchgrpo.rollout.generate import Generation

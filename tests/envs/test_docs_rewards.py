@@ -18,7 +18,7 @@ from envs.judging.outcome import judged as judged_here
 from envs.judging.service import RewardService
 from envs.rewards import known_rewards
 from envs.task import Completion, checked_examples, known_tasks, make_task
-from envs.tools.tool import make_tools
+from envs.tool_calls import make_tools
 from tests.scripts import ENVIRONMENT, ROOT, ended
 
 PAGES = {

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from config.schema.env import EnvConfig
 from config.schema.errors import ConfigError
 from envs.task import Example
-from envs.tools.tool import LONGEST, Tool
+from envs.tool_calls import LONGEST, Tool
 from envs.turns import Conversation, ThinkAgain, make_repliers, with_instructions
 from tests.tiny import numbered_examples
 

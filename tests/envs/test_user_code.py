@@ -16,7 +16,7 @@ from envs.judging.service import RewardService
 from envs.option_checks import option_problems
 from envs.prompts import PromptQueue, PromptSource
 from envs.task import Completion, checked_examples, make_task
-from envs.tools.tool import find_tools, instructions, make_tools
+from envs.tool_calls import find_tools, instructions, make_tools
 from envs.turns import Conversation, make_repliers, with_instructions
 from tests.logged import Logged
 from tests.scripts import ENVIRONMENT, ROOT, configured, ended, rows

@@ -15,7 +15,7 @@ import grpo
 import torchgrpo.rollout.stream
 import torchgrpo.run.engines
 import torchgrpo.run.evaluation
-import torchgrpo.training.local_learner  # noqa: F401
+import torchgrpo.training.learner  # noqa: F401
 from grpo_utils import launch
 from torchgrpo.run.lockstep import Lockstep
 

@@ -15,7 +15,7 @@ from config.schema.logging import LoggingConfig
 from tests.scripts import ENVIRONMENT, ROOT, SCHEDULE_OF, configured
 from tests.terminal import OnATerminal, Terminal
 from torchgrpo.monitoring.progress import Progress, clock, printable
-from torchgrpo.run.jobs import run_job
+from torchgrpo.run.job import run_job
 
 SHOW = """
 import subprocess, sys, time

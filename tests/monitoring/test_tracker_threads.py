@@ -8,8 +8,8 @@ import pytest
 
 from config.schema.errors import RunOutcome
 from torchgrpo.monitoring import trackers
-from torchgrpo.monitoring.tracker_kinds import ShownCompletion
-from torchgrpo.monitoring.trackers import FAILURES, QUEUED, Trackers
+from torchgrpo.monitoring.tracker import ShownCompletion
+from torchgrpo.monitoring.tracking import FAILURES, QUEUED, Trackers
 
 
 class Fake:

@@ -16,8 +16,8 @@ from tests.scripts import ENVIRONMENT, ROOT, begin
 from torchgrpo.monitoring.metrics_file import MetricsFile
 from torchgrpo.monitoring.monitor import Monitor
 from torchgrpo.monitoring.progress import Progress
-from torchgrpo.monitoring.tracker_kinds import Wandb
-from torchgrpo.monitoring.trackers import make_tracker
+from torchgrpo.monitoring.trackers.wandb import Wandb
+from torchgrpo.monitoring.tracking import make_tracker
 
 
 @pytest.mark.long
@@ -116,10 +116,11 @@ ONLINE = """
 import sys
 from pathlib import Path
 from config.schema.logging import LoggingConfig
-from torchgrpo.monitoring import tracker_kinds, trackers
+from torchgrpo.monitoring import tracking
+from torchgrpo.monitoring.trackers import wandb
 
-tracker_kinds.REACH_S = 1.0  # not the 12 of a run
-tracker = trackers.make_tracker(LoggingConfig(backend="wandb", mode="online"), Path(sys.argv[1]), {})
+wandb.REACH_S = 1.0  # not the 12 of a run
+tracker = tracking.make_tracker(LoggingConfig(backend="wandb", mode="online"), Path(sys.argv[1]), {})
 tracker.metrics({"reward/mean": 0.5}, 1)
 tracker.close("finished")
 print("\\n".join(tracker.told()), file=sys.stderr)

@@ -16,7 +16,7 @@ from torchgrpo.plan.make_plan import make_plan
 from torchgrpo.plan.memory import reference_bytes
 from torchgrpo.plan.model_shape import GIB
 from torchgrpo.plan.plan import Plan
-from torchgrpo.run.jobs import run_job
+from torchgrpo.run.job import run_job
 from torchgrpo.run.lockstep import Lockstep
 from torchgrpo.run.rehearsal.report import report, too_large
 from torchgrpo.run.rehearsal.roofline import seconds, theory

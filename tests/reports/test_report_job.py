@@ -11,7 +11,7 @@ import grpo
 from config.schema.errors import ConfigError
 from tests.reports.made_run import Made, make_run
 from tests.scripts import ROOT, configured
-from torchgrpo.run.jobs import run_job
+from torchgrpo.run.job import run_job
 from torchgrpo.run.lockstep import Lockstep
 from torchgrpo.run.report import ReportWriter
 

@@ -17,7 +17,7 @@ from torchgrpo.rollout.engines.sampler import Engine, Request, Response, Stepped
 from torchgrpo.rollout.engines.supervisor import PoolSettings
 from torchgrpo.rollout.engines.vllm_engine import VLLMEngine
 from torchgrpo.rollout.engines.vllm_settings import VLLMSettings
-from torchgrpo.rollout.weights.transports import SharedMemory, Transport
+from torchgrpo.rollout.weights.host_copy import SharedMemory, Transport
 
 VOCAB = 320
 EOS = 2

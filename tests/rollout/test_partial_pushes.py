@@ -16,8 +16,8 @@ from torchgrpo.plan.machine import installed_vllm
 from torchgrpo.rollout.engines.sampler import WeightTarget
 from torchgrpo.rollout.engines.transformers_engine import TransformersEngine
 from torchgrpo.rollout.engines.vllm_engine import VLLMEngine
+from torchgrpo.rollout.weights.host_copy import HostCopy, ObjectStore, SharedMemory, Transport
 from torchgrpo.rollout.weights.outgoing import Engines, Outgoing, Tally, _part, nbytes
-from torchgrpo.rollout.weights.transports import HostCopy, ObjectStore, SharedMemory, Transport
 from torchgrpo.training.published_weights import PolicyWeights, made, named_weights
 
 needs_vllm = pytest.mark.skipif(installed_vllm() is None, reason="vLLM is not installed")

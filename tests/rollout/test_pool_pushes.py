@@ -20,8 +20,8 @@ from torchgrpo.rollout.engines.host import WeightHandle
 from torchgrpo.rollout.engines.pool import RayPool
 from torchgrpo.rollout.engines.remote_calls import EngineLost
 from torchgrpo.rollout.engines.sampler import generate
+from torchgrpo.rollout.weights.host_copy import ObjectStore, SharedMemory, Transport
 from torchgrpo.rollout.weights.outgoing import Outgoing
-from torchgrpo.rollout.weights.transports import ObjectStore, SharedMemory, Transport
 
 pytestmark = pytest.mark.long
 

@@ -21,8 +21,8 @@ from torchgrpo.plan.machine import installed_vllm
 from torchgrpo.rollout.engines.sampler import Request, Response
 from torchgrpo.rollout.engines.vllm_engine import VLLMEngine
 from torchgrpo.rollout.engines.vllm_settings import import_in_thread
+from torchgrpo.rollout.weights.host_copy import Layout, SharedMemory
 from torchgrpo.rollout.weights.outgoing import Outgoing
-from torchgrpo.rollout.weights.transports import Layout, SharedMemory
 from torchgrpo.training.published_weights import PolicyTensor, made, named_weights
 
 PROJECT = Path(__file__).resolve().parents[2]

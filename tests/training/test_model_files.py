@@ -19,7 +19,7 @@ from tests.architectures import save_tiny
 from tests.scripts import ROOT, configured, rows
 from torchgrpo.rollout.engines.running_decoder import RunningDecoder
 from torchgrpo.rollout.weights.weight_check import WeightMismatch
-from torchgrpo.run.jobs import run_job
+from torchgrpo.run.job import run_job
 from torchgrpo.run.lockstep import Lockstep
 from torchgrpo.training.base_files import streamed
 from torchgrpo.training.model_files import check_files

@@ -22,8 +22,8 @@ from torchgrpo.cluster.runtime import Place
 from torchgrpo.plan.machine import this_machine
 from torchgrpo.plan.make_plan import make_plan
 from torchgrpo.plan.plan import Plan
+from torchgrpo.rollout.weights.host_copy import Layout
 from torchgrpo.rollout.weights.outgoing import Outgoing
-from torchgrpo.rollout.weights.transports import Layout
 from torchgrpo.training import tensor_stream
 from torchgrpo.training.learner import Learner, make_learner
 from torchgrpo.training.process import prepare_process

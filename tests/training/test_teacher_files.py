@@ -14,7 +14,7 @@ from config.schema.errors import ConfigError
 from tests.scripts import ROOT, configured
 from tests.tiny import resized_quickstart
 from torchgrpo.run.checkpoint_model import with_model
-from torchgrpo.run.jobs import _token_problems
+from torchgrpo.run.jobs.plan import _token_problems
 from torchgrpo.training.model_loading import load_tokenizer
 from torchgrpo.training.teacher_files import check_reference_files, has_tokenizer
 

@@ -11,7 +11,7 @@ from config.schema.errors import RunError
 from config.schema.models import LoraConfig
 from tests.architectures import ARCHITECTURES, save_tiny, tiny
 from tests.scripts import configured, rows
-from torchgrpo.run.jobs import run_job
+from torchgrpo.run.job import run_job
 from torchgrpo.run.lockstep import Lockstep
 from torchgrpo.training.adapters import add_lora
 from torchgrpo.training.training_mode import evaluation_mode, set_training_mode

@@ -24,8 +24,8 @@ from torchgrpo.monitoring.metrics_file import MetricsFile
 from torchgrpo.monitoring.progress import Progress
 from torchgrpo.monitoring.record import token_values
 from torchgrpo.monitoring.repetition import Repetition
-from torchgrpo.monitoring.tracker_kinds import ShownCompletion
-from torchgrpo.monitoring.trackers import Trackers
+from torchgrpo.monitoring.tracker import ShownCompletion
+from torchgrpo.monitoring.tracking import Trackers
 from torchgrpo.records.rollout import Rollout
 
 log = logging.getLogger("grpo")

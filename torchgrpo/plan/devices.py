@@ -19,12 +19,14 @@ from config.schema.checks import devices_asked
 from config.schema.config import Config
 from config.schema.errors import ConfigError
 from config.schema.inference import InferenceModelConfig
+from config.schema.registry import Registry
 from config.schema.values import at_least
 
 ReferenceHome = Literal["none", "own devices", "base of the LoRA policy", "learner ranks", "shared"]
 """`own devices`: scorer ranks, which are Ray actors. `learner ranks`: sharded over them beside the policy. `shared`: no
 device is left for it alone, and `plan/make_plan.py` finds it a place."""
-TransportName = Literal["in_process", "shared_memory", "object_store", "nccl", "ipc"]
+TRANSPORTS = Registry("transport", "torchgrpo.rollout.weights.transports", "make_transport")
+"""Ways of weights into the engines of a pool; `in_process`, where there is no pool, is none of them."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,7 @@ class DevicePlan:
         return f"cuda:{self.train[0]}" if self.train else "cpu"
 
 
-def transport(devices: DevicePlan, native: bool) -> TransportName:
+def transport(devices: DevicePlan, native: bool) -> str:
     """How weights travel from the learner to the engines.
 
     native: whether the engines speak vLLM's own transfer of full weights, and the learner has them on a GPU.

@@ -20,7 +20,6 @@ from torchgrpo.plan.model_shape import (
     quantized_bytes,
 )
 from torchgrpo.plan.plan import (
-    Backend,
     EnginePlan,
     LearnerPlan,
     Plan,
@@ -198,7 +197,7 @@ def _checked_prompts(shape: ModelShape | None, longest: int) -> tuple[int, ...]:
     return tuple(max(1, min(length, longest - 8)) for length in prompts)
 
 
-def _backend(config: Config, machine: Machine, on_cpu: bool) -> Backend:
+def _backend(config: Config, machine: Machine, on_cpu: bool) -> str:
     asked = config.inference_model.backend
     if asked == "auto":
         return "vllm" if not on_cpu and machine.vllm is not None else "transformers"
@@ -207,10 +206,10 @@ def _backend(config: Config, machine: Machine, on_cpu: bool) -> Backend:
             "inference_model.backend=vllm: vLLM is not installed; install it (`make vllm`: the CUDA build where an "
             "NVIDIA GPU is, else the CPU build), or take inference_model.backend=transformers"
         )
-    return "vllm" if asked == "vllm" else "transformers"
+    return asked
 
 
-def _engine_dtype(config: Config, backend: Backend, on_cpu: bool) -> str:
+def _engine_dtype(config: Config, backend: str, on_cpu: bool) -> str:
     if backend == "transformers":  # which is the learner's model once more
         return config.model.dtype
     usual = "float32" if on_cpu else "bfloat16"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from config.schema.config import Config
-from torchgrpo.plan.devices import DevicePlan, TransportName
+from torchgrpo.plan.devices import DevicePlan
 from torchgrpo.plan.machine import Machine
 from torchgrpo.plan.memory import (
     Phase,
@@ -32,7 +32,6 @@ from torchgrpo.plan.memory import (
 from torchgrpo.plan.model_shape import GIB, ModelShape
 from torchgrpo.plan.weight_bounds import BOUNDS, Bounds
 
-Backend = Literal["vllm", "transformers"]
 ReferenceHome = Literal[
     "none", "own devices", "base of the LoRA policy", "learner ranks", "training GPU", "host memory"
 ]
@@ -53,7 +52,7 @@ class EnginePlan:
     turns on its GPUs.
     """
 
-    backend: Backend
+    backend: str
     dtype: str
     arithmetic: str
     gpu_memory_utilization: float
@@ -149,7 +148,7 @@ class Plan:
     engine: EnginePlan
     learner: LearnerPlan
     reference: ReferencePlan
-    transport: TransportName
+    transport: str
     weight_check: WeightCheckPlan
     notes: tuple[str, ...]
 

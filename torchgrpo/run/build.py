@@ -122,7 +122,7 @@ def _monitor(
 ) -> "Monitor":
     """members: the data sets of a mixture."""
     from torchgrpo.monitoring.monitor import Monitor
-    from torchgrpo.monitoring.trackers import make_tracker
+    from torchgrpo.monitoring.tracking import make_tracker
 
     tracker = make_tracker(config.logging, run_dir, asdict(config))
     if tracker is not None:

@@ -6,26 +6,22 @@ the files of `model.name` alone.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
 from transformers import PreTrainedTokenizerBase
 
-from config.run_folder.folders import ENGINE_LOG
 from config.schema.config import Config
-from torchgrpo.plan.model_shape import model_path
+from config.schema.inference import ENGINES
+from torchgrpo.plan.devices import TRANSPORTS
 from torchgrpo.plan.plan import Plan
 from torchgrpo.rollout.engines.sampler import Engine
-from torchgrpo.rollout.engines.transformers_engine import TransformersEngine
-from torchgrpo.rollout.engines.vllm_settings import AdapterShape, VLLMSettings
+from torchgrpo.rollout.engines.vllm_settings import AdapterShape
 from torchgrpo.rollout.weights.push import Weights
 from torchgrpo.rollout.weights.weight_check import WeightCheck
 from torchgrpo.training.adapters import linear_names
 from torchgrpo.training.learner import Learner
-from torchgrpo.training.model_loading import load_model, saved_eos_token_ids, skeleton
+from torchgrpo.training.model_loading import skeleton
 
 if TYPE_CHECKING:  # Ray costs a second, which one engine in this process need not wait for
     from torchgrpo.cluster.runtime import Place
@@ -38,26 +34,17 @@ def build_engine(
     run_dir: Path | None = None,
     adapter: AdapterShape | None = None,
 ) -> Engine:
-    """One engine or a pool. What vLLM prints while it starts goes to `engine.log` in the run's folder, if it has one.
+    """One engine or a pool. What an engine prints while it starts goes to `engine.log` in `run_dir`, if given.
 
     adapter: that pushes will carry; None where they carry full weights, or where nobody trains.
     """
-    eos = tuple(saved_eos_token_ids(config.model.name, tokenizer))
-    factory: Callable[[], Engine]
-    if plan.engine.backend == "vllm":
-        from torchgrpo.rollout.engines.vllm_engine import VLLMEngine
-
-        log = None if run_dir is None else str(run_dir.resolve() / ENGINE_LOG)
-        factory = partial(VLLMEngine, replace(vllm_settings(config, eos, plan, adapter), log=log))
-    else:
-        factory = partial(_transformers_engine, config, eos, plan)
+    factory = ENGINES.load(plan.engine.backend)(config, tokenizer, plan, run_dir, adapter)
     return factory() if plan.devices.in_process else _pool(config, plan, factory)
 
 
 def _pool(config: Config, plan: Plan, factory: Callable[[], Engine]) -> Engine:
     from torchgrpo.rollout.engines.pool import RayPool
     from torchgrpo.rollout.engines.supervisor import PoolSettings
-    from torchgrpo.rollout.weights.transports import TRANSPORTS
 
     inference = config.inference_model
     settings = PoolSettings(
@@ -69,7 +56,7 @@ def _pool(config: Config, plan: Plan, factory: Callable[[], Engine]) -> Engine:
         ray_cpus=plan.ray_cpus,
         address=config.ray.address,
     )
-    return RayPool(factory, engine_places(plan), settings, TRANSPORTS[plan.transport](plan))
+    return RayPool(factory, engine_places(plan), settings, TRANSPORTS.load(plan.transport)(plan))
 
 
 def engine_places(plan: Plan) -> "list[Place]":
@@ -88,45 +75,6 @@ def adapter_shape(config: Config) -> AdapterShape | None:
         return None
     lora = config.train_model.lora
     return AdapterShape(lora.r, lora.alpha, linear_names(skeleton(config.model)))
-
-
-def vllm_settings(
-    config: Config, eos: tuple[int, ...], plan: Plan, adapter: AdapterShape | None = None
-) -> VLLMSettings:
-    """What a vLLM engine is started with."""
-    inference, engine = config.inference_model, plan.engine
-    return VLLMSettings(
-        model=model_path(config.model.name),
-        eos_token_ids=eos,
-        max_model_len=config.max_model_len,
-        device="cpu" if plan.devices.on_cpu else "cuda",
-        dtype=engine.dtype,
-        tensor_parallel_size=inference.tensor_parallel_size,
-        gpu_memory_utilization=engine.gpu_memory_utilization,
-        kv_cache_bytes=engine.kv_cache_bytes,
-        max_num_seqs=engine.max_num_seqs,
-        max_num_batched_tokens=engine.max_num_batched_tokens,
-        async_scheduling=engine.async_scheduling,
-        enforce_eager=engine.enforce_eager,
-        quantization=inference.quantization,
-        update=inference.update,
-        adapter=adapter,
-        sleep=plan.engine.sleeps,
-        weight_transfer=plan.transport if plan.transport in ("nccl", "ipc") else None,
-        request_timeout_s=inference.request_timeout_s,
-    )
-
-
-def _transformers_engine(config: Config, eos: tuple[int, ...], plan: Plan) -> Engine:
-    """In the learner's process, or inside an actor: there with one thread, so that several on one machine do not slow
-    each other down, and on the first GPU that the actor sees."""
-    device = torch.device(plan.devices.train_device)
-    if not plan.devices.in_process:
-        device = torch.device("cpu" if plan.devices.on_cpu else "cuda")
-        if plan.devices.on_cpu:
-            torch.set_num_threads(config.ray.num_cpus_per_engine)
-    model = load_model(config.model, device)
-    return TransformersEngine(model, eos, plan.engine.max_num_seqs, config.inference_model.update)
 
 
 def build_weights(config: Config, learner: Learner, engine: Engine, plan: Plan) -> Weights:

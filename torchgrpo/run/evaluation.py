@@ -13,7 +13,7 @@ from torchgrpo.evaluation.evaluation import Evaluation
 from torchgrpo.evaluation.sets import load_sets
 from torchgrpo.monitoring.monitor import Monitor
 from torchgrpo.monitoring.progress import Progress
-from torchgrpo.monitoring.trackers import make_tracker
+from torchgrpo.monitoring.tracking import make_tracker
 from torchgrpo.plan.plan import Plan
 from torchgrpo.rollout.engine_loop import EngineLoop
 from torchgrpo.rollout.engines.sampler import Engine

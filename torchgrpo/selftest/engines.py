@@ -10,9 +10,9 @@ from torch import nn
 from envs.group import SampledCompletion, Sampling
 from torchgrpo.plan.machine import this_machine
 from torchgrpo.plan.make_plan import make_plan
+from torchgrpo.rollout.engines.backends.vllm import vllm_settings
 from torchgrpo.rollout.engines.sampler import Request, SteppedEngine, generate
 from torchgrpo.rollout.engines.vllm_engine import VLLMEngine
-from torchgrpo.run.engines import vllm_settings
 from torchgrpo.run.lockstep import Lockstep
 from torchgrpo.selftest.check import Bench
 from torchgrpo.selftest.tiny import built, configured, moved

@@ -22,7 +22,7 @@ def sandbox(bench: Bench) -> str:
 
 def trackers(bench: Bench) -> str:
     """TensorBoard and offline W&B take a number and leave a file."""
-    from torchgrpo.monitoring.trackers import make_tracker
+    from torchgrpo.monitoring.tracking import make_tracker
 
     os.environ["WANDB_DIR"] = str(bench.folder)
     for backend, pattern in (("tensorboard", "events.out.tfevents.*"), ("wandb", "*.wandb")):

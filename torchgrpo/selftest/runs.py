@@ -11,7 +11,7 @@ import grpo
 import grpo_async
 from config.run_folder.checkpoints import checkpoint_path
 from torchgrpo.monitoring.metrics import without_clocks
-from torchgrpo.run.jobs import run_job
+from torchgrpo.run.job import run_job
 from torchgrpo.run.lockstep import Lockstep
 from torchgrpo.run.overlapped import Overlapped
 from torchgrpo.selftest.check import Bench

@@ -16,7 +16,8 @@ from torch.optim import Muon, Optimizer
 
 from config.schema.errors import ConfigError
 from torchgrpo.training.master_weights import MasterWeights
-from torchgrpo.training.optimizer import JointOptimizer, ShardedAdamW
+from torchgrpo.training.optimizer import JointOptimizer
+from torchgrpo.training.parameter_groups import ShardedAdamW
 from torchgrpo.training.trained_parameters import MODEL, trained_tensors
 
 OPTIMIZER, STEP = "optimizer.", "step"

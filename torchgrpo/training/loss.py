@@ -17,7 +17,7 @@ from torchgrpo.training.aggregation import BatchTotals, aggregate
 from torchgrpo.training.kl import kl_estimate
 from torchgrpo.training.loss_inputs import LossInputs
 from torchgrpo.training.loss_metrics import Metrics, effective_sample_size_of, maximum_of, means_of
-from torchgrpo.training.policy_terms import CLIP_BINDS, POLICY_TERMS
+from torchgrpo.training.policy_terms import policy_term
 from torchgrpo.training.token_weights import TokenWeights, mismatch_capped, token_weights
 
 Arguments = ParamSpec("Arguments")
@@ -69,7 +69,7 @@ def loss_terms(
             mask = weights.kept
             inputs = LossInputs.of(policy, *given, mask, entropy)
     totals = BatchTotals.of(policy, mask, environment) if totals is None else totals
-    term = weights.policy * POLICY_TERMS[policy.objective](policy, inputs)
+    term = weights.policy * policy_term(policy).loss(policy, inputs)
     if weights.penalty is not None:
         term = term + weights.penalty * inputs.log_ratio.abs()
     term = torch.where(inputs.inside, term, 0.0)
@@ -144,7 +144,7 @@ KL_IMPORTANCE: dict[str, Callable[[LossInputs], Tensor | None]] = {
 @torch.no_grad()
 def _ratio_metrics(policy: PolicyConfig, inputs: LossInputs) -> Metrics:
     """The clip fractions count tokens whose clip binds, that is, whose gradient it changes."""
-    low, high = CLIP_BINDS[policy.objective](policy, inputs)
+    low, high = policy_term(policy).binds(policy, inputs)
     means = {"loss/clip_fraction_low": low, "loss/clip_fraction_high": high, "ratio/mean": inputs.ratio}
     return means_of(means, inputs.mask) | {
         "ratio/max": maximum_of(inputs.ratio, inputs.mask),

@@ -1,27 +1,20 @@
 """The optimizer and its learning-rate schedule, from the `optimizer` section.
 
-Every parameter falls into one group by its update rule, its pattern in `group_lr`, and whether it is a matrix, which
-weight decay is for: groups stay the same when rates and decay change. Muon takes the matrices inside the network;
-AdamW takes embeddings, output head, norms and biases.
+`optimizers/NAME.py` makes the optimizers of `optimizer.name=NAME`, one for each of its update rules.
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from fnmatch import fnmatchcase
-from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.optim import AdamW, Muon, Optimizer
+from torch import nn
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
-from transformers import PreTrainedModel
 
 from config.schema.errors import ConfigError
-from config.schema.optimizer import OptimizerConfig
+from config.schema.optimizer import OPTIMIZERS, OptimizerConfig
 from torchgrpo.training.master_weights import MasterWeights, is_half
-from torchgrpo.training.sharding import local
-
-Group = dict[str, Any]
 
 
 def make_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
@@ -39,54 +32,9 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
                 f"optimizer.group_lr[{pattern!r}] matches no parameter; "
                 f"they have names such as {next(iter(named))}"
             )
-    hidden: set[int] = set()
-    if config.name == "muon_adamw":
-        outside = {id(parameter) for module in model.modules() for parameter in _outside_parameters(module)}
-        hidden = {id(parameter) for parameter in model.parameters() if parameter.ndim == 2} - outside
-    groups: dict[tuple[bool, str | None, bool], Group] = {}
-    for name, parameter in named.items():
-        is_hidden = id(parameter) in hidden
-        is_matrix = parameter.ndim >= 2
-        matching = next((pattern for pattern in config.group_lr if fnmatchcase(name, pattern)), None)
-        rate = config.muon_lr if is_hidden else config.lr
-        new = {
-            "params": [],
-            "lr": rate if matching is None else config.group_lr[matching],
-            "weight_decay": config.weight_decay if is_matrix else 0.0,
-        }
-        groups.setdefault((is_hidden, matching, is_matrix), new)["params"].append(parameter)
-    matrices = [group for (is_hidden, *_), group in groups.items() if is_hidden]
-    others = [group for (is_hidden, *_), group in groups.items() if not is_hidden]
-    members: list[Optimizer] = []
-    if others:
-        fused = {one.device.type for group in others for one in group["params"]} <= {"cpu", "cuda"}
-        members.append(ShardedAdamW(others, lr=config.lr, betas=config.betas, eps=config.eps, fused=fused))
-    if matrices:
-        members.append(Muon(matrices, momentum=config.muon_momentum, adjust_lr_fn="match_rms_adamw"))
+    members: list[Optimizer] = OPTIMIZERS.load(config.name)(model, config)
     optimizer = members[0] if len(members) == 1 else JointOptimizer(members)
     return MasterWeights(optimizer) if any(map(is_half, named.values())) else optimizer
-
-
-def _outside_parameters(module: nn.Module) -> Iterable[nn.Parameter]:
-    if isinstance(module, nn.Embedding):
-        return module.parameters()
-    if isinstance(module, PreTrainedModel) and (head := module.get_output_embeddings()) is not None:
-        return list(head.parameters())
-    return ()
-
-
-class ShardedAdamW(AdamW):
-    """AdamW that updates each rank's own shards as the plain tensors that they are.
-
-    It works element by element, so no rank needs to know of another. As operations on sharded tensors, PyTorch would
-    work out at the first step how all of them together are sharded: seconds for a hundred layers.
-    """
-
-    def _init_group(self, group: Group, *lists: list[Tensor]) -> bool:
-        has_complex: bool = super()._init_group(group, *lists)  # type: ignore[no-untyped-call]
-        for tensors in lists:
-            tensors[:] = [local(tensor) for tensor in tensors]
-        return has_complex
 
 
 class JointOptimizer(Optimizer):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from config.schema.policy import PolicyConfig
 from torchgrpo.training.loss_inputs import LossInputs, mean, row_mean, row_sum
-from torchgrpo.training.policy_terms import CLIP_BINDS
+from torchgrpo.training.policy_terms import policy_term
 from torchgrpo.training.trust_region import kept_by
 
 
@@ -119,7 +119,7 @@ def _clip_covariance(policy: PolicyConfig, inputs: LossInputs) -> Tensor:
     """
     low, high = policy.covariance_range
     covariance = _covariance(inputs)
-    below, above = CLIP_BINDS[policy.objective](policy, inputs)
+    below, above = policy_term(policy).binds(policy, inputs)
     candidates = inputs.mask & ~below & ~above & (covariance > low) & (covariance < high)
     places = candidates.flatten().nonzero()[:, 0]
     order = torch.randperm(len(places), generator=torch.Generator().manual_seed(len(places)))

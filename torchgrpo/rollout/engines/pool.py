@@ -24,8 +24,8 @@ from torchgrpo.rollout.engines.host import Report
 from torchgrpo.rollout.engines.remote_calls import CallBroken
 from torchgrpo.rollout.engines.sampler import Engine, Request, Response, SequenceScores
 from torchgrpo.rollout.engines.supervisor import HostLost, PoolSettings, Slot, Supervisor
+from torchgrpo.rollout.weights.host_copy import Transport
 from torchgrpo.rollout.weights.outgoing import Outgoing
-from torchgrpo.rollout.weights.transports import Transport
 
 log = logging.getLogger(__name__)
 

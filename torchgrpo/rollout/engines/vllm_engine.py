@@ -34,8 +34,8 @@ from torchgrpo.rollout.engines.vllm_settings import (
     process_state_kept,
     set_environment,
 )
+from torchgrpo.rollout.weights.host_copy import SharedMemory
 from torchgrpo.rollout.weights.outgoing import Outgoing
-from torchgrpo.rollout.weights.transports import SharedMemory
 
 if TYPE_CHECKING:
     from vllm import SamplingParams

@@ -10,7 +10,8 @@ import pytest
 
 from config.schema.errors import ConfigError, RunOutcome
 from config.schema.logging import LoggingConfig
-from torchgrpo.monitoring.tracker_kinds import ShownCompletion, Wandb, flat, opener
+from torchgrpo.monitoring.tracker import ShownCompletion, flat, opener
+from torchgrpo.monitoring.trackers.wandb import Wandb
 
 CONFIG: dict[str, Any] = {
     "train": {"seed": 3, "resume": None},

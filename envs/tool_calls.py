@@ -1,8 +1,8 @@
 """Tools that the model may call, from their name to their run on a tag's content.
 
 A tool is a function from text to text, or a class with `run(request)` and `close()` that is made with the `env`
-section. The first paragraph of its docstring is what the model is told. Those of this project are named in
-`config.schema.env.TOOLS`, those of a user as `module:function`; both are found and made in the same way.
+section. The first paragraph of its docstring is what the model is told. Those of this project are files of `tools/`,
+those of a user `module:function`; both are made in the same way.
 """
 
 import asyncio
@@ -61,7 +61,7 @@ def find_tools(env: EnvConfig) -> list[tuple[str, Any]]:
 
 def _find(path: str) -> Any:
     place = f"env.tools={path}"
-    found: Any = load_own("env.tools", TOOLS.get(path, path))
+    found: Any = load_own("env.tools", path) if is_own(path) else TOOLS.load(path)
     is_class = inspect.isclass(found)
     if is_class:
         for method in ("run", "close"):

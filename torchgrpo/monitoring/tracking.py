@@ -20,7 +20,7 @@ from typing import Any
 
 from config.schema.errors import RunOutcome
 from config.schema.logging import LoggingConfig
-from torchgrpo.monitoring.tracker_kinds import CLOSE_S, ShownCompletion, Tell, Tracker, opener
+from torchgrpo.monitoring.tracker import CLOSE_S, ShownCompletion, Tell, Tracker, opener
 
 log = python_logging.getLogger("grpo")
 QUEUED = 256

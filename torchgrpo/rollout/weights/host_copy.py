@@ -13,14 +13,12 @@ every tensor; a push writes those alone that may have changed, and engines that 
 import math
 import mmap
 import os
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Collection, Hashable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 
-from torchgrpo.plan.devices import TransportName
-from torchgrpo.plan.plan import Plan
 from torchgrpo.rollout.engines.host import WeightHandle
 from torchgrpo.rollout.weights.outgoing import DirectTransfer, Outgoing, PublishedTensor, ReadyTensor, nbytes
 
@@ -192,32 +190,3 @@ class ObjectStore:
 
     def close(self) -> None:
         self._base, self._there = None, None
-
-
-def _native(plan: Plan) -> Transport:
-    from torchgrpo.cluster.runtime import own_address
-    from torchgrpo.rollout.engines.vllm_settings import import_in_thread
-    from torchgrpo.rollout.weights.from_ranks import TransferFromRanks
-
-    import_in_thread("torchgrpo.rollout.weights.vllm_transfer")  # it brings vLLM
-    from torchgrpo.rollout.weights.vllm_transfer import LOOPBACK, NativeTransfer
-
-    inference, on_cluster = plan.config.inference_model, plan.devices.on_cluster
-    direct: DirectTransfer = NativeTransfer(
-        plan.transport,
-        inference.tensor_parallel_size,
-        own_address if on_cluster else lambda: LOOPBACK,
-        timeout=inference.request_timeout_s,
-    )
-    if plan.devices.ranks > 1:
-        direct = TransferFromRanks(direct)
-    return Transport(ObjectStore() if on_cluster else SharedMemory(), direct)
-
-
-TRANSPORTS: dict[TransportName, Callable[[Plan], Transport]] = {
-    "shared_memory": lambda plan: Transport(SharedMemory()),
-    "object_store": lambda plan: Transport(ObjectStore()),
-    "nccl": _native,
-    "ipc": _native,
-}
-"""What `Plan.transport` names (`transport` chooses it)."""

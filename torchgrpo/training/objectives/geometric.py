@@ -1,0 +1,27 @@
+"""The objective `geometric`: tokens clipped in log space, then their geometric mean (GMPO)."""
+
+import torch
+from torch import Tensor
+
+from config.schema.policy import PolicyConfig
+from torchgrpo.training.loss_inputs import LossInputs, row_mean
+from torchgrpo.training.policy_terms import Binding, PolicyTerm
+
+
+def _loss(policy: PolicyConfig, inputs: LossInputs) -> Tensor:
+    sign = inputs.advantage.sign()
+    log_ratio = inputs.log_ratio
+    clipped = log_ratio.clamp(-policy.clip_epsilon_low, policy.clip_epsilon_high)
+    pessimistic = sign * torch.minimum(sign * log_ratio, sign * clipped)
+    ratio = row_mean(pessimistic, inputs.mask, policy.length_epsilon).exp()
+    advantage = row_mean(inputs.advantage, inputs.mask, policy.length_epsilon)
+    return (-ratio * advantage).expand_as(log_ratio)
+
+
+def _binds_in_log_space(policy: PolicyConfig, inputs: LossInputs) -> Binding:
+    low = inputs.log_ratio < -policy.clip_epsilon_low
+    high = inputs.log_ratio > policy.clip_epsilon_high
+    return low & (inputs.advantage < 0), high & (inputs.advantage > 0)
+
+
+TERM = PolicyTerm(_loss, _binds_in_log_space)

@@ -1,0 +1,69 @@
+"""Parameter groups of the optimizers: by update rule, pattern of `optimizer.group_lr`, and whether decay applies.
+
+Groups stay the same when rates and decay change, so a checkpoint fits.
+"""
+
+from collections.abc import Callable, Iterable
+from fnmatch import fnmatchcase
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import AdamW
+from transformers import PreTrainedModel
+
+from config.schema.optimizer import OptimizerConfig
+from torchgrpo.training.sharding import local
+
+Group = dict[str, Any]
+
+
+def parameter_groups(
+    model: nn.Module, config: OptimizerConfig, lr: float, belongs: Callable[[nn.Parameter], bool]
+) -> list[Group]:
+    """Groups of the trained parameters for which `belongs` holds. lr: theirs, where no pattern gives another."""
+    groups: dict[tuple[str | None, bool], Group] = {}
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad or not belongs(parameter):
+            continue
+        is_matrix = parameter.ndim >= 2
+        matching = next((pattern for pattern in config.group_lr if fnmatchcase(name, pattern)), None)
+        new = {
+            "params": [],
+            "lr": lr if matching is None else config.group_lr[matching],
+            "weight_decay": config.weight_decay if is_matrix else 0.0,
+        }
+        groups.setdefault((matching, is_matrix), new)["params"].append(parameter)
+    return list(groups.values())
+
+
+def hidden_matrices(model: nn.Module) -> set[int]:
+    """Ids of the matrices between embedding and head."""
+    outside = {id(parameter) for module in model.modules() for parameter in _outside_parameters(module)}
+    return {id(parameter) for parameter in model.parameters() if parameter.ndim == 2} - outside
+
+
+def _outside_parameters(module: nn.Module) -> Iterable[nn.Parameter]:
+    if isinstance(module, nn.Embedding):
+        return module.parameters()
+    if isinstance(module, PreTrainedModel) and (head := module.get_output_embeddings()) is not None:
+        return list(head.parameters())
+    return ()
+
+
+def adamw(groups: list[Group], config: OptimizerConfig) -> AdamW:
+    fused = {one.device.type for group in groups for one in group["params"]} <= {"cpu", "cuda"}
+    return ShardedAdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=fused)
+
+
+class ShardedAdamW(AdamW):
+    """AdamW that updates each rank's own shards as the plain tensors that they are.
+
+    It works element by element, so no rank needs to know of another. As operations on sharded tensors, PyTorch would
+    work out at the first step how all of them together are sharded: seconds for a hundred layers.
+    """
+
+    def _init_group(self, group: Group, *lists: list[Tensor]) -> bool:
+        has_complex: bool = super()._init_group(group, *lists)  # type: ignore[no-untyped-call]
+        for tensors in lists:
+            tensors[:] = [local(tensor) for tensor in tensors]
+        return has_complex
