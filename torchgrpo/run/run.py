@@ -3,8 +3,8 @@
     rollout ─▶ advantage ─▶ learn, once for every optimizer step ─▶ push_weights ─▶ done
                               └─ on_step                                             └─ on_iteration
 
-`run/build.py` makes it, `run/jobs/train.py` ends it. The schedules are `run/lockstep.py` and `run/overlapped.py`; callbacks
-(`run/callbacks.py`) evaluate, write checkpoints and reports, and say what the doctor finds.
+`run/build.py` makes it, `run/jobs/train.py` ends it. The schedules are `run/lockstep.py` and `run/overlapped.py`.
+Callbacks (`run/callbacks.py`) evaluate, write checkpoints and reports, and say what the doctor finds.
 """
 
 from collections.abc import Callable, Iterator, Sequence
