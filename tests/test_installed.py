@@ -80,3 +80,38 @@ def test_an_installed_quickstart_trains_in_another_folder(installed: Path, tmp_p
     assert "finished: 2 optimizer steps" in told
     assert len(rows(tmp_path / "here")) == 2
     assert (tmp_path / "here" / "report.html").is_file()
+
+
+def test_beside_a_project_with_the_same_names_both_work(installed: Path, tmp_path: Path) -> None:
+    """config.py, run.py, training.py, plan/ and models/ of a user's, and a reward in one of them."""
+    for name in ("config.py", "run.py", "training.py"):
+        (tmp_path / name).write_text(f"MINE = {name!r}\ndef reward(completion, example):\n    return 0.25\n")
+    for name in ("plan", "models"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text(f"MINE = {name!r}\n")
+    theirs = said(
+        [
+            sys.executable,
+            "-c",
+            "import config, run, plan, models; print(config.MINE, run.MINE, plan.MINE, models.MINE)",
+        ],
+        tmp_path,
+        elsewhere(installed),
+    )
+    assert theirs.split() == ["config.py", "run.py", "plan", "models"]
+    short = ["train.total_dialog_turns=16", "env.num_envs=2", "env.repeats=4", "hydra.run.dir=here", *QUICK]
+    command = [installed / "bin" / "grpo", "--config-name", "grpo_quickstart", *short]
+    told = said([*command, "env.reward=training:reward"], tmp_path, elsewhere(installed))
+    assert "finished: 2 optimizer steps" in told
+    assert [row["reward/mean"] for row in rows(tmp_path / "here")] == [0.25, 0.25]
+    refused = subprocess.run(
+        [str(word) for word in [*command, "env.reward=config:reward"]],
+        cwd=tmp_path,
+        env=elsewhere(installed),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert refused.returncode == 2
+    assert f"{tmp_path / 'config.py'} is hidden by 'config'" in refused.stderr
+    assert "give your file another name" in refused.stderr

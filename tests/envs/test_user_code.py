@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import sys
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from envs.prompts import PromptQueue, PromptSource
 from envs.task import Completion, checked_examples, make_task
 from envs.tool_calls import find_tools, instructions, make_tools
 from envs.turns import Conversation, make_repliers, with_instructions
+from envs.user_code import load_own
 from tests.logged import Logged
 from tests.scripts import ENVIRONMENT, ROOT, configured, ended, rows
 
@@ -101,7 +103,7 @@ def test_examples_that_are_none_are_named(kind: str, message: str) -> None:
 
 
 def tools(*names: str, seconds: float = 10.0) -> EnvConfig:
-    paths = [name if name in TOOLS else f"{HERE}:{name}" for name in names]
+    paths = [name if name in TOOLS.names else f"{HERE}:{name}" for name in names]
     return EnvConfig(dataset="arithmetic", max_steps=3, tools=paths, tool_timeout_s=seconds)
 
 
@@ -114,7 +116,7 @@ def test_the_system_prompt_tells_of_a_tool_in_the_first_paragraph_of_its_docstri
         make_task(EnvConfig(dataset="arithmetic")).examples("train"), tools("search", "Counter")
     )
     assert "<Counter>...</Counter>" in told[0].messages[0]["content"]
-    assert [name for name, _ in find_tools(tools(*TOOLS))] == list(TOOLS)
+    assert [name for name, _ in find_tools(tools(*TOOLS.names))] == list(TOOLS.names)
 
 
 def answers(env: EnvConfig, *turns: str) -> list[str | None]:
@@ -263,3 +265,29 @@ def test_a_mixture_that_is_told_of_tools_is_still_drawn_by_weight() -> None:
     drawn = [source.draw() for _ in range(8)]
     assert [example.source for example in drawn].count(f"{HERE}:Reverse") == 2
     assert all("<search>" in example.messages[0]["content"] for example in drawn)
+
+
+@pytest.mark.parametrize("name", ["config", "envs", "torchgrpo.plan", "random", "numpy"])
+def test_a_module_that_an_installed_one_hides_is_refused(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / Path(*name.split(".")).with_suffix(".py")
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("def reward(completion, example):\n    return 1.0\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=rf"env\.reward={name}:reward: {file} is hidden by .*another name"):
+        load_own("env.reward", f"{name}:reward")
+
+
+@pytest.mark.parametrize("name", ["training", "plan", "run", "models.mine"])
+def test_a_module_with_a_name_of_a_folder_of_ours_is_the_users(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / Path(*name.split(".")).with_suffix(".py")
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("def reward(completion, example):\n    return 1.0\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    for module in (name, name.partition(".")[0]):
+        monkeypatch.delitem(sys.modules, module, raising=False)
+    assert load_own("env.reward", f"{name}:reward")(None, None) == 1.0

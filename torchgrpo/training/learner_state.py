@@ -7,17 +7,16 @@ Names are the parameters', so that any number of ranks, each with its shards (DT
 steps are single numbers and kept apart: as a tensor in a file each would take a thousand bytes.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Muon, Optimizer
+from torch.optim import Optimizer
 
 from config.schema.errors import ConfigError
 from torchgrpo.training.master_weights import MasterWeights
 from torchgrpo.training.optimizer import JointOptimizer
-from torchgrpo.training.parameter_groups import ShardedAdamW
+from torchgrpo.training.parameter_groups import Resumable
 from torchgrpo.training.trained_parameters import MODEL, trained_tensors
 
 OPTIMIZER, STEP = "optimizer.", "step"
@@ -82,22 +81,9 @@ def _states(optimizer: Optimizer, whole: Mapping[Tensor, Tensor]) -> Mapping[Ten
         return states
     if isinstance(optimizer, JointOptimizer):
         return {key: kept for member in optimizer.members for key, kept in _states(member, whole).items()}
-    for group in optimizer.param_groups:
+    for group in optimizer.param_groups if isinstance(optimizer, Resumable) else ():
         for parameter in group["params"]:
             if not optimizer.state[parameter]:
                 like = torch.zeros_like(whole.get(parameter, parameter), dtype=parameter.dtype)
-                optimizer.state[parameter].update(_FIRST[type(optimizer)](like.detach(), group))
+                optimizer.state[parameter].update(optimizer.first_state(like.detach(), group))
     return optimizer.state
-
-
-def _adamw(zeros: Tensor, group: Mapping[str, Any]) -> States:
-    device = zeros.device if group["fused"] else torch.device("cpu")
-    step = torch.zeros((), dtype=torch.float32, device=device)
-    return {STEP: step, "exp_avg": zeros, "exp_avg_sq": zeros.clone()}
-
-
-_FIRST: dict[type[Optimizer], Callable[[Tensor, Mapping[str, Any]], States]] = {
-    ShardedAdamW: _adamw,
-    Muon: lambda zeros, group: {"momentum_buffer": zeros},
-}
-"""What an optimizer remembers of a parameter before its first step."""

@@ -5,8 +5,9 @@ Groups stay the same when rates and decay change, so a checkpoint fits.
 
 from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor, nn
 from torch.optim import AdamW
 from transformers import PreTrainedModel
@@ -55,6 +56,15 @@ def adamw(groups: list[Group], config: OptimizerConfig) -> AdamW:
     return ShardedAdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=fused)
 
 
+@runtime_checkable
+class Resumable(Protocol):
+    """An optimizer whose state can be made before its first step, as a resumed run needs it."""
+
+    def first_state(self, zeros: Tensor, group: Group) -> dict[str, Tensor]:
+        """State of a parameter that has taken no step. zeros: of its shape, placement and dtype."""
+        ...
+
+
 class ShardedAdamW(AdamW):
     """AdamW that updates each rank's own shards as the plain tensors that they are.
 
@@ -67,3 +77,8 @@ class ShardedAdamW(AdamW):
         for tensors in lists:
             tensors[:] = [local(tensor) for tensor in tensors]
         return has_complex
+
+    def first_state(self, zeros: Tensor, group: Group) -> dict[str, Tensor]:
+        device = zeros.device if group["fused"] else torch.device("cpu")
+        step = torch.zeros((), dtype=torch.float32, device=device)
+        return {"step": step, "exp_avg": zeros, "exp_avg_sq": zeros.clone()}
