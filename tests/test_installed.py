@@ -85,7 +85,9 @@ def test_an_installed_quickstart_trains_in_another_folder(installed: Path, tmp_p
 def test_beside_a_project_with_the_same_names_both_work(installed: Path, tmp_path: Path) -> None:
     """config.py, run.py, training.py, plan/ and models/ of a user's, and a reward in one of them."""
     for name in ("config.py", "run.py", "training.py"):
-        (tmp_path / name).write_text(f"MINE = {name!r}\ndef reward(completion, example):\n    return 0.25 + len(completion.text) % 2\n")
+        (tmp_path / name).write_text(
+            f"MINE = {name!r}\ndef reward(completion, example):\n    return 0.25 + len(completion.text) % 2\n"
+        )
     for name in ("plan", "models"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text(f"MINE = {name!r}\n")
@@ -99,13 +101,15 @@ def test_beside_a_project_with_the_same_names_both_work(installed: Path, tmp_pat
         elsewhere(installed),
     )
     assert theirs.split() == ["config.py", "run.py", "plan", "models"]
-    short = ["train.total_dialog_turns=16", "env.num_envs=2", "env.repeats=4", "hydra.run.dir=here", *QUICK]
+    short = ["train.total_dialog_turns=16", "env.num_envs=2", "env.repeats=4", *QUICK]
     command = [installed / "bin" / "grpo", "--config-name", "grpo_quickstart", *short]
-    told = said([*command, "env.reward=training:reward"], tmp_path, elsewhere(installed))
+    told = said(
+        [*command, "env.reward=training:reward", "hydra.run.dir=here"], tmp_path, elsewhere(installed)
+    )
     assert "finished: 2 optimizer steps" in told
     assert all(0.25 <= row["reward/mean"] <= 1.25 for row in rows(tmp_path / "here"))
     refused = subprocess.run(
-        [str(word) for word in [*command, "env.reward=config:reward"]],
+        [str(word) for word in [*command, "env.reward=config:reward", "hydra.run.dir=other"]],
         cwd=tmp_path,
         env=elsewhere(installed),
         capture_output=True,
