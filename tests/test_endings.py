@@ -20,7 +20,7 @@ from config.schema.errors import ConfigError, RunError
 from tests import recorded_runs
 from tests.saved import save_checkpoint
 from tests.scripts import QUICK, begin, callback_of, configured, finish, rows, wait_for
-from torchgrpo.monitoring import trackers
+from torchgrpo.monitoring import tracking
 from torchgrpo.records.rollout import Rollout
 from torchgrpo.rollout.engines.transformers_engine import TransformersEngine
 from torchgrpo.run.build import build
@@ -218,7 +218,7 @@ def test_a_run_that_cannot_be_built_closes_what_was_built(
     def refuse(*_: object) -> None:
         raise ConfigError("no such tracker")
 
-    monkeypatch.setattr(trackers, "make_tracker", refuse)
+    monkeypatch.setattr(tracking, "make_tracker", refuse)
     monkeypatch.setattr(TransformersEngine, "close", lambda engine: closed.append("engine"))
     with pytest.raises(ConfigError, match="no such tracker"):
         build(configured(*SMALL), tmp_path, Lockstep)

@@ -52,10 +52,10 @@ def test_every_group_has_right_and_wrong_ones(script: ModuleType, tmp_path: Path
         assert one.batch.mask.any(-1).all()
     assert not any("dynamic sampling" in text for text in said)
     for row, one in zip(rows(tmp_path), made, strict=True):
-        generated = row["groups/generated"]
-        assert generated == sum(generated(one)) >= 8
-        assert row["sample_utilization"] == pytest.approx(8 / generated)
-        assert row["reward/zero_variance_groups"] == pytest.approx(1 - 8 / generated)
+        count = row["groups/generated"]
+        assert count == sum(generated(one)) >= 8
+        assert row["sample_utilization"] == pytest.approx(8 / count)
+        assert row["reward/zero_variance_groups"] == pytest.approx(1 - 8 / count)
     assert max(row["groups/generated"] for row in rows(tmp_path)) > 8
 
 

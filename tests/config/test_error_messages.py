@@ -105,7 +105,7 @@ def test_an_experiment_without_its_first_line_is_told_of_it(tmp_path: Path) -> N
     ("hydra.run.dirr=x", r"--cfg hydra"),
     (
         "logging.backend=[wandb,tensorbord]",
-        r"^logging\.backend='tensorbord': choose one of none, wandb, tensorboard, mlflow, trackio",
+        r"^logging\.backend='tensorbord': choose one of none, mlflow, tensorboard, trackio, wandb",
     ),
     ("env.reward={a:1}", r"^env\.reward=\{'a': 1\}: give the name of a reward, or a list"),
     ("env.reward_weights={a:b}", r"^env\.reward_weights=\{'a': 'b'\}: finite numbers, \{PART: weight\}"),

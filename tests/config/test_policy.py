@@ -49,7 +49,7 @@ def test_overrides() -> None:
 
 
 @pytest.mark.parametrize(("overrides", "message"), [
-    ({"objective": "clipped"}, r"policy.objective='clipped'.*choose one of clip, cispo"),
+    ({"objective": "clipped"}, r"policy.objective='clipped'.*choose one of cispo, clamp, clip"),
     ({"klcoef": 0.1}, r"policy.klcoef=0.1: no such field; known: .*kl_coef"),
     ({"kl_coef": "much"}, r"much.*could not be converted to Float"),
     ({"kl_coef": -0.1}, r"policy.kl_coef=-0.1.*0 or above"),

@@ -14,7 +14,6 @@ from envs.group import SampledCompletion, Sampling
 from envs.task import Completion, Example
 from tests.rollout.scripted import ScriptedEngine, ScriptedGrader
 from tests.tiny import EOS, tiny_llama
-from torchgrpo.rollout.collect import together
 from torchgrpo.rollout.engine_loop import EngineLoop
 from torchgrpo.rollout.engines.sampler import Request, Response, generate
 from torchgrpo.rollout.engines.transformers_engine import TransformersEngine
@@ -41,7 +40,7 @@ def test_each_request_gets_its_own_completions_and_those_it_would_have_got_alone
     """All of one id, which two users of the engine may give: the loop gives them others."""
     asked = [request(1), request(2, max_tokens=4), request(11, n=3), request(12)]
     with looped(TransformersEngine(tiny_llama(), [EOS])) as loop:
-        found = loop.run(together([loop.generate(one) for one in asked]))
+        found = loop.run_all([loop.generate(one) for one in asked])
     for one, completions in zip(asked, found, strict=True):
         (alone,) = generate(TransformersEngine(tiny_llama(), [EOS]), [one])
         assert tokens(completions) == tokens(alone.completions)
@@ -127,7 +126,7 @@ def test_a_silent_engine_is_named() -> None:
             TimeoutError, match=r"the rollout waited 0 s \(inference_model\.request_timeout_s\) .* 2 req"
         ),
     ):
-        loop.run(together([loop.generate(request(1)), loop.generate(request(2))]))
+        loop.run_all([loop.generate(request(1)), loop.generate(request(2))])
 
 
 def test_the_time_of_a_call_is_not_the_engines() -> None:
@@ -161,7 +160,7 @@ def test_what_an_engine_raises_reaches_the_caller_with_its_traceback(error: Base
     engine.error = error
     with looped(engine) as loop:
         with pytest.raises(type(error)) as raised:
-            loop.run(together([loop.generate(request(seed)) for seed in range(5)]))
+            loop.run_all([loop.generate(request(seed)) for seed in range(5)])
         names = [frame.name for frame in raised.traceback]
         assert names.count("step") == 1
 
@@ -180,7 +179,7 @@ def test_what_a_grader_raises_ends_all_that_runs(threaded: bool) -> None:
 
         def fail() -> None:
             with pytest.raises(ZeroDivisionError, match="in the reward"):
-                loop.run(together([loop.generate(request(1)), judge([Completion("")], [EXAMPLE])]))  # type: ignore[list-item, arg-type]
+                loop.run_all([loop.generate(request(1)), judge([Completion("")], [EXAMPLE])])  # type: ignore[list-item, arg-type]
 
         if not threaded:
             fail()
@@ -274,8 +273,15 @@ def test_of_task_groups_that_fail_the_first_failure_is_raised_itself() -> None:
     async def fail(error: BaseException) -> None:
         raise error
 
+    async def inside(error: BaseException) -> None:
+        async with asyncio.TaskGroup() as inner:
+            for coroutine in (asyncio.sleep(60), fail(error), fail(KeyError())):
+                inner.create_task(coroutine)
+
     async def nested(error: BaseException) -> None:
-        await together([together([asyncio.sleep(60), fail(error), fail(KeyError())]), asyncio.sleep(60)])
+        async with asyncio.TaskGroup() as outer:
+            outer.create_task(inside(error))
+            outer.create_task(asyncio.sleep(60))
 
     with looped(ScriptedEngine()) as loop:
         loop.on_failure = told.append

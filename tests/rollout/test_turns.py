@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from torchgrpo.rollout.collect import together
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from config.schema.models import ModelConfig
@@ -88,7 +87,7 @@ def drawn_by(
 ) -> list[list[SampledCompletion]]:
     loop, sampling = EngineLoop(engine, timeout=600.0, wait_timeout=600.0), Sampling(max_tokens=24)
     made = generation(loop, LastTurn(), 1, sampling, tokenizer=tokenizer, conversation=conversation)
-    completions = loop.run(together([made.generate(request) for request in requests]))
+    completions = loop.run_all([made.generate(request) for request in requests])
     loop.close()
     return completions
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from config.schema.policy import CHOICES, PolicyConfig, load_policy
+from config.schema.policy import CHOICES, OBJECTIVES, PolicyConfig, load_policy
 from envs.group import Group, Verdict
 from tests.groups import credited, drawn_from_tiny
 from tests.training.scorers import REPEATS, make_learner
@@ -98,7 +98,7 @@ def test_its_metrics() -> None:
 
 
 VARIANTS: list[dict[str, Any]] = [
-    *({"objective": each} for each in CHOICES["objective"] if each != "geometric"),
+    *({"objective": each} for each in OBJECTIVES.names if each != "geometric"),
     *({"ratio": each, "objective": "none"} for each in CHOICES["ratio"]),
     *({"select_tokens": each} for each in CHOICES["select_tokens"]),
     *({"old_log_prob": "trainer", "mismatch": each} for each in CHOICES["mismatch"]),

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from config.schema.policy import CHOICES, PRESETS, PolicyConfig, load_policy
+from config.schema.policy import CHOICES, OBJECTIVES, PRESETS, PolicyConfig, load_policy
 from torchgrpo.training.advantage import group_advantage
 from torchgrpo.training.loss import objective
 
@@ -44,7 +44,7 @@ def test_every_preset_is_a_row_with_its_numbers() -> None:
 def test_every_field_and_every_value_is_named() -> None:
     for field in fields(PolicyConfig):
         assert f"`{field.name}`" in PAGE, field.name
-    for key, values in CHOICES.items():
+    for key, values in {**CHOICES, "objective": OBJECTIVES.names}.items():
         for value in values:
             assert f"`{value}`" in PAGE, f"{key}={value}"
 
