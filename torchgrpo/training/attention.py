@@ -235,19 +235,14 @@ def _planned(segments: Segments) -> Iterator[tuple[Call, Given]]:
     continued = lengths > 0
     for prompt_length in np.unique(prompt_lengths[groups[continued]]):
         rows = np.flatnonzero(continued & (prompt_lengths[groups] == prompt_length))
-        yield from _continued(prompts[groups[rows]], int(prompt_length), starts[rows], lengths[rows])
-
-
-def _continued(
-    prompts: np.ndarray, prompt_length: int, starts: np.ndarray, lengths: np.ndarray
-) -> Iterator[tuple[Call, Given]]:
-    """Responses [n] to prompts [n] of one length."""
-    for chosen in _alike(lengths, prompt_length):
-        queries, given = _row_places(starts[chosen], lengths[chosen])
-        seen = prompts[chosen, None] + np.arange(prompt_length)
-        mask = torch.ones(queries.shape[1], prompt_length + queries.shape[1], dtype=torch.bool)
-        keys = torch.from_numpy(np.concatenate([seen, queries], axis=1))
-        yield Call(torch.from_numpy(queries), keys, mask.tril(prompt_length)), given
+        seen_length = int(prompt_length)
+        for chosen in _alike(lengths[rows], seen_length):
+            some = rows[chosen]
+            queries, given = _row_places(starts[some], lengths[some])
+            seen = prompts[groups[some], None] + np.arange(seen_length)
+            mask = torch.ones(queries.shape[1], seen_length + queries.shape[1], dtype=torch.bool)
+            keys = torch.from_numpy(np.concatenate([seen, queries], axis=1))
+            yield Call(torch.from_numpy(queries), keys, mask.tril(seen_length)), given
 
 
 def _row_places(starts: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, Given]:
@@ -288,23 +283,19 @@ def _block_mask(segments: Segments, device: torch.device) -> BlockMask:
         same = (group[query] == group[key]) & (query >= key)
         return same & ((row[key] == -1) | (row[query] == row[key]))
 
-    pairs = _visible_pairs(segments)
+    blocks = -(-length // BLOCK)
+    prompt_overlaps = _overlaps(segments.prompt_starts, segments.prompt_lengths, blocks)
+    response_overlaps = _overlaps(segments.starts, segments.lengths, blocks)
+    own = torch.cat([prompt_overlaps, response_overlaps])
+    # How many keys of a block of `BLOCK` positions the queries of another see together, float64 [B, B].
+    pairs = (own.T @ own).tril(-1) + torch.diag((own * (own + 1) / 2).sum(0))
+    pairs = pairs + response_overlaps.T @ prompt_overlaps[segments.groups.cpu()]
     whole = pairs == BLOCK**2
     some_seen, all_seen = _in_order((pairs > 0) & ~whole), _in_order(whole)
     mask = BlockMask.from_kv_blocks(
         *some_seen, *all_seen, BLOCK_SIZE=BLOCK, mask_mod=sees, seq_lengths=(length, length)
     )
     return mask.to(device)
-
-
-def _visible_pairs(segments: Segments) -> Tensor:
-    """float64 [B, B]: how many keys of a block of `BLOCK` positions the queries of another see together."""
-    blocks = -(-segments.total // BLOCK)
-    prompts = _overlaps(segments.prompt_starts, segments.prompt_lengths, blocks)
-    responses = _overlaps(segments.starts, segments.lengths, blocks)
-    own = torch.cat([prompts, responses])
-    causal = (own.T @ own).tril(-1) + torch.diag((own * (own + 1) / 2).sum(0))
-    return causal + responses.T @ prompts[segments.groups.cpu()]
 
 
 def _overlaps(starts: Tensor, lengths: Tensor, blocks: int) -> Tensor:

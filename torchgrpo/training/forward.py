@@ -67,9 +67,15 @@ class ResponseScorer:
     def _selected(
         self, tokens: Tokens, temperature: torch.Tensor | None, with_entropy: bool
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Log-prob and entropy [M] of the tokens in the loss."""
+        """Log-prob and entropy [M] of the tokens in the loss.
+
+        A model's layers may lie on several devices: hidden states [M, D] are where its last one is. Under autocast they
+        take its dtype, as the input of every linear layer does; the residual stream of float32 weights is float32.
+        """
         causal, mask = causal_model(self.model), tokens.loss_mask
         hidden_states = self._packed if self.packs else self._whole
+        head = causal.get_output_embeddings()
+        device = head.weight.device
         with torch.autocast(
             causal.device.type,
             self.autocast_dtype,
@@ -77,8 +83,11 @@ class ResponseScorer:
             cache_enabled=False,  # every weight is used once, and its copy would only stay
         ):
             return selected_log_probs(
-                *self._at_the_head(causal, hidden_states(causal, tokens), tokens.response[mask]),
-                temperature=self._temperature(temperature, causal, mask),
+                hidden_states(causal, tokens).to(device, self.autocast_dtype),
+                head.weight,
+                head.bias,
+                tokens.response[mask].to(device),
+                temperature=self._temperature(temperature, mask, device),
                 chunk_size=self.chunk_size,
                 with_entropy=with_entropy,
                 top_p=self.top_p,
@@ -92,27 +101,14 @@ class ResponseScorer:
         lengths = tokens.prompt_mask.sum(1) + tokens.response_mask.sum(1)
         return len(tokens) * int(lengths.max())
 
-    def _at_the_head(
-        self, causal: PreTrainedModel, hidden: torch.Tensor, targets: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor]:
-        """hidden [M, D], weight, bias and targets [M] of the tokens in the loss, where the output head is.
-
-        A model's layers may lie on several devices: `hidden` is where its last one is. Under autocast `hidden` takes
-        its dtype, as the input of every linear layer does; the residual stream of float32 weights is float32.
-        """
-        head = causal.get_output_embeddings()
-        device = head.weight.device
-        return hidden.to(device, self.autocast_dtype), head.weight, head.bias, targets.to(device)
-
     def _temperature(
-        self, of_rows: torch.Tensor | None, causal: PreTrainedModel, mask: torch.Tensor
+        self, of_rows: torch.Tensor | None, mask: torch.Tensor, device: torch.device
     ) -> float | torch.Tensor:
         """One for all tokens in the loss, or [M] with that of each one's row."""
         if self.temperature is not None:
             return self.temperature
         assert of_rows is not None, "the engines' temperature changes, so every row must say its own"
-        picked = of_rows.to(mask.device).expand_as(mask)[mask]
-        return picked.to(causal.get_output_embeddings().weight.device)
+        return of_rows.to(mask.device).expand_as(mask)[mask].to(device)
 
     def _packed(self, causal: PreTrainedModel, tokens: Tokens) -> torch.Tensor:
         """Hidden states [M, D] that predict the loss's tokens. Raises RunError where layers join rows."""

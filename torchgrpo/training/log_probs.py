@@ -299,34 +299,28 @@ class _HeadGradients:
         Overwrites `pull` where it is rounded. The two nearly cancel at a likely target, so there they meet
         before the rounding, which is coarser than what remains.
         """
-        if self.head.rounds or self.head.narrow is not None:
+        head = self.head
+        inputs = head.hidden[part].to(head.dtype)
+        if head.rounds or head.narrow is not None:
             own = slope if pull_slope is None else torch.ones_like(slope)
             pull.scatter_add_(1, targets[:, None], -own[:, None])
         else:
-            self._add_targets(part, targets, slope)
-        self._subtract(part, pull, pull_slope)
-
-    def _add_targets(self, part: slice, targets: Tensor, slope: Tensor) -> None:
-        head = self.head
-        if self.hidden is not None:
-            torch.mul(head.weight[targets].to(head.dtype), slope[:, None], out=self.hidden[part])
-        if self.weight is not None:
-            self.weight.index_add_(0, targets, head.hidden[part].to(head.dtype) * slope[:, None])
+            if self.hidden is not None:
+                torch.mul(head.weight[targets].to(head.dtype), slope[:, None], out=self.hidden[part])
+            if self.weight is not None:
+                self.weight.index_add_(0, targets, inputs * slope[:, None])
+            if self.bias is not None:
+                self.bias.index_add_(0, targets, slope)
+        if pull_slope is not None:
+            inputs = inputs * pull_slope[:, None]
         if self.bias is not None:
-            self.bias.index_add_(0, targets, slope)
-
-    def _subtract(self, part: slice, pull: Tensor, slope: Tensor | None) -> None:
-        head = self.head
-        inputs = head.hidden[part].to(head.dtype)
-        if slope is not None:
-            inputs = inputs * slope[:, None]
-        if self.bias is not None:
-            self.bias.addmv_(pull.T, torch.ones_like(pull[:, 0]) if slope is None else slope, alpha=-1)
+            ones = torch.ones_like(pull[:, 0])
+            self.bias.addmv_(pull.T, ones if pull_slope is None else pull_slope, alpha=-1)
         if head.rounds:
             pull = pull.to(head.factor_dtype)  # once for both products
         if self.hidden is not None:
             back = head.back(pull)
-            self.hidden[part] -= back if slope is None else back.mul_(slope[:, None])
+            self.hidden[part] -= back if pull_slope is None else back.mul_(pull_slope[:, None])
         if self.weight is not None and not head.rounds:
             self.weight.addmm_(pull.T, inputs, alpha=-1)
         elif self.weight is not None:
