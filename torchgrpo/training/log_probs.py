@@ -314,8 +314,8 @@ class _HeadGradients:
         if pull_slope is not None:
             inputs = inputs * pull_slope[:, None]
         if self.bias is not None:
-            ones = torch.ones_like(pull[:, 0])
-            self.bias.addmv_(pull.T, ones if pull_slope is None else pull_slope, alpha=-1)
+            slopes = torch.ones_like(pull[:, 0]) if pull_slope is None else pull_slope
+            self.bias.addmv_(pull.T, slopes, alpha=-1)
         if head.rounds:
             pull = pull.to(head.factor_dtype)  # once for both products
         if self.hidden is not None:

@@ -7,7 +7,7 @@ idle one. The largest come first, which finds out at once whether the memory suf
 """
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -55,7 +55,11 @@ def share_out(
     if workers * microbatches == 1 and max_tokens is None:
         return [[_whole(batch)]]
     plan = _packed_bins if packs else _padded_bins
-    bins = _within(lambda count: plan(batch.tokens, count * workers, max_tokens), microbatches, max_tokens)
+    bins = plan(batch.tokens, microbatches * workers, max_tokens)
+    while max_tokens is not None and any(len(one.rows) > 1 and one.positions > max_tokens for one in bins):
+        microbatches += max(1, microbatches // 16)
+        bins = plan(batch.tokens, microbatches * workers, max_tokens)
+    bins = sorted((one for one in bins if one.rows), key=lambda one: one.positions, reverse=True)
     if workers == 1 and len(bins) == 1:
         return [[_whole(batch)]]
     dealt: list[list[Microbatch]] = [[] for _ in range(workers)]
@@ -107,16 +111,6 @@ def share_apart(
         for share, dealt in zip(shares, share_out(part, workers, count, max_tokens, packs), strict=True):
             share += [replace(one, rows=rows[one.rows], teaches=taught) for one in dealt]
     return shares
-
-
-def _within(bins_of: Callable[[int], list[Bin]], microbatches: int, max_tokens: int | None) -> list[Bin]:
-    """The bins that are not empty, the largest first: of the least count from `microbatches` on that fits."""
-    while True:
-        bins = bins_of(microbatches)
-        if max_tokens is None or all(len(one.rows) <= 1 or one.positions <= max_tokens for one in bins):
-            filled = [one for one in bins if one.rows]
-            return sorted(filled, key=lambda one: one.positions, reverse=True)
-        microbatches += max(1, microbatches // 16)
 
 
 def _whole(batch: Batch) -> Microbatch:

@@ -35,7 +35,11 @@ def check_files(config: ModelConfig, tokenizer: PreTrainedTokenizerBase, longest
     with loading("the model", config.name), quiet_library():
         _check_weights(config.name)
         bare = skeleton(config)
-        shapes = _shapes(config.name)
+        shapes: dict[str, torch.Tensor] = {}
+        for file in set(weight_files(model_path(config.name)).values()):
+            with safe_open(file, "pt") as opened:
+                for tensor in opened.keys():  # noqa: SIM118, it is no dict
+                    shapes[tensor] = torch.empty(opened.get_slice(tensor).get_shape(), device="meta")
         if shapes:  # other formats are read when the model is loaded
             loaded: Any = type(bare).from_pretrained(
                 None,
@@ -74,17 +78,6 @@ def _check_weights(name: str) -> None:
         "has use for such: take the model with whole weights; train_model.lora.enabled=true "
         "train_model.lora.quantization=nf4 holds it in 4 bits while it trains"
     )
-
-
-def _shapes(name: str) -> dict[str, torch.Tensor]:
-    """Tensors of the safetensors files by name, on the meta device; none without such files."""
-    files = weight_files(model_path(name))
-    found: dict[str, torch.Tensor] = {}
-    for file in set(files.values()):
-        with safe_open(file, "pt") as opened:
-            shapes = {tensor: opened.get_slice(tensor).get_shape() for tensor in opened.keys()}  # noqa: SIM118, it is no dict
-        found |= {tensor: torch.empty(shape, device="meta") for tensor, shape in shapes.items()}
-    return found
 
 
 def embedding_rows(config: ModelConfig) -> int:

@@ -130,7 +130,8 @@ class PolicyWeights:
 
     def publish(self) -> list[PolicyTensor]:
         """What a push carries; of frozen parameters without an adapter it tells that they never change."""
-        frozen = _frozen(self.model)
+        parameters = causal_model(self.model).named_parameters(remove_duplicate=False)
+        frozen = {_plain_name(name) for name, parameter in parameters if not parameter.requires_grad}
         return [
             replace(tensor, constant=self._mark) if tensor.layer is None and tensor.name in frozen else tensor
             for tensor in self._pushed(self.model)
@@ -157,12 +158,6 @@ def _tensors(model: Any) -> Iterator[tuple[str, torch.Tensor, Any]]:
         if adapts and any(layer.use_dora.get(adapter, False) for adapter in layer.active_adapters):
             raise ConfigError("a DoRA adapter cannot be pushed merged: train_model.lora supports plain LoRA")
         yield _plain_name(name), tensor, layer
-
-
-def _frozen(model: nn.Module) -> frozenset[str]:
-    """The Hugging Face names of the parameters that no optimizer changes."""
-    parameters = causal_model(model).named_parameters(remove_duplicate=False)
-    return frozenset(_plain_name(name) for name, parameter in parameters if not parameter.requires_grad)
 
 
 def _plain_name(name: str) -> str:

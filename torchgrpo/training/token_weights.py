@@ -46,7 +46,11 @@ def mismatch_weight(policy: PolicyConfig, inputs: LossInputs) -> Tensor:
         return torch.ones_like(inputs.old)
     weight = _bounded(policy, inputs)
     if policy.mismatch_normalize:
-        weight = weight / _mean_weight(policy, weight, inputs.mask)
+        if policy.mismatch_level == "token":
+            average = mean(weight, inputs.mask)
+        else:  # over rows that have some
+            average = mean(row_mean(weight, inputs.mask), inputs.mask.any(dim=1, keepdim=True))
+        weight = weight / torch.where(average > SMALLEST_MEAN, average, 1.0)
     if policy.objective == "vespo":  # it is in the sequence's ratio
         return torch.ones_like(weight)
     if policy.objective == "geometric":
@@ -67,15 +71,6 @@ def _bounded(policy: PolicyConfig, inputs: LossInputs) -> Tensor:
 
 def _cap(policy: PolicyConfig) -> float:
     return float("inf") if policy.mismatch_cap is None else policy.mismatch_cap
-
-
-def _mean_weight(policy: PolicyConfig, weight: Tensor, mask: Tensor) -> Tensor:
-    """Over tokens, or over rows that have some; 1 where there is nothing to divide by."""
-    if policy.mismatch_level == "token":
-        average = mean(weight, mask)
-    else:
-        average = mean(row_mean(weight, mask), mask.any(dim=1, keepdim=True))
-    return torch.where(average > SMALLEST_MEAN, average, 1.0)
 
 
 SMALLEST_MEAN = 1e-8
