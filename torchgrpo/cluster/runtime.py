@@ -20,8 +20,6 @@ from torchgrpo.cluster.sockets import make_room_for_sockets
 
 log = logging.getLogger(__name__)
 
-_REACH_S = 10.0
-_OVERLOADED = "node timed out during startup"
 PROJECT = Path(__file__).resolve().parents[2]
 
 
@@ -113,7 +111,7 @@ def _start_local(num_cpus: int, quiet: dict[str, Any]) -> None:
             ray.init(address="local", num_cpus=num_cpus, include_dashboard=False, **quiet)
             return
         except Exception as error:
-            if last or _OVERLOADED not in str(error):
+            if last or "node timed out during startup" not in str(error):
                 raise
             log.warning("Ray did not start in time (%s); once more", error)
             ray.shutdown()
@@ -129,7 +127,7 @@ def _check_reachable(address: str) -> None:
     if not colon or not port.isdigit():
         return
     try:
-        socket.create_connection((host, int(port)), timeout=_REACH_S).close()
+        socket.create_connection((host, int(port)), timeout=10.0).close()
     except OSError as error:
         raise ConfigError(
             f"ray.address={address}: no Ray cluster answers there ({error}); start one with "

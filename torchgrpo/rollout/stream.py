@@ -162,10 +162,8 @@ class Stream:
             del self._flying[sequence]
             self.ready(group)
             self.buffer.put(sequence, group.version, group)
-            place = self._next_place() or await self._given()
-
-    def _given(self) -> asyncio.Future[_Place]:
-        """The place that will be given to a task that waits."""
-        answer: asyncio.Future[_Place] = asyncio.get_running_loop().create_future()
-        self._waiting.append(answer)
-        return answer
+            if (another := self._next_place()) is None:
+                given: asyncio.Future[_Place] = asyncio.get_running_loop().create_future()
+                self._waiting.append(given)
+                another = await given
+            place = another

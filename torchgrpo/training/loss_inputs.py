@@ -17,9 +17,9 @@ class LossInputs:
     Zeros (ratio: ones) stand outside the loss where it matters.
 
     log_prob: with gradient. old, sample, ref: other log-probs of the same tokens, without. advantage: of the reward and
-    of the teacher together. distilled: the teacher's part of it, 0 outside `mask`, or None. mask: in the loss. inside: what is summed,
-    `mask` unless `read_padding`. log_ratio: of each token, log_prob - old, with gradient. ratio: by `policy.ratio`,
-    with gradient. entropy: over the vocabulary, or None.
+    of the teacher together. distilled: the teacher's part of it, 0 outside `mask`, or None. mask: in the loss.
+    inside: what is summed, `mask` unless `read_padding`. log_ratio: of each token, log_prob - old, with gradient.
+    ratio: by `policy.ratio`, with gradient. entropy: over the vocabulary, or None.
     """
 
     log_prob: Tensor

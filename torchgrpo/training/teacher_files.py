@@ -49,8 +49,8 @@ def check_same_tokens(tokenizer: PreTrainedTokenizerBase, config: Config) -> Pre
         is_there = repr(found[different]) if different in found else "no token"
         raise ConfigError(
             f"ref_model.name={config.ref_model.name} has other tokens than model.name={config.model.name}: id "
-            f"{different} is {is_there} to it and {wanted[different]!r} to the policy. It scores the ids that the policy "
-            f"draws, so they must be the same to both: take a model of the same family, or {without}"
+            f"{different} is {is_there} to it and {wanted[different]!r} to the policy. It scores the ids that the "
+            f"policy draws, so they must be the same to both: take a model of the same family, or {without}"
         )
     rows, drawn = embedding_rows(config.reference_model), embedding_rows(config.model)
     beyond = {number: token for number, token in wanted.items() if rows <= number < drawn}

@@ -46,10 +46,6 @@ class Part:
     def nbytes(self) -> int:
         return sum(tensor.nbytes for tensor in self.described.values())
 
-    @property
-    def width(self) -> int:
-        return min(tensor.element_size() for tensor in self.described.values())
-
 
 def write_safetensors(
     folder: Path, parts: Sequence[Part], stem: str = "model", largest: int = LARGEST_FILE
@@ -78,7 +74,11 @@ def _files(parts: Sequence[Part], largest: int) -> list[list[Part]]:
             filled = 0
         files[-1].append(part)
         filled += part.nbytes
-    return [sorted(mine, key=lambda part: part.width, reverse=True) for mine in files]
+
+    def width(part: Part) -> int:
+        return min(tensor.element_size() for tensor in part.described.values())
+
+    return [sorted(mine, key=width, reverse=True) for mine in files]
 
 
 def _write(path: Path, parts: Sequence[Part]) -> None:

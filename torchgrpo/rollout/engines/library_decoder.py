@@ -20,7 +20,7 @@ from torchgrpo.rollout.engines.sampler import Request, Response
 
 
 class LibraryDecoder:
-    """A `Decoder` for every model that `generate` takes.
+    """Requests in, finished groups out, for every model that `generate` takes; as `RunningDecoder`.
 
     Raises:
         ConfigError: `generate` does not take this one.
@@ -33,9 +33,6 @@ class LibraryDecoder:
         self._waiting: list[Request] = []
         # What the model's files say of sampling would change the distribution.
         model.generation_config = GenerationConfig(do_sample=False, use_cache=True)
-        self._try()
-
-    def _try(self) -> None:
         try:
             with torch.inference_mode():
                 self.model.generate(

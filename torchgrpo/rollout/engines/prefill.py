@@ -6,12 +6,12 @@ What is kept belongs to the weights: a push clears it.
 from bisect import bisect_left, insort
 from collections.abc import Sequence
 from itertools import takewhile
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
-from transformers.cache_utils import DynamicLayer
 
 from torchgrpo.rollout.engines.running_cache import Computed
 
@@ -56,19 +56,15 @@ class Prefill:
 
     def sequences(self, sequences: Sequence[Tokens]) -> list[Computed]:
         """As asked, none of which is kept; only what all begin with is."""
-        shared = self._shared(sequences)
+        # Without the last token of any, whose logits are wanted.
+        first, last = min(sequences), max(sequences)
+        shared = first[: min(common(first, last), min(map(len, sequences)) - 1)]
         prefix, known = self._nearest(shared)
         if len(sequences) > 1 and len(shared) - known >= _WORTH:
             (prefix,) = self._forward([shared], prefix, known)
             self._keep(shared, prefix)
             known = len(shared)
         return self._forward(sequences, prefix, known)
-
-    def _shared(self, sequences: Sequence[Tokens]) -> Tokens:
-        """What all begin with, and without the last token of any, whose logits are wanted."""
-        first, last = min(sequences), max(sequences)
-        length = min(common(first, last), min(len(sequence) for sequence in sequences) - 1)
-        return first[:length]
 
     def _nearest(self, wanted: Tokens) -> tuple[Computed | None, int]:
         """Of all that is kept, what begins most like `wanted`, a neighbour in the alphabet; and for how long."""
@@ -113,21 +109,15 @@ class Prefill:
             use_cache=True,
             logits_to_keep=last.to(device),
         ).logits
-        layers = [_filled(layer) for layer in cache.layers]
+        layers: list[Any] = cache.layers
         return [
             Computed(
-                [keys[row, :, :length] for keys, _ in layers],
-                [values[row, :, :length] for _, values in layers],
+                [layer.keys[row, :, :length] for layer in layers],
+                [layer.values[row, :, :length] for layer in layers],
                 logits[row, column],
             )
             for row, (length, column) in enumerate(zip(lengths.tolist(), where.tolist(), strict=True))
         ]
-
-
-def _filled(layer: object) -> tuple[Tensor, Tensor]:
-    """Keys and values that a forward left, [rows, heads, length, D] each."""
-    assert isinstance(layer, DynamicLayer) and layer.keys is not None and layer.values is not None
-    return layer.keys, layer.values
 
 
 def _begun(prefix: Computed | None, known: int, shape: tuple[int, ...]) -> tuple[DynamicCache, Tensor | None]:

@@ -47,7 +47,7 @@ class _Row:
 
 
 class RunningDecoder:
-    """A `Decoder` with keys and values of its own.
+    """Requests in, finished groups out, with keys and values of its own.
 
     Args:
         model: of an architecture with `plain_attention`; its attention is replaced.
@@ -82,7 +82,10 @@ class RunningDecoder:
     def step(self, version: int) -> list[Response]:
         """One token for every row, those of waiting requests included."""
         self._version = version
-        self._restart()
+        stopped, self._stopped = self._stopped, []  # by a push, each to go on with its next token
+        stopped.sort(key=_age)
+        for age, together in groupby(stopped, key=_age):
+            self._continue(list(together), age)
         self._admit()
         return self.advance(version)
 
@@ -168,11 +171,8 @@ class RunningDecoder:
         counters = np.array([len(row.completion.token_ids) for row in rows], dtype=np.uint64)
         tokens, log_probs = draw(samplings.log_probs(logits), seeds, counters)
         for row, token, log_prob in zip(rows, tokens.tolist(), log_probs.tolist(), strict=True):
-            self._extend(row, token, log_prob)
-
-    def _extend(self, row: _Row, token: int, log_prob: float) -> None:
-        limit = row.request.sampling.max_tokens
-        append_token(row.completion, token, log_prob, self._version, self.eos_token_ids, limit)
+            limit = row.request.sampling.max_tokens
+            append_token(row.completion, token, log_prob, self._version, self.eos_token_ids, limit)
 
     def _drop_ended(self) -> None:
         """Rows that ended leave the batch."""
@@ -186,13 +186,6 @@ class RunningDecoder:
         self._cache.bands = [band for band in self._cache.bands if band.rows]
         self._rows = rows
         self._filter = Filter([row.request.sampling for row in rows], self.model.device)
-
-    def _restart(self) -> None:
-        """Continue what a push has stopped, each row with its next token."""
-        stopped, self._stopped = self._stopped, []
-        stopped.sort(key=_age)
-        for age, together in groupby(stopped, key=_age):
-            self._continue(list(together), age)
 
     def _continue(self, rows: list[_Row], age: int) -> None:
         """Continue rows of `age` tokens each as one band; a group's prompt is that of its first row."""

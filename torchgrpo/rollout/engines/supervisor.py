@@ -270,7 +270,8 @@ class Supervisor:
         slot.end = why
         slot.pending, slot.polling, slot.submitting = None, None, []
         in_a_row = slot.lost_in_a_row + 1
-        if max(in_a_row, self.groups.times_lost(groups)) >= self.settings.max_attempts:
+        of_groups = (self.groups.times_lost[group.request_id] for group in groups)
+        if max(in_a_row, *of_groups) >= self.settings.max_attempts:
             raise EngineLost(
                 f"{slot.place} was lost {in_a_row} times in a row, the last time with {len(groups)} groups in "
                 f"flight: {why}"
@@ -309,10 +310,7 @@ class Supervisor:
                 f"{limit:.0f} s for it; it made {slot.steps} steps since its start (pid {slot.pid}); if it is only "
                 "slow, raise inference_model.request_timeout_s",
             )
-        self._check_absent(now)
-
-    def _check_absent(self, now: float) -> None:
-        """An engine that does not come back is told of once; when none does, that is the end."""
+        # An engine that does not come back is told of once; when none does, that is the end.
         absent = [slot for slot in self.slots if slot.state != "live"]
         late = [slot for slot in absent if now - slot.since > self.settings.start_timeout_s]
         if len(late) == len(self.slots):

@@ -78,7 +78,11 @@ class InPlace:
         self._scratch: list[torch.Tensor] = []
 
     def load(self, weights: NamedTensors) -> None:
-        matrices = [_Packed(layer, self._scratch) for layer in self._model.modules() if _only_packed(layer)]
+        from vllm.model_executor.layers.linear import LinearBase
+
+        linear = [layer for layer in self._model.modules() if isinstance(layer, LinearBase)]
+        # vLLM leaves an empty tensor where it has packed a matrix.
+        matrices = [_Packed(layer, self._scratch) for layer in linear if layer.weight.numel() == 0]
         try:
             for matrix in matrices:
                 matrix.expect()
@@ -118,14 +122,6 @@ def _embeddings(model: Any) -> list[tuple[str, Any]]:
     return [(name, layer) for name, layer in layers if isinstance(layer, VocabParallelEmbedding)]
 
 
-def _only_packed(layer: Any) -> bool:
-    """vLLM leaves an empty tensor where it has packed a matrix."""
-    from vllm.model_executor.layers.linear import LinearBase
-
-    linear = isinstance(layer, LinearBase)
-    return linear and layer.weight.numel() == 0
-
-
 class _Packed:
     """A linear layer whose matrix vLLM has in its own format alone, while a push arrives.
 
@@ -161,7 +157,10 @@ class _Packed:
         self._fill(self._matrix, shard, *args, **kwargs)
         self.arrived += shard.numel()
         if self.arrived == self._matrix.numel():
-            self._pack()
+            self.layer.weight = self._matrix
+            self.layer.quant_method.process_weights_after_loading(self.layer)
+            self._buffers.append(self._flat)
+            self._matrix, self.arrived = None, 0
 
     def _in_scratch(self) -> Any:
         size = self._expected.numel()
@@ -172,12 +171,6 @@ class _Packed:
         matrix.__class__ = self._expected.__class__
         matrix.__dict__ = self._expected.__dict__.copy()
         return matrix
-
-    def _pack(self) -> None:
-        self.layer.weight = self._matrix
-        self.layer.quant_method.process_weights_after_loading(self.layer)
-        self._buffers.append(self._flat)
-        self._matrix, self.arrived = None, 0
 
     def close(self) -> None:
         """Of a matrix that got no shard, the packed one stays."""
