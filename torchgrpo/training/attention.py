@@ -122,9 +122,21 @@ def _attend_by_segments(
 ) -> Tensor:
     """[1, L, heads, D]. A compiled layer is cut here: what is called depends on where the segments lie."""
     segments.layers += 1
-    if query.device.type in BLOCKED and dropout == 0.0:
-        return _attend_in_blocks(query, key, value, segments, scaling)
-    return segments.calls(query.device).attend(query, key, value, scaling, dropout)
+    device = query.device
+    if device.type not in BLOCKED or dropout != 0.0:
+        return segments.calls(device).attend(query, key, value, scaling, dropout)
+    # Flex attention takes operands of one dtype and no part in autocast.
+    dtype = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else value.dtype
+    kernel = _compiled() if device.type == "cuda" else flex_attention
+    out: Tensor = kernel(
+        query.to(dtype),
+        key.to(dtype),
+        value.to(dtype),
+        block_mask=segments.block_mask(device),
+        scale=scaling,
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
+    return out.transpose(1, 2)
 
 
 AttentionInterface.register(NAME, attend)
@@ -322,21 +334,3 @@ def _spans(starts: Tensor, lengths: Tensor) -> Tensor:
 @cache
 def _compiled() -> Any:
     return torch.compile(flex_attention, dynamic=True)
-
-
-def _attend_in_blocks(
-    query: Tensor, key: Tensor, value: Tensor, segments: Segments, scaling: float | None
-) -> Tensor:
-    """[1, L, heads, D] by flex attention, which takes operands of one dtype and no part in autocast."""
-    device = query.device
-    dtype = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else value.dtype
-    kernel = _compiled() if device.type == "cuda" else flex_attention
-    out: Tensor = kernel(
-        query.to(dtype),
-        key.to(dtype),
-        value.to(dtype),
-        block_mask=segments.block_mask(device),
-        scale=scaling,
-        enable_gqa=query.shape[1] != key.shape[1],
-    )
-    return out.transpose(1, 2)

@@ -76,6 +76,10 @@ class ResponseScorer:
         hidden_states = self._packed if self.packs else self._whole
         head = causal.get_output_embeddings()
         device = head.weight.device
+        divisor: float | torch.Tensor | None = self.temperature
+        if divisor is None:
+            assert temperature is not None, "the engines' temperature changes, so every row must say its own"
+            divisor = temperature.to(mask.device).expand_as(mask)[mask].to(device)
         with torch.autocast(
             causal.device.type,
             self.autocast_dtype,
@@ -87,7 +91,7 @@ class ResponseScorer:
                 head.weight,
                 head.bias,
                 tokens.response[mask].to(device),
-                temperature=self._temperature(temperature, mask, device),
+                temperature=divisor,
                 chunk_size=self.chunk_size,
                 with_entropy=with_entropy,
                 top_p=self.top_p,
@@ -100,15 +104,6 @@ class ResponseScorer:
             return packed_positions(tokens)
         lengths = tokens.prompt_mask.sum(1) + tokens.response_mask.sum(1)
         return len(tokens) * int(lengths.max())
-
-    def _temperature(
-        self, of_rows: torch.Tensor | None, mask: torch.Tensor, device: torch.device
-    ) -> float | torch.Tensor:
-        """One for all tokens in the loss, or [M] with that of each one's row."""
-        if self.temperature is not None:
-            return self.temperature
-        assert of_rows is not None, "the engines' temperature changes, so every row must say its own"
-        return of_rows.to(mask.device).expand_as(mask)[mask].to(device)
 
     def _packed(self, causal: PreTrainedModel, tokens: Tokens) -> torch.Tensor:
         """Hidden states [M, D] that predict the loss's tokens. Raises RunError where layers join rows."""

@@ -55,7 +55,21 @@ def check_files(config: ModelConfig, tokenizer: PreTrainedTokenizerBase, longest
     limit = rope_limit(bare.config.get_text_config().to_dict())
     if limit and longest > limit:
         raise ConfigError(beyond_rope_limit(config.name, longest, limit))
-    _check_ids(config.name, bare, tokenizer)
+    rows = _rows(bare)
+    added = tokenizer.added_tokens_encoder  # which may be beyond the embedding: they may be in no prompt
+    ends = {tokenizer.eos_token_id, turn_end(tokenizer)}
+    beyond = {
+        token: number
+        for token, number in tokenizer.get_vocab().items()
+        if number >= rows and (token not in added or number in ends)
+    }
+    if beyond:
+        token, number = max(beyond.items(), key=lambda pair: pair[1])
+        raise ConfigError(
+            f"model.name={config.name}: its tokenizer has {len(beyond)} tokens beyond the {rows} rows of the model's "
+            f"embedding ({token!r} is {number}): take the tokenizer that the model was trained with, or "
+            "`model.resize_token_embeddings(len(tokenizer))` and save both"
+        )
 
 
 def _check_weights(name: str) -> None:
@@ -89,22 +103,3 @@ def _rows(model: PreTrainedModel) -> int:
     embedding: Any = model.get_input_embeddings()
     rows: int = embedding.weight.shape[0]
     return rows
-
-
-def _check_ids(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Refuse tokens beyond the embedding, but added ones, which may be in no prompt."""
-    rows = _rows(model)
-    added = tokenizer.added_tokens_encoder
-    ends = {tokenizer.eos_token_id, turn_end(tokenizer)}
-    beyond = {
-        token: number
-        for token, number in tokenizer.get_vocab().items()
-        if number >= rows and (token not in added or number in ends)
-    }
-    if beyond:
-        token, number = max(beyond.items(), key=lambda pair: pair[1])
-        raise ConfigError(
-            f"model.name={name}: its tokenizer has {len(beyond)} tokens beyond the {rows} rows of the model's "
-            f"embedding ({token!r} is {number}): take the tokenizer that the model was trained with, or "
-            "`model.resize_token_embeddings(len(tokenizer))` and save both"
-        )

@@ -191,7 +191,10 @@ def load_frozen(config: ModelConfig, device: torch.device, autocast: torch.dtype
     if autocast is not None and dtype == torch.float32:
         bare = skeleton(config)
         architecture = type(bare)
-        wide = {"_keep_in_fp32_modules_strict": outside_linear_layers(bare)}
+        others = (module for module in bare.modules() if not isinstance(module, nn.Linear))
+        held = {id(parameter) for module in others for parameter in module.parameters(recurse=False)}
+        named = bare.named_parameters()
+        wide = {"_keep_in_fp32_modules_strict": {name for name, one in named if id(one) in held}}
         dtype, loader = autocast, type(architecture.__name__, (architecture,), wide)
     model = _load(loader, config, dtype, device)
     # Its linear layers may be in half precision already, which needs autocast to compute at all.
@@ -227,13 +230,6 @@ def _on_meta(config: PreTrainedConfig, dtype: torch.dtype, attn_implementation: 
             config, dtype=dtype, attn_implementation=attn_implementation
         )
     return model
-
-
-def outside_linear_layers(model: PreTrainedModel) -> set[str]:
-    """Names of the parameters that are not a linear layer's alone."""
-    others = (module for module in model.modules() if not isinstance(module, nn.Linear))
-    held = {id(parameter) for module in others for parameter in module.parameters(recurse=False)}
-    return {name for name, parameter in model.named_parameters() if id(parameter) in held}
 
 
 def _load(

@@ -34,7 +34,6 @@ ADAPTER = "adapter"
 """The folder of the adapter alone, inside the model's."""
 _OF_PEFT = "base_model.model."
 """Begins the names of the model's layers where peft has wrapped it."""
-_LAYER = re.compile(r".*\blayers\.\d+\.")
 
 
 class ModelWriter:
@@ -134,12 +133,12 @@ class ModelWriter:
             return [Part({name: one}, partial(_only, name, made[name])) for name, one in described.items()]
         layers: dict[str, list[str]] = {}
         for name in described:
-            layer = _LAYER.match(name)
+            layer = re.match(r".*\blayers\.\d+\.", name)
             layers.setdefault(layer[0] if layer else name, []).append(name)
         return [
             Part(
                 self._as_in_files({name: described[name] for name in names}),
-                partial(self._layer_made, {name: made[name] for name in names}),
+                lambda names=names: self._as_in_files({name: made[name]() for name in names}),
             )
             for names in layers.values()
         ]
@@ -147,9 +146,6 @@ class ModelWriter:
     def _as_in_files(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         renamed: dict[str, Tensor] = revert_weight_conversion(self.plain, dict(tensors))
         return renamed
-
-    def _layer_made(self, made: Mapping[str, "partial[Tensor]"]) -> dict[str, Tensor]:
-        return self._as_in_files({name: make() for name, make in made.items()})
 
     def _found(self, tensor: PolicyTensor, saved: SavedTensors, read: Any) -> Tensor:
         """What a checkpoint holds of a tensor, by `read`, or else the model's own."""

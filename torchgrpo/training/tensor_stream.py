@@ -54,23 +54,20 @@ class TensorStream:
         """The bytes of tensor `index`."""
         number, begins = self._places[index]
         if self._here is None or self._here[0] != number:
-            self._here = number, self._taken(number)
+            begun, calls = self._ahead or (number, self._gather(number))
+            if begun != number:
+                calls = self._gather(number)
+            gathered = self.ranks.answers(calls, "its shards of the tensors of a push")[0]
+            later = number + 1
+            self._ahead = (later, self._gather(later)) if later < len(self._blocks) else None
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+                self._here = number, torch.from_numpy(gathered)
         return self._here[1][begins : begins + self.tensors[index].nbytes]
 
     def forget(self) -> None:
         """What was gathered is of weights that may have changed since."""
         self._ahead = self._here = None
-
-    def _taken(self, number: int) -> Tensor:
-        begun, calls = self._ahead or (number, self._gather(number))
-        if begun != number:
-            calls = self._gather(number)
-        gathered = self.ranks.answers(calls, "its shards of the tensors of a push")[0]
-        later = number + 1
-        self._ahead = (later, self._gather(later)) if later < len(self._blocks) else None
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "The given NumPy array is not writable")
-            return torch.from_numpy(gathered)
 
     def _gather(self, number: int) -> list[Reference]:
         return self.ranks.begin_same("tensors", self._blocks[number])

@@ -75,14 +75,6 @@ def _token(value: Tensor, mask: Tensor, low: float, high: float) -> Outside:
     return value < low, value > high
 
 
-def _sum(value: Tensor, mask: Tensor, low: float, high: float) -> Outside:
-    return _token(row_sum(value, mask).expand_as(value), mask, low, high)
-
-
-def _mean(value: Tensor, mask: Tensor, low: float, high: float) -> Outside:
-    return _token(row_mean(value, mask).expand_as(value), mask, low, high)
-
-
 def _each(value: Tensor, mask: Tensor, low: float, high: float) -> Outside:
     below, above = _token(value, mask, low, high)
     return tuple((mask & some).any(dim=1, keepdim=True).expand_as(mask) for some in (below, above))  # type: ignore[return-value]
@@ -90,8 +82,8 @@ def _each(value: Tensor, mask: Tensor, low: float, high: float) -> Outside:
 
 LEVELS: dict[str, Callable[[Tensor, Tensor, float, float], Outside]] = {
     "token": _token,
-    "sum": _sum,
-    "mean": _mean,
+    "sum": lambda value, mask, low, high: _token(row_sum(value, mask).expand_as(value), mask, low, high),
+    "mean": lambda value, mask, low, high: _token(row_mean(value, mask).expand_as(value), mask, low, high),
     "each": _each,
 }
 

@@ -115,10 +115,6 @@ class _Sampling(LogitsProcessor):
         self._count = 0
         self.completions = [SampledCompletion([], [], [], "abort") for _ in self._limits]
 
-    @property
-    def ended(self) -> bool:
-        return all(one.finish_reason != "abort" for one in self.completions)
-
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         counters = np.full(len(self._seeds), self._count, dtype=np.uint64)
         tokens, log_probs = draw(self._filter.log_probs(scores), self._seeds, counters)
@@ -137,5 +133,5 @@ class _AllEnded(StoppingCriteria):
         self._sampling = sampling
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **others: object) -> torch.Tensor:
-        ended = self._sampling.ended
+        ended = all(one.finish_reason != "abort" for one in self._sampling.completions)
         return torch.full((len(input_ids),), ended, dtype=torch.bool, device=input_ids.device)

@@ -59,22 +59,17 @@ class Prefill:
         # Without the last token of any, whose logits are wanted.
         first, last = min(sequences), max(sequences)
         shared = first[: min(common(first, last), min(map(len, sequences)) - 1)]
-        prefix, known = self._nearest(shared)
+        # Of all that is kept, what begins most like it is a neighbour in the alphabet.
+        place = bisect_left(self._sorted, shared)
+        near = self._sorted[max(place - 1, 0) : place + 1]
+        best = max(near, key=lambda one: common(one, shared), default=())
+        known = common(best, shared)
+        prefix, known = (self._use(best), known) if known >= _WORTH else (None, 0)
         if len(sequences) > 1 and len(shared) - known >= _WORTH:
             (prefix,) = self._forward([shared], prefix, known)
             self._keep(shared, prefix)
             known = len(shared)
         return self._forward(sequences, prefix, known)
-
-    def _nearest(self, wanted: Tokens) -> tuple[Computed | None, int]:
-        """Of all that is kept, what begins most like `wanted`, a neighbour in the alphabet; and for how long."""
-        place = bisect_left(self._sorted, wanted)
-        near = self._sorted[max(place - 1, 0) : place + 1]
-        if not near:
-            return None, 0
-        best = max(near, key=lambda one: common(one, wanted))
-        known = common(best, wanted)
-        return (self._use(best), known) if known >= _WORTH else (None, 0)
 
     def _use(self, tokens: Tokens) -> Computed:
         self._kept[tokens] = self._kept.pop(tokens)

@@ -25,9 +25,6 @@ from torchgrpo.rollout.engines.prefill import Prefill
 from torchgrpo.rollout.engines.running_cache import Band, Computed, RunningCache, alike
 from torchgrpo.rollout.engines.sampler import Request, Response
 
-_FREE_TO_ADMIT = 1 / 8
-"""Share of the places that is free before waiting requests are admitted: together they are one band of the cache."""
-
 
 @dataclass
 class _Row:
@@ -105,17 +102,17 @@ class RunningDecoder:
         self._prefill.clear()
 
     def clear(self) -> None:
+        self.renew()
         self._waiting.clear()
-        self._rows.clear()
         self._stopped.clear()
         self._groups.clear()
-        self._cache.bands.clear()
-        self._prefill.clear()
 
     def _admit(self) -> None:
         """Move waiting requests into free places and draw the first token of each new row."""
         free = self.max_num_seqs - len(self._rows)
-        if self._rows and free < self.max_num_seqs * _FREE_TO_ADMIT:
+        if (
+            self._rows and free < self.max_num_seqs / 8
+        ):  # those that are admitted together are one band of the cache
             return
         requests: list[Request] = []
         while self._waiting and (self._waiting[0].n <= free or not (self._rows or requests)):

@@ -234,26 +234,21 @@ class Supervisor:
     def arrived(self, slot: Slot, value: Any) -> None:
         """A start (value: process id) or a load is done."""
         slot.pending = None
-        if slot.state == "loading":
-            self._serve(slot)
-            return
-        slot.pid = value
-        if self._last_push is None:
-            self._serve(slot)
-        else:
-            self._begin_load(slot)
-
-    def _begin_load(self, slot: Slot) -> None:
-        assert self._last_push is not None
-        slot.state, slot.since = "loading", time.monotonic()
-        slot.pending = slot.actor.load.remote(self._last_push, self.version)
-
-    def _serve(self, slot: Slot) -> None:
+        if slot.state == "starting":
+            slot.pid = value
+            if self._last_push is not None:
+                self._begin_load(slot)
+                return
         if slot.replaces_lost:
             slot.replaces_lost = False
             log.warning("%s is back, with policy version %d (pid %d)", slot.place, self.version, slot.pid)
         slot.state = "live"
         self.groups.open(slot.number)
+
+    def _begin_load(self, slot: Slot) -> None:
+        assert self._last_push is not None
+        slot.state, slot.since = "loading", time.monotonic()
+        slot.pending = slot.actor.load.remote(self._last_push, self.version)
 
     def engine_lost(self, slot: Slot, why: str) -> None:
         """Queue the slot's groups anew and start another engine in its place.
@@ -270,8 +265,8 @@ class Supervisor:
         slot.end = why
         slot.pending, slot.polling, slot.submitting = None, None, []
         in_a_row = slot.lost_in_a_row + 1
-        of_groups = (self.groups.times_lost[group.request_id] for group in groups)
-        if max(in_a_row, *of_groups) >= self.settings.max_attempts:
+        losses = [in_a_row, *(self.groups.times_lost[group.request_id] for group in groups)]
+        if max(losses) >= self.settings.max_attempts:
             raise EngineLost(
                 f"{slot.place} was lost {in_a_row} times in a row, the last time with {len(groups)} groups in "
                 f"flight: {why}"
