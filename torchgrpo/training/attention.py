@@ -155,10 +155,6 @@ class Call:
     keys: Tensor
     mask: Tensor | None
 
-    def to(self, device: torch.device) -> "Call":
-        mask = None if self.mask is None else self.mask.to(device)
-        return Call(self.queries.to(device), self.keys.to(device), mask)
-
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, dropout: float
     ) -> Tensor:
@@ -197,8 +193,8 @@ class Calls:
 
     @classmethod
     def of(cls, segments: Segments, device: torch.device) -> "Calls":
-        planned = list(_planned(segments))
-        made = tuple(call.to(device) for call, _ in planned)
+        planned = list(_planned(segments, device))
+        made = tuple(call for call, _ in planned)
         begins, given = 0, []
         for call, (rows, columns, positions) in planned:
             given.append(np.stack([positions, begins + rows * call.queries.shape[1] + columns]))
@@ -235,14 +231,14 @@ Given = tuple[np.ndarray, np.ndarray, np.ndarray]
 """Outputs that a call is for: its rows, the columns of its queries, and the positions that these are, [count] each."""
 
 
-def _planned(segments: Segments) -> Iterator[tuple[Call, Given]]:
+def _planned(segments: Segments, device: torch.device) -> Iterator[tuple[Call, Given]]:
     """Calls that together give every position once: prompts alone, responses behind the keys of theirs."""
     spans = (segments.prompt_starts, segments.prompt_lengths, segments.starts, segments.lengths)
     prompts, prompt_lengths, starts, lengths = (each.cpu().numpy() for each in spans)
     groups = segments.groups.cpu().numpy()
     for chosen in _alike(prompt_lengths):
         places, given = _row_places(prompts[chosen], prompt_lengths[chosen])
-        kept = torch.from_numpy(places)
+        kept = torch.from_numpy(places).to(device)
         yield Call(kept, kept, None), given
     continued = lengths > 0
     for prompt_length in np.unique(prompt_lengths[groups[continued]]):
@@ -253,8 +249,9 @@ def _planned(segments: Segments) -> Iterator[tuple[Call, Given]]:
             queries, given = _row_places(starts[some], lengths[some])
             seen = prompts[groups[some], None] + np.arange(seen_length)
             mask = torch.ones(queries.shape[1], seen_length + queries.shape[1], dtype=torch.bool)
-            keys = torch.from_numpy(np.concatenate([seen, queries], axis=1))
-            yield Call(torch.from_numpy(queries), keys, mask.tril(seen_length)), given
+            keys = torch.from_numpy(np.concatenate([seen, queries], axis=1)).to(device)
+            mask = mask.tril(seen_length).to(device)
+            yield Call(torch.from_numpy(queries).to(device), keys, mask), given
 
 
 def _row_places(starts: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, Given]:

@@ -136,7 +136,13 @@ def _packed_bins(tokens: Tokens, count: int, max_tokens: int | None) -> list[Bin
     limit, best = total if max_tokens is None else max_tokens, None
     while True:
         parts = _cut(groups, prompts, own, limit)
-        bins = _longest_first(parts, count)
+        held: list[list[int]] = [[] for _ in range(count)]
+        loads = [(0, place) for place in range(count)]  # a heap: each part goes to the bin that holds least
+        for part in sorted(parts, key=lambda part: part.positions, reverse=True):
+            load, place = loads[0]
+            held[place] += part.rows
+            heapq.heapreplace(loads, (load + part.positions, place))
+        bins = [Bin(held[place], load) for load, place in loads]
         largest = max(one.positions for one in bins)
         if best is None or largest < max(one.positions for one in best):
             best = bins
@@ -159,17 +165,6 @@ def _cut(groups: Sequence[int], prompts: Sequence[int], own: Sequence[int], limi
         rows = [*rows, row]
         positions += length
     return [*parts, Bin(rows, positions)]
-
-
-def _longest_first(parts: Sequence[Bin], count: int) -> list[Bin]:
-    """`count` bins, each part in the one that holds least."""
-    rows: list[list[int]] = [[] for _ in range(count)]
-    loads = [(0, place) for place in range(count)]
-    for part in sorted(parts, key=lambda part: part.positions, reverse=True):
-        load, place = loads[0]
-        rows[place] += part.rows
-        heapq.heapreplace(loads, (load + part.positions, place))
-    return [Bin(rows[place], load) for load, place in loads]
 
 
 def _padded_bins(tokens: Tokens, count: int, max_tokens: int | None) -> list[Bin]:

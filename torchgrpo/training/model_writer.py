@@ -32,8 +32,6 @@ from torchgrpo.training.trained_parameters import MODEL, brought, check_same_mod
 
 ADAPTER = "adapter"
 """The folder of the adapter alone, inside the model's."""
-_OF_PEFT = "base_model.model."
-"""Begins the names of the model's layers where peft has wrapped it."""
 
 
 class ModelWriter:
@@ -131,6 +129,10 @@ class ModelWriter:
         made = {one.name: partial(self._made, one, saved) for one in self.weights}
         if self._as_in_files(described).keys() == described.keys():
             return [Part({name: one}, partial(_only, name, made[name])) for name, one in described.items()]
+
+        def of_layer(names: list[str]) -> dict[str, Tensor]:
+            return self._as_in_files({name: made[name]() for name in names})
+
         layers: dict[str, list[str]] = {}
         for name in described:
             layer = re.match(r".*\blayers\.\d+\.", name)
@@ -138,7 +140,7 @@ class ModelWriter:
         return [
             Part(
                 self._as_in_files({name: described[name] for name in names}),
-                lambda names=names: self._as_in_files({name: made[name]() for name in names}),
+                partial(of_layer, names),
             )
             for names in layers.values()
         ]
@@ -149,7 +151,7 @@ class ModelWriter:
 
     def _found(self, tensor: PolicyTensor, saved: SavedTensors, read: Any) -> Tensor:
         """What a checkpoint holds of a tensor, by `read`, or else the model's own."""
-        name = f"{MODEL}{_OF_PEFT if self.lora.enabled else ''}{tensor.name}"
+        name = f"{MODEL}{'base_model.model.' if self.lora.enabled else ''}{tensor.name}"  # as peft wraps it
         found: Tensor = read(saved, name) if name in saved else tensor.source
         return found
 

@@ -228,11 +228,9 @@ def _outcome(ref: Reference) -> tuple[Any, Exception | None]:
         return None, error
 
 
-_OF_COLLECTIVES = ("gloo", "NCCL", "Connection closed by peer", "Connection reset by peer")
-
-
 def _after_others(error: Exception) -> int:
     """0 for a death, 1 for an error of the rank's own, 2 for a collective that another rank left."""
     if isinstance(error, DEATHS):
         return 0
-    return 2 if any(sign in str(error) for sign in _OF_COLLECTIVES) else 1
+    signs = ("gloo", "NCCL", "Connection closed by peer", "Connection reset by peer")
+    return 2 if any(sign in str(error) for sign in signs) else 1

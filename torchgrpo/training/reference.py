@@ -53,8 +53,8 @@ class HostMemory:
             if error:
                 raise RuntimeError(
                     f"{end / 2**30:.1f} GiB of host memory for the reference model could not be pinned (CUDA error "
-                    f"{error}): the machine or its container allows less. Give the reference a GPU (ref_model.devices), "
-                    "train a LoRA adapter (train_model.lora.enabled=true), or set policy.kl_coef=0"
+                    f"{error}): the machine or its container allows less. Give the reference a GPU "
+                    "(ref_model.devices), train a LoRA adapter (train_model.lora.enabled=true), or set policy.kl_coef=0"
                 )
             weakref.finalize(self, runtime.cudaHostUnregister, address)
         model.to(device)

@@ -29,7 +29,6 @@ _NAMES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-_ALIGNMENT = 8
 
 
 @dataclass(frozen=True)
@@ -92,7 +91,7 @@ def _write(path: Path, parts: Sequence[Part]) -> None:
             "data_offsets": [begin, end],
         }
     said = json.dumps(header, separators=(",", ":")).encode()
-    said += b" " * (-len(said) % _ALIGNMENT)
+    said += b" " * (-len(said) % 8)
     with path.open("wb") as file:
         file.write(len(said).to_bytes(8, "little"))
         file.write(said)

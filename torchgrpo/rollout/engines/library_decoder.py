@@ -71,7 +71,21 @@ class LibraryDecoder:
             else:
                 waiting.append(request)
         self._waiting = waiting
-        return self._generate(together, version) if together else []
+        if not together:
+            return []
+        prompts = torch.tensor(
+            [one.prompt for one in together for _ in range(one.n)], device=self.model.device
+        )
+        sampling = _Sampling(together, self.eos_token_ids, version, prompts.device)
+        self.model.generate(
+            prompts,
+            attention_mask=torch.ones_like(prompts),
+            max_new_tokens=max(request.sampling.max_tokens for request in together),
+            logits_processor=[sampling],
+            stopping_criteria=[_AllEnded(sampling)],
+        )
+        drawn = iter(sampling.completions)
+        return [Response(one.request_id, [next(drawn) for _ in range(one.n)]) for one in together]
 
     def advance(self, version: int) -> list[Response]:
         return []
@@ -81,23 +95,6 @@ class LibraryDecoder:
 
     def clear(self) -> None:
         self._waiting.clear()
-
-    def _generate(self, requests: list[Request], version: int) -> list[Response]:
-        counts = [request.n for request in requests]
-        prompts = torch.tensor([request.prompt for request in requests]).repeat_interleave(
-            torch.tensor(counts), 0
-        )
-        prompts = prompts.to(self.model.device)
-        sampling = _Sampling(requests, self.eos_token_ids, version, prompts.device)
-        self.model.generate(
-            prompts,
-            attention_mask=torch.ones_like(prompts),
-            max_new_tokens=max(request.sampling.max_tokens for request in requests),
-            logits_processor=[sampling],
-            stopping_criteria=[_AllEnded(sampling)],
-        )
-        rows = iter(sampling.completions)
-        return [Response(one.request_id, [next(rows) for _ in range(one.n)]) for one in requests]
 
 
 class _Sampling(LogitsProcessor):
