@@ -41,11 +41,6 @@ def can_pack(model: PreTrainedModel) -> bool:
     return plain_attention(model.config.to_dict())
 
 
-def attend_by_segments(model: PreTrainedModel) -> None:
-    """Makes `model` accept `segments` in its forward, for good: checkpointing attends again in the backward pass."""
-    model.set_attn_implementation(NAME)
-
-
 class Segments:
     """Where prompts and responses lie in a packed sequence. int64, P prompts and N responses, in their order.
 

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from config.schema.errors import RunError
 from torchgrpo.records.batch import Tokens
 from torchgrpo.training.adapters import causal_model
-from torchgrpo.training.attention import attend_by_segments, can_pack
+from torchgrpo.training.attention import NAME, can_pack
 from torchgrpo.training.log_probs import selected_log_probs
 from torchgrpo.training.packing import pack, packed_positions
 from torchgrpo.training.sharding import Within, directly
@@ -54,7 +54,8 @@ class ResponseScorer:
         causal = causal_model(self.model)
         self.packs = self.packs and can_pack(causal)
         if self.packs:
-            attend_by_segments(causal)
+            # For good: checkpointing attends again in the backward pass.
+            causal.set_attn_implementation(NAME)
 
     def __call__(
         self, tokens: Tokens, temperature: torch.Tensor | None = None, with_entropy: bool = False

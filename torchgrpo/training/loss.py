@@ -73,12 +73,7 @@ def loss_terms(
     term = torch.where(inputs.inside, term, 0.0)
 
     terms = {"loss/objective": aggregate(policy, policy.aggregation, term, mask, totals)}
-    terms |= _added_terms(policy, inputs, totals)
-    if environment is not None and policy.environment_coef:
-        # Over their own number of tokens, so that they do not dilute the rest (ECHO, prime-rl).
-        foreseen = torch.where(environment, log_prob, 0.0).sum()
-        mean = -policy.environment_coef * foreseen / max(totals.environment_tokens, 1)
-        terms["loss/environment"] = mean
+    terms |= _added_terms(policy, inputs, log_prob, environment, totals)
     metrics = _metrics(policy, inputs, weights)
     metrics |= {name: term.detach().double().reshape(1) for name, term in terms.items()}
     return terms, metrics, total_advantage
@@ -90,7 +85,13 @@ def objective(*given: Any, **named: Any) -> tuple[Tensor, Metrics]:
     return torch.stack(list(terms.values())).sum(), metrics
 
 
-def _added_terms(policy: PolicyConfig, inputs: LossInputs, totals: BatchTotals) -> dict[str, Tensor]:
+def _added_terms(
+    policy: PolicyConfig,
+    inputs: LossInputs,
+    log_prob: Tensor,
+    environment: Tensor | None,
+    totals: BatchTotals,
+) -> dict[str, Tensor]:
     how = policy.aggregation if policy.kl_aggregation == "same" else policy.kl_aggregation
     terms: dict[str, Tensor] = {}
     if policy.kl_coef and policy.kl_placement == "loss":
@@ -110,6 +111,11 @@ def _added_terms(policy: PolicyConfig, inputs: LossInputs, totals: BatchTotals) 
             )
         aggregated = aggregate(policy, policy.aggregation, inputs.entropy, inputs.mask, totals)
         terms["loss/entropy"] = -policy.entropy_coef * aggregated
+    if environment is not None and policy.environment_coef:
+        # Over their own number of tokens, so that they do not dilute the rest (ECHO, prime-rl).
+        foreseen = torch.where(environment, log_prob, 0.0).sum()
+        mean = -policy.environment_coef * foreseen / max(totals.environment_tokens, 1)
+        terms["loss/environment"] = mean
     return terms
 
 

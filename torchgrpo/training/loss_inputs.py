@@ -48,10 +48,8 @@ class LossInputs:
     ) -> "LossInputs":
         """Make it from the arguments of `loss_terms`.
 
-        Half precision becomes float32. mask: bool.
-
-        Raises:
-            ValueError: there is no `ref_log_prob`, and `policy.distill_coef` is not 0.
+        Half precision becomes float32. mask: bool. Raises ValueError: there is no `ref_log_prob`, and
+        `policy.distill_coef` is not 0.
         """
         dtype = torch.promote_types(log_prob.dtype, torch.float32)
         inside = torch.ones_like(mask) if policy.read_padding else mask
@@ -61,9 +59,8 @@ class LossInputs:
 
         log_prob = clean(log_prob)
         sample = clean(sample_log_prob.detach())
-        if policy.old_log_prob == "engine":
-            old = sample
-        else:
+        old = sample
+        if policy.old_log_prob != "engine":
             old = log_prob.detach() if old_log_prob is None else clean(old_log_prob.detach())
         log_ratio = log_prob - old
         chosen = LOG_RATIOS[policy.ratio](log_ratio, mask, policy.length_epsilon)
@@ -78,8 +75,7 @@ class LossInputs:
             student = old if policy.distill_log_prob == "old" else log_prob.detach()
             difference = torch.where(mask, ref - student, 0.0)
             # Adam would make whole steps of what two orders of summation differ by.
-            noise = ROUNDING * torch.finfo(difference.dtype).eps
-            difference = torch.where(difference.abs() > noise, difference, 0.0)
+            difference = torch.where(difference.abs() > ROUNDING * torch.finfo(dtype).eps, difference, 0.0)
             estimate = ESTIMATORS[policy.distill_estimator](difference)
             if policy.distill_clamp is not None:
                 estimate = estimate.clamp(-policy.distill_clamp, policy.distill_clamp)

@@ -76,9 +76,14 @@ class Dispatch:
         """Give waiting groups to engines as long as one has room; what each one got."""
         given: dict[int, list[Request]] = {}
         while self.waiting:
-            engine, request = self._least_loaded(), self.waiting[0]
-            if engine is None:
+            while self._least < self.window and not self._with[self._least]:
+                self._least += 1
+            if self._least == self.window:
                 break
+            engine = next(
+                iter(self._with[self._least])
+            )  # of several, the one that has been so for the longest time
+            request = self.waiting[0]
             before = self._load[engine]
             if before and before + request.n > self.window:
                 break
@@ -117,11 +122,3 @@ class Dispatch:
             self._with[load][engine] = None
             if load < self._least:
                 self._least = load
-
-    def _least_loaded(self) -> int | None:
-        """Of several, the one that has been so for the longest time."""
-        while self._least < self.window:
-            if engines := self._with[self._least]:
-                return next(iter(engines))
-            self._least += 1
-        return None

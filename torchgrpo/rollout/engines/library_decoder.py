@@ -35,7 +35,7 @@ class LibraryDecoder:
         model.generation_config = GenerationConfig(do_sample=False, use_cache=True)
         try:
             with torch.inference_mode():
-                self.model.generate(
+                self.model.generate(  # type: ignore[operator]
                     torch.zeros(2, 3, dtype=torch.int64, device=self.model.device), max_new_tokens=2
                 )
         except Exception as error:

@@ -95,7 +95,16 @@ class Prefill:
         for row, sequence in zip(ids, sequences, strict=True):
             row[: len(sequence) - known] = sequence[known:]
         last, where = map(torch.from_numpy, np.unique(lengths - known - 1, return_inverse=True))
-        cache, mask = _begun(prefix, known, ids.shape)
+        cache, mask = DynamicCache(), None
+        if prefix is not None:
+            rows, tokens = ids.shape
+            begun = prefix.part(0, known)
+            for layer, (keys, values) in enumerate(zip(begun.keys, begun.values, strict=True)):
+                cache.update(keys.expand(rows, -1, -1, -1), values.expand(rows, -1, -1, -1), layer)
+            # Of what comes behind [1, 1, tokens, known + tokens]; plain causal attention needs none.
+            mask = torch.ones(tokens, known + tokens, dtype=torch.bool, device=keys.device).tril(known)[
+                None, None
+            ]
         logits = self._model(
             torch.from_numpy(ids).to(device),
             attention_mask=mask,
@@ -113,17 +122,3 @@ class Prefill:
             )
             for row, (length, column) in enumerate(zip(lengths.tolist(), where.tolist(), strict=True))
         ]
-
-
-def _begun(prefix: Computed | None, known: int, shape: tuple[int, ...]) -> tuple[DynamicCache, Tensor | None]:
-    """A cache that holds the first `known` positions of every row, and the mask [1, 1, tokens, known + tokens] bool of
-    what comes behind; plain causal attention needs none. shape: rows and tokens."""
-    cache = DynamicCache()
-    if prefix is None:
-        return cache, None
-    rows, tokens = shape
-    begun = prefix.part(0, known)
-    for layer, (keys, values) in enumerate(zip(begun.keys, begun.values, strict=True)):
-        cache.update(keys.expand(rows, -1, -1, -1), values.expand(rows, -1, -1, -1), layer)
-    mask = torch.ones(tokens, known + tokens, dtype=torch.bool, device=keys.device).tril(known)
-    return cache, mask[None, None]

@@ -117,10 +117,8 @@ class Band:
         return min(self._longest, max(_ROOM, self.filled + 1 + self.filled // 4))
 
     def _empty(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        def empty(like: Tensor) -> Tensor:
-            return like.new_empty(self.rows, like.shape[1], self.capacity, like.shape[3])
-
-        return empty(keys), empty(values)
+        shape = (self.rows, keys.shape[1], self.capacity)
+        return keys.new_empty(*shape, keys.shape[3]), values.new_empty(*shape, values.shape[3])
 
     def _seat(self) -> None:
         """Where the queries of each group are, [groups, most of its rows], and where each row is among them."""

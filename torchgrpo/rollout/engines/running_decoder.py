@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 from envs.group import SampledCompletion
 from torchgrpo.rollout.engines.draw import Filter, append_token, draw, row_seeds
-from torchgrpo.rollout.engines.partial_attention import NAME, attend_by_groups
+from torchgrpo.rollout.engines.partial_attention import NAME
 from torchgrpo.rollout.engines.prefill import Prefill
 from torchgrpo.rollout.engines.running_cache import Band, Computed, RunningCache, alike
 from torchgrpo.rollout.engines.sampler import Request, Response
@@ -51,7 +51,7 @@ class RunningDecoder:
     """
 
     def __init__(self, model: PreTrainedModel, eos_token_ids: Collection[int], max_num_seqs: int) -> None:
-        attend_by_groups(model)
+        model.set_attn_implementation(NAME)
         self.model = model
         self.eos_token_ids = eos_token_ids
         self.max_num_seqs = max_num_seqs

@@ -212,7 +212,11 @@ class Supervisor:
             self.engine_lost(slot, cause_of(error))
             raise HostLost from None
         except RAISED as error:
-            raise _failure(slot, error) from None
+            # The remote traceback first, then which engine it was; of a user's error its message alone.
+            if isinstance(error, RayTaskError) and isinstance(error.cause, ConfigError):
+                raise ConfigError(f"{error.cause}\n({slot.place}, while {slot.state})") from None
+            failed = f"{error}\n{slot.place} failed while {slot.state}: {cause_of(error)}"
+            raise EngineLost(failed) from None
 
     # --- the life of an engine -----------------------------------------------------------------------------
 
@@ -326,10 +330,3 @@ class Supervisor:
     def stacks(self) -> str:
         """What every thread of every engine is doing now."""
         return stacks_of([slot.member for slot in self.slots])
-
-
-def _failure(slot: Slot, error: Exception) -> Exception:
-    """The remote traceback first, then which engine it was; of a user's error its message alone."""
-    if isinstance(error, RayTaskError) and isinstance(error.cause, ConfigError):
-        return ConfigError(f"{error.cause}\n({slot.place}, while {slot.state})")
-    return EngineLost(f"{error}\n{slot.place} failed while {slot.state}: {cause_of(error)}")

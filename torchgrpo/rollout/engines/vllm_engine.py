@@ -76,31 +76,27 @@ class VLLMEngine:
         self._adapter_folder: tempfile.TemporaryDirectory[str] | None = None
         others = communication_files()
         with process_state_kept(), self._stance(), output_into(settings.log):
-            self._llm = self._start()
+            try:
+                LLMEngine = import_in_thread("vllm.v1.engine.llm_engine").LLMEngine
+                # vLLM would import it while loading, and its constant tensor would lie in the engine's memory for ever.
+                import_in_thread("compressed_tensors")
+                with model_seen_here() if settings.tensor_parallel_size == 1 else nullcontext():
+                    self._llm: Any = LLMEngine.from_engine_args(engine_arguments(settings))
+            except Exception as error:
+                s = settings
+                incomplete = f"vLLM is there without a package that it needs; {INSTALL}"
+                remedies = incomplete if isinstance(error, ImportError) else REMEDIES
+                raise ConfigError(
+                    f"vLLM could not start {s.model} (dtype={s.dtype}, max_model_len={s.max_model_len}, "
+                    f"tensor_parallel_size={s.tensor_parallel_size}): {type(error).__name__}: {error}\n"
+                    f"Remedies: {remedies}{end_of_output(s.log)}"
+                ) from error
         self._files = communication_files() - others
         self._llm.set_weight_version("0")
 
     def _stance(self) -> Any:
         """`enforce_eager` also for the small functions that vLLM compiles on their own (20 s on a CPU)."""
         return torch.compiler.set_stance("force_eager" if self.settings.enforce_eager else "default")
-
-    def _start(self) -> Any:
-        try:
-            LLMEngine = import_in_thread("vllm.v1.engine.llm_engine").LLMEngine
-            # vLLM would import it while loading, and its constant tensor would lie in the engine's memory for ever.
-            import_in_thread("compressed_tensors")
-            alone = self.settings.tensor_parallel_size == 1
-            with model_seen_here() if alone else nullcontext():
-                return LLMEngine.from_engine_args(engine_arguments(self.settings))
-        except Exception as error:
-            s = self.settings
-            incomplete = f"vLLM is there without a package that it needs; {INSTALL}"
-            remedies = incomplete if isinstance(error, ImportError) else REMEDIES
-            raise ConfigError(
-                f"vLLM could not start {s.model} (dtype={s.dtype}, max_model_len={s.max_model_len}, "
-                f"tensor_parallel_size={s.tensor_parallel_size}): {type(error).__name__}: {error}\n"
-                f"Remedies: {remedies}{end_of_output(s.log)}"
-            ) from error
 
     @property
     def members(self) -> tuple[int, ...]:

@@ -24,7 +24,6 @@ from torchgrpo.cluster.sockets import make_room_for_sockets
 from torchgrpo.plan.machine import installed_vllm
 
 _OUTPUT = (1, 2)
-_SHARED_MEMORY = Path("/dev/shm")
 TESTED = ((0, 32), (0, 33))
 INSTALL = "install it (`make vllm`: the CUDA build where an NVIDIA GPU is, else the CPU build)"
 
@@ -191,7 +190,7 @@ def end_of_output(path: str | None) -> str:
 
 def communication_files() -> set[Path]:
     """Through these the tensor-parallel workers of this process's CPU engines talk; vLLM does not remove them."""
-    files = set(_SHARED_MEMORY.glob("vllm_dist_*"))
+    files = set(Path("/dev/shm").glob("vllm_dist_*"))
     ours: set[Path] = set()
     for worker in psutil.Process().children(recursive=True) if files else []:
         with suppress(psutil.NoSuchProcess):

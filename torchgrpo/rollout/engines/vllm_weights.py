@@ -74,7 +74,7 @@ def _load_in_place(model: Any, weights: NamedTensors) -> None:
     """One push into a plain model on a CPU."""
     from vllm.model_executor.layers.linear import LinearBase
 
-    linear = [layer for layer in model.modules() if isinstance(layer, LinearBase)]
+    linear: list[Any] = [layer for layer in model.modules() if isinstance(layer, LinearBase)]
     # vLLM leaves an empty tensor where it has packed a matrix.
     scratch: list[torch.Tensor] = []
     matrices = [_Packed(layer, scratch) for layer in linear if layer.weight.numel() == 0]
