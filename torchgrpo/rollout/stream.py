@@ -141,12 +141,12 @@ class Stream:
         self._flying[sequence] = example
         return sequence, group_id, example
 
-    def _drawn(self) -> None:
-        self._generating -= 1
-
     async def _fill_places(self, place: _Place) -> None:
         """One after the other, as there is room. Groups are made in a place until one is wanted: the buffer gets it."""
-        drawn = self._drawn
+
+        def drawn() -> None:
+            self._generating -= 1
+
         while True:
             sequence, group_id, example = place
             refused: Group | None = None

@@ -171,8 +171,14 @@ class _SelectedLogProbs(torch.autograd.Function):
             if entropy_slope is None:
                 gradients.add(part, targets[part], slope[part], log_probs.exp_(), slope[part])
             else:
-                pull = head.entropy_pull(log_probs, slope[part], entropy_slope[part], entropy[part])
-                gradients.add(part, targets[part], slope[part], pull)
+                # p (slope + entropy_slope (log p + H)) is minus the gradient at the logits but for the targets' own:
+                # d log p_t / d z_j = [j = t] - p_j and d H / d z_j = -p_j (log p_j + H).
+                probabilities = torch.exp(log_probs, out=head.spare(log_probs))
+                if ctx.sampling.restricts:
+                    log_probs.masked_fill_(log_probs == -torch.inf, 0.0)
+                constant = slope[part] + entropy_slope[part] * entropy[part]
+                log_probs.mul_(entropy_slope[part, None]).add_(constant[:, None])
+                gradients.add(part, targets[part], slope[part], log_probs.mul_(probabilities))
         return (gradients.hidden, gradients.weight, gradients.bias, None, None, None, None, None)
 
 
@@ -262,20 +268,6 @@ class _Head:
             logits.masked_fill_(logits == -torch.inf, 0.0)
         expected = weights.mul_(logits).sum(dim=1) / total
         return total.log(), total.log() - expected
-
-    def entropy_pull(
-        self, log_probs: Tensor, slope: Tensor, entropy_slope: Tensor, entropy: Tensor
-    ) -> Tensor:
-        """[C, V] p (slope + entropy_slope (log p + H)); `log_probs` is overwritten.
-
-        It is minus the gradient at the logits but for the targets' own: d log p_t / d z_j = [j = t] - p_j and
-        d H / d z_j = -p_j (log p_j + H).
-        """
-        probabilities = torch.exp(log_probs, out=self.spare(log_probs))
-        if self.sampling.restricts:
-            log_probs.masked_fill_(log_probs == -torch.inf, 0.0)
-        log_probs.mul_(entropy_slope[:, None]).add_((slope + entropy_slope * entropy)[:, None])
-        return log_probs.mul_(probabilities)
 
 
 class _HeadGradients:

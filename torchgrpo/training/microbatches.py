@@ -52,8 +52,9 @@ def share_out(
 
     What is one microbatch stays as it is, without a copy.
     """
+    whole = Microbatch(torch.arange(len(batch)), batch)
     if workers * microbatches == 1 and max_tokens is None:
-        return [[_whole(batch)]]
+        return [[whole]]
     plan = _packed_bins if packs else _padded_bins
     bins = plan(batch.tokens, microbatches * workers, max_tokens)
     while max_tokens is not None and any(len(one.rows) > 1 and one.positions > max_tokens for one in bins):
@@ -61,7 +62,7 @@ def share_out(
         bins = plan(batch.tokens, microbatches * workers, max_tokens)
     bins = sorted((one for one in bins if one.rows), key=lambda one: one.positions, reverse=True)
     if workers == 1 and len(bins) == 1:
-        return [[_whole(batch)]]
+        return [[whole]]
     dealt: list[list[Microbatch]] = [[] for _ in range(workers)]
     loads = [0] * workers
     for start in range(0, len(bins), workers):
@@ -111,10 +112,6 @@ def share_apart(
         for share, dealt in zip(shares, share_out(part, workers, count, max_tokens, packs), strict=True):
             share += [replace(one, rows=rows[one.rows], teaches=taught) for one in dealt]
     return shares
-
-
-def _whole(batch: Batch) -> Microbatch:
-    return Microbatch(torch.arange(len(batch)), batch)
 
 
 def idle(batch: Batch) -> Microbatch:

@@ -204,7 +204,20 @@ class Copy:
         """
         while True:
             try:
-                self._load()
+                settings = RankSettings(
+                    nodes=1,
+                    ray_cpus=self.plan.ray_cpus,
+                    on_gpu=not self.plan.devices.on_cpu,
+                    timeout_s=self.config.train.wait_timeout_s,
+                    address=self.config.ray.address,
+                    asked=f"ref_model.num_devices={self.plan.reference.ranks}, {len(self.places)} to a copy",
+                )
+                self.ranks = ranks = Ranks(self.places, settings, ScorerHost)
+                ranks.start()
+                if self._ended:
+                    raise RankLost(f"{self} ended with the run")
+                calls = ranks.begin_same("build", self.config, self.plan)
+                self._packs = bool(ranks.answers(calls, "its model", LOADING)[0])
                 return
             except (RankLost, ConfigError) as error:
                 self.close()
@@ -216,23 +229,6 @@ class Copy:
                 log.warning(
                     "a copy of the frozen model (%s) is lost while it loads, and replaced: %s", self, error
                 )
-
-    def _load(self) -> None:
-        config = self.config
-        settings = RankSettings(
-            nodes=1,
-            ray_cpus=self.plan.ray_cpus,
-            on_gpu=not self.plan.devices.on_cpu,
-            timeout_s=config.train.wait_timeout_s,
-            address=config.ray.address,
-            asked=f"ref_model.num_devices={self.plan.reference.ranks}, {len(self.places)} to a copy",
-        )
-        self.ranks = Ranks(self.places, settings, ScorerHost)
-        self.ranks.start()
-        if self._ended:
-            raise RankLost(f"{self} ended with the run")
-        built = self.ranks.answers(self.ranks.begin_same("build", config, self.plan), "its model", LOADING)
-        self._packs = bool(built[0])
 
     def log_prob(self, batch: Batch) -> Tensor:
         """Log-probs float32 [N, R] of a batch's response tokens."""

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from torchgrpo.rollout.engines.running_cache import Computed

@@ -102,6 +102,7 @@ def _pack_heads(model: Any, loaded: set[str] | None) -> None:
     written = {id(one) for name, one in parameters.items() if loaded is None or name in loaded}
     # Under each of its names: a tied head may be the embedding itself.
     named = model.named_modules(remove_duplicate=False)
+    embeddings: list[tuple[str, Any]]
     embeddings = [(name, layer) for name, layer in named if isinstance(layer, VocabParallelEmbedding)]
     heads = {layer for name, layer in embeddings if name.endswith("lm_head")}
     for _, layer in embeddings:
