@@ -34,9 +34,8 @@ class HostStates:
         finally:
             for name, tensor in self._states().items():
                 values = local(tensor)
-                if (
-                    name not in self._host
-                ):  # the same at each step; pinned, a GPU reads it at the bus's full rate
+                if name not in self._host:
+                    # The same at each step; pinned, a GPU reads it at the bus's full rate.
                     pinned = self._device.type == "cuda"
                     self._host[name] = torch.empty(
                         values.shape, dtype=values.dtype, device="cpu", pin_memory=pinned

@@ -85,9 +85,8 @@ class Ranks:
             for number, place in enumerate(self.places):
                 group, bundle = self._group, number // per_node
                 self.actors.append(start_actor(self.host, place, 1, CONCURRENCY_GROUPS, group, bundle))
-            if (
-                settings.address is None
-            ):  # the ranks find each other by a file, on a cluster by an address of rank 0
+            # The ranks find each other by a file, on a cluster by an address of rank 0.
+            if settings.address is None:
                 point = f"file://{self._meeting / 'store'}"
             else:
                 (address,) = self.answers([self.actors[0].free_address.remote()], "its address")

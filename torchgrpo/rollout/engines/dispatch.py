@@ -80,9 +80,8 @@ class Dispatch:
                 self._least += 1
             if self._least == self.window:
                 break
-            engine = next(
-                iter(self._with[self._least])
-            )  # of several, the one that has been so for the longest time
+            # Of several, the one that has been so for the longest time.
+            engine = next(iter(self._with[self._least]))
             request = self.waiting[0]
             before = self._load[engine]
             if before and before + request.n > self.window:

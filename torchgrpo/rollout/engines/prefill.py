@@ -101,9 +101,8 @@ class Prefill:
             for layer, (keys, values) in enumerate(zip(begun.keys, begun.values, strict=True)):
                 cache.update(keys.expand(rows, -1, -1, -1), values.expand(rows, -1, -1, -1), layer)
             # Of what comes behind [1, 1, tokens, known + tokens]; plain causal attention needs none.
-            mask = torch.ones(tokens, known + tokens, dtype=torch.bool, device=keys.device).tril(known)[
-                None, None
-            ]
+            seen = torch.ones(tokens, known + tokens, dtype=torch.bool, device=keys.device)
+            mask = seen.tril(known)[None, None]
         logits = self._model(
             torch.from_numpy(ids).to(device),
             attention_mask=mask,

@@ -110,9 +110,8 @@ class RunningDecoder:
     def _admit(self) -> None:
         """Move waiting requests into free places and draw the first token of each new row."""
         free = self.max_num_seqs - len(self._rows)
-        if (
-            self._rows and free < self.max_num_seqs / 8
-        ):  # those that are admitted together are one band of the cache
+        # Those that are admitted together are one band of the cache.
+        if self._rows and free < self.max_num_seqs / 8:
             return
         requests: list[Request] = []
         while self._waiting and (self._waiting[0].n <= free or not (self._rows or requests)):
