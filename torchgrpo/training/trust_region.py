@@ -20,9 +20,7 @@ def kept_by(regions: Sequence[TrustRegion], inputs: LossInputs) -> Tensor:
     for region in regions:
         low = -math.inf if region.low is None else region.low
         high = math.inf if region.high is None else region.high
-        if (
-            region.measure == "ratio"
-        ):  # it is measured as its logarithm: sums and means are products and roots
+        if region.measure == "ratio":  # as its logarithm, so that sums and means are products and roots
             low, high = (math.log(bound) if bound > 0 else -math.inf for bound in (low, high))
         later, earlier = BETWEEN[region.between](inputs)
         value = MEASURES[region.measure](later, earlier)
