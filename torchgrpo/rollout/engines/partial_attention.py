@@ -3,7 +3,7 @@
 The softmax over both is the mean of the two, each weighted by the sum of its exponentials (log-sum-exp).
 """
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -11,10 +11,15 @@ from transformers import AttentionInterface
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-if TYPE_CHECKING:
-    from torchgrpo.rollout.engines.running_cache import RunningCache
-
 NAME = "by_groups"
+
+
+class Running(Protocol):
+    """A `RunningCache` as attention sees it."""
+
+    def attend(self, query: Tensor, scale: float) -> Tensor:
+        """To all that a row sees. query: [rows, heads, Q, D]; so is what it returns."""
+        ...
 
 
 def attend_partly(
@@ -49,7 +54,7 @@ def attend(
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float | None = None,
-    running: "RunningCache | None" = None,
+    running: Running | None = None,
     **others: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """transformers' attention function. query: [rows, heads, Q, D]. Returns [rows, Q, heads, D].
