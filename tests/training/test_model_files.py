@@ -17,7 +17,7 @@ from config.schema.errors import ConfigError, RunError
 from config.schema.models import LoraConfig, ModelConfig
 from tests.architectures import save_tiny
 from tests.scripts import ROOT, configured, rows
-from torchgrpo.rollout.engines.running_decoder import RunningDecoder
+from torchgrpo.rollout.engines.draw import append_token
 from torchgrpo.rollout.weights.weight_check import WeightMismatch
 from torchgrpo.run.job import run_job
 from torchgrpo.run.lockstep import Lockstep
@@ -203,9 +203,9 @@ def test_what_cannot_be_done_with_a_model_is_one_line(tmp_path: Path) -> None:
 def test_an_evaluation_refuses_an_engine_that_decodes_something_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    extend = RunningDecoder._extend
     monkeypatch.setattr(
-        RunningDecoder, "_extend", lambda self, row, token, log_prob: extend(self, row, token, log_prob - 0.1)
+        "torchgrpo.rollout.engines.running_decoder.append_token",
+        lambda completion, token, log_prob, *others: append_token(completion, token, log_prob - 0.1, *others),
     )
     config = configured("run=eval", "eval.sets={test:{dataset:arithmetic,limit:2}}")
     with pytest.raises(WeightMismatch, match="what was decoded at the start"):

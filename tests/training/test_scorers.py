@@ -319,13 +319,13 @@ def test_lost_scorers_are_replaced(
     (expected,) = scored(two_copies, batch)
     before = process_ids(two_copies)
     back = threading.Semaphore(0)
-    replace_copy = Copy.replace
+    load_copy = Copy.load
 
-    def replaced(copy: Copy) -> None:
-        replace_copy(copy)
+    def loaded(copy: Copy) -> None:
+        load_copy(copy)
         back.release()
 
-    monkeypatch.setattr(Copy, "replace", replaced)
+    monkeypatch.setattr(Copy, "load", loaded)
     kill(two_copies, 0)
     kill(two_copies, 1)
     assert all(torch.equal(one, expected) for one in scored(two_copies, batch, 4))

@@ -20,8 +20,6 @@ from torchgrpo.cluster.sockets import make_room_for_sockets
 
 log = logging.getLogger(__name__)
 
-_REACH_S = 10.0
-_OVERLOADED = "node timed out during startup"
 PROJECT = Path(__file__).resolve().parents[2]
 
 
@@ -56,10 +54,18 @@ def start_ray(address: str | None, num_cpus: int) -> bool:
         return False
     quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
     if address is None:
-        prepare_local()
         _start_local(num_cpus, quiet)
         return True
-    _check_reachable(address)
+    # `ray.init` would wait for minutes; "auto" and names without a port are left to it.
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if colon and port.isdigit():
+        try:
+            socket.create_connection((host, int(port)), timeout=10.0).close()
+        except OSError as error:
+            raise ConfigError(
+                f"ray.address={address}: no Ray cluster answers there ({error}); start one with "
+                "`ray start --head`, or leave ray.address unset for a local one"
+            ) from error
     try:
         ray.init(address=address, **quiet)
     except (ConnectionError, RuntimeError, ValueError) as error:
@@ -106,6 +112,7 @@ def prepare_local() -> None:
 
 def _start_local(num_cpus: int, quiet: dict[str, Any]) -> None:
     """Start a local runtime, a second time where a busy machine was too slow for Ray's fixed limit."""
+    prepare_local()
     others = set(psutil.Process().children(recursive=True))
     parameter.RayParams = _Unheard  # type: ignore[misc, assignment]
     for last in (False, True):
@@ -113,7 +120,7 @@ def _start_local(num_cpus: int, quiet: dict[str, Any]) -> None:
             ray.init(address="local", num_cpus=num_cpus, include_dashboard=False, **quiet)
             return
         except Exception as error:
-            if last or _OVERLOADED not in str(error):
+            if last or "node timed out during startup" not in str(error):
                 raise
             log.warning("Ray did not start in time (%s); once more", error)
             ray.shutdown()
@@ -121,20 +128,6 @@ def _start_local(num_cpus: int, quiet: dict[str, Any]) -> None:
             for child in left_by_ray:
                 with suppress(psutil.NoSuchProcess):
                     child.kill()
-
-
-def _check_reachable(address: str) -> None:
-    """`ray.init` would wait for minutes; "auto" and names without a port are left to it."""
-    host, colon, port = address.removeprefix("ray://").rpartition(":")
-    if not colon or not port.isdigit():
-        return
-    try:
-        socket.create_connection((host, int(port)), timeout=_REACH_S).close()
-    except OSError as error:
-        raise ConfigError(
-            f"ray.address={address}: no Ray cluster answers there ({error}); start one with "
-            "`ray start --head`, or leave ray.address unset for a local one"
-        ) from error
 
 
 def free_resources() -> str:

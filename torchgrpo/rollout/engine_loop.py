@@ -249,9 +249,6 @@ class EngineLoop:
 
         self._check()
         self._loop.call_soon_threadsafe(obey)
-        return self._wait_for(future)
-
-    def _wait_for(self, future: "Future[Result]") -> Result:
         deadline = time.monotonic() + self.wait_timeout
         while not future.done():
             self._check()

@@ -91,7 +91,17 @@ class Generation:
                 whole.finish_reason = "length"
                 return
             _append(whole, SampledCompletion(reply, [0.0] * len(reply), [], "stop"), sampled=False)
-            (drawn,) = await self.sampler.generate(_next_turn(request, row, turn, whole))
+            # One more turn: its prompt is all that there is, its seed the same whatever else is generated when.
+            room = request.sampling.max_tokens - len(whole.token_ids)
+            digest = hashlib.blake2b(f"{request.seed}/{row}/{turn}".encode(), digest_size=8).digest()
+            more = replace(
+                request,
+                prompt=(*request.prompt, *whole.token_ids),
+                n=1,
+                sampling=replace(request.sampling, max_tokens=room),
+                seed=int.from_bytes(digest, "little") >> 1,
+            )
+            (drawn,) = await self.sampler.generate(more)
             _append(whole, drawn, sampled=True)
             turn, last, whole.finish_reason = turn + 1, drawn.token_ids, drawn.finish_reason
             whole.engine = drawn.engine
@@ -151,21 +161,3 @@ def _append(whole: SampledCompletion, more: SampledCompletion, sampled: bool) ->
     versions = more.policy_versions if sampled else whole.policy_versions[-1:] * len(more.token_ids)
     whole.policy_versions = whole.policy_versions + versions
     whole.sampled += [sampled] * len(more.token_ids)
-
-
-def _next_turn(request: Request, row: int, turn: int, whole: SampledCompletion) -> Request:
-    """One more turn of a completion: its prompt is all that there is of it."""
-    room = request.sampling.max_tokens - len(whole.token_ids)
-    return replace(
-        request,
-        prompt=(*request.prompt, *whole.token_ids),
-        n=1,
-        sampling=replace(request.sampling, max_tokens=room),
-        seed=turn_seed(request.seed, row, turn),
-    )
-
-
-def turn_seed(seed: int, index: int, turn: int) -> int:
-    """Of the draws after turn `turn` of completion `index`: the same whatever else is generated when."""
-    digest = hashlib.blake2b(f"{seed}/{index}/{turn}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> 1

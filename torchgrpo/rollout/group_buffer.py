@@ -112,7 +112,14 @@ class GroupBuffer(Generic[Group]):
                 self.check()
                 if self.taken > had:
                     deadline, had = time.monotonic() + timeout, self.taken
-                self._wait(deadline, timeout)
+                remaining = deadline - time.monotonic()
+                if remaining <= 0:
+                    have, flying = len(self._batch), self.admitted - self.taken - self.ready
+                    raise DeadlineError(
+                        f"the learner waited {timeout:.0f} s (train.wait_timeout_s) for the engines: it has {have} of "
+                        f"{self.batch_groups} groups, {flying} are in flight, {self.ready} are ready"
+                    )
+                self._changed.wait(min(remaining, 1.0))
             meanwhile()
 
     def take_now(self, give_back: Callable[[Group], None]) -> list[Group] | None:
@@ -139,16 +146,6 @@ class GroupBuffer(Generic[Group]):
         if self.keep_order:
             return self.taken
         return heapq.heappop(self._order) if self._order else -1
-
-    def _wait(self, deadline: float, timeout: float) -> None:
-        remaining = deadline - time.monotonic()
-        if remaining <= 0:
-            have, flying = len(self._batch), self.admitted - self.taken - self.ready
-            raise DeadlineError(
-                f"the learner waited {timeout:.0f} s (train.wait_timeout_s) for the engines: it has {have} of "
-                f"{self.batch_groups} groups, {flying} are in flight, {self.ready} are ready"
-            )
-        self._changed.wait(min(remaining, 1.0))
 
     def pushed(self, version: int) -> None:
         """The trainer's weights have a new version: more groups may start."""

@@ -141,12 +141,12 @@ class Stream:
         self._flying[sequence] = example
         return sequence, group_id, example
 
-    def _drawn(self) -> None:
-        self._generating -= 1
-
     async def _fill_places(self, place: _Place) -> None:
         """One after the other, as there is room. Groups are made in a place until one is wanted: the buffer gets it."""
-        drawn = self._drawn
+
+        def drawn() -> None:
+            self._generating -= 1
+
         while True:
             sequence, group_id, example = place
             refused: Group | None = None
@@ -162,10 +162,8 @@ class Stream:
             del self._flying[sequence]
             self.ready(group)
             self.buffer.put(sequence, group.version, group)
-            place = self._next_place() or await self._given()
-
-    def _given(self) -> asyncio.Future[_Place]:
-        """The place that will be given to a task that waits."""
-        answer: asyncio.Future[_Place] = asyncio.get_running_loop().create_future()
-        self._waiting.append(answer)
-        return answer
+            if (another := self._next_place()) is None:
+                given: asyncio.Future[_Place] = asyncio.get_running_loop().create_future()
+                self._waiting.append(given)
+                another = await given
+            place = another

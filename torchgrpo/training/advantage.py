@@ -66,7 +66,19 @@ def batch_advantage(
         later = mask.sum(dim=1, keepdim=True) - mask.cumsum(dim=1)
         advantage = torch.where(mask, advantage * policy.discount ** later.double(), 0.0)
     weight = WHITENED[policy.whiten](advantage, mask)
-    return advantage if weight is None else _whitened(policy, advantage, torch.where(valid, weight, 0.0))
+    if weight is None:
+        return advantage
+    weight = torch.where(valid, weight, 0.0)
+    count = weight.sum()
+    mean = (weight * advantage).sum() / count.clamp_min(1)
+    # What was centred already, and a group of equal rewards, stays as it is.
+    rounding = 1e-12 * advantage.abs().amax()
+    centred = advantage - torch.where(mean.abs() > rounding, mean, 0.0)
+    if policy.whiten_scale == "none":
+        return torch.where(weight > 0, centred, 0.0)
+    variance = (weight * centred.square()).sum() / (count - DEGREES_LOST[policy.whiten_scale]).clamp_min(1)
+    divisor = WHITENING_DIVISORS[policy.whiten_epsilon_rule](variance.sqrt(), policy.whiten_epsilon)
+    return torch.where((weight > 0) & (variance > 0), centred / divisor, 0.0)
 
 
 def group_advantage(
@@ -131,10 +143,6 @@ def deviation(group: Rewards, degrees_lost: int) -> Tensor:
     return (centred.square().sum(dim=1, keepdim=True) / (group.count - degrees_lost).clamp_min(1)).sqrt()
 
 
-def _batch_deviation(group: Rewards) -> Tensor:
-    return deviation(Rewards.of(group.values.reshape(1, -1), group.valid.reshape(1, -1)), degrees_lost=1)
-
-
 def _deviation_of_others(group: Rewards) -> Tensor:
     """Unbiased, [P, G]: from the sums of all, less each one's own part; 0 where the others are equal."""
     centred = torch.where(group.valid, _from_mean(group), 0.0)
@@ -151,18 +159,17 @@ def _mean(group: Rewards) -> Tensor:
     return torch.where(group.count > 1, mean, 0.0)
 
 
-def _nonzero_share(group: Rewards) -> Tensor:
-    nonzero = (group.values != 0).sum().double()
-    return (nonzero / group.valid.sum().clamp_min(1)).reshape(1, 1)
-
-
 SCALES: dict[str, Callable[[Rewards], Tensor]] = {
     "std_unbiased": lambda group: deviation(group, degrees_lost=1),
     "std_population": lambda group: deviation(group, degrees_lost=0),
     "std_leave_one_out": _deviation_of_others,
-    "batch": _batch_deviation,
+    "batch": lambda group: deviation(
+        Rewards.of(group.values.reshape(1, -1), group.valid.reshape(1, -1)), degrees_lost=1
+    ),
     "mean": _mean,
-    "nonzero_share": _nonzero_share,
+    "nonzero_share": lambda group: (
+        (group.values != 0).sum().double() / group.valid.sum().clamp_min(1)
+    ).reshape(1, 1),
     "none": lambda group: group.values.new_ones(1, 1),
 }
 OF_THE_GROUP = frozenset({"std_unbiased", "std_population", "std_leave_one_out", "mean"})
@@ -173,37 +180,20 @@ DIVISORS: dict[str, Callable[[Tensor, float], Tensor]] = {
 }
 
 
-def _of_tokens(advantage: Tensor, mask: Tensor) -> Tensor:
-    """How often each advantage is there: once a token, or as often as the response has tokens."""
-    return mask.double() if advantage.shape == mask.shape else mask.sum(dim=1, keepdim=True).double()
-
-
 WHITENED: dict[str, Callable[[Tensor, Tensor], Tensor | None]] = {
     "none": lambda advantage, mask: None,
     "rollouts": lambda advantage, mask: torch.ones_like(advantage),
-    "tokens": _of_tokens,
+    "tokens": lambda advantage, mask: (
+        mask if advantage.shape == mask.shape else mask.sum(dim=1, keepdim=True)
+    ).double(),
 }
-"""What each advantage weighs in the statistics of the batch."""
+"""What each advantage weighs in the statistics of the batch; `tokens`: as often as it or its response has tokens."""
 WHITENING_DIVISORS: dict[str, Callable[[Tensor, float], Tensor]] = {
     "add": DIVISORS["add"],
     "clamp": lambda deviation, epsilon: deviation.clamp_min(math.sqrt(epsilon)),
     "inside": lambda deviation, epsilon: (deviation.square() + epsilon).sqrt(),
 }
 DEGREES_LOST = {"std_unbiased": 1, "std_population": 0}
-
-
-def _whitened(policy: PolicyConfig, advantage: Tensor, weight: Tensor) -> Tensor:
-    """With mean 0 and deviation 1 over the batch. weight: how often each is there; those of weight 0 get 0."""
-    count = weight.sum()
-    mean = (weight * advantage).sum() / count.clamp_min(1)
-    # What was centred already, and a group of equal rewards, stays as it is.
-    rounding = 1e-12 * advantage.abs().amax()
-    centred = advantage - torch.where(mean.abs() > rounding, mean, 0.0)
-    if policy.whiten_scale == "none":
-        return torch.where(weight > 0, centred, 0.0)
-    variance = (weight * centred.square()).sum() / (count - DEGREES_LOST[policy.whiten_scale]).clamp_min(1)
-    divisor = WHITENING_DIVISORS[policy.whiten_epsilon_rule](variance.sqrt(), policy.whiten_epsilon)
-    return torch.where((weight > 0) & (variance > 0), centred / divisor, 0.0)
 
 
 def reward_kl(policy: PolicyConfig, log_prob: Tensor, ref_log_prob: Tensor, mask: Tensor) -> Tensor:

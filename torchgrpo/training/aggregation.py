@@ -75,11 +75,6 @@ def _constant_length(policy: PolicyConfig, totals: BatchTotals) -> float:
     return policy.constant_length or max(totals.width, 1)
 
 
-def _sequence_mean(policy: PolicyConfig, mask: Tensor, totals: BatchTotals) -> Tensor:
-    divisor = _lengths(mask).clamp_min(1).double() + policy.length_epsilon
-    return 1.0 / (divisor * _sequences(policy, totals))
-
-
 def _pass_mean(policy: PolicyConfig, mask: Tensor, totals: BatchTotals) -> Tensor:
     if totals.pass_tokens is None or totals.pass_tokens.shape[0] != mask.shape[0]:
         raise ValueError(
@@ -96,7 +91,9 @@ def _uniform(weight: float, mask: Tensor) -> Tensor:
 
 ROW_WEIGHTS: dict[str, Callable[[PolicyConfig, Tensor, BatchTotals], Tensor]] = {
     "token_mean": lambda policy, mask, totals: _uniform(1 / max(totals.tokens, 1), mask),
-    "sequence_mean": _sequence_mean,
+    "sequence_mean": lambda policy, mask, totals: (
+        1.0 / ((_lengths(mask).clamp_min(1).double() + policy.length_epsilon) * _sequences(policy, totals))
+    ),
     "sequence_sum": lambda policy, mask, totals: _uniform(1 / _sequences(policy, totals), mask),
     "constant_length": lambda policy, mask, totals: _uniform(
         1 / (_sequences(policy, totals) * _constant_length(policy, totals)), mask

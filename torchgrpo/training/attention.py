@@ -41,11 +41,6 @@ def can_pack(model: PreTrainedModel) -> bool:
     return plain_attention(model.config.to_dict())
 
 
-def attend_by_segments(model: PreTrainedModel) -> None:
-    """Makes `model` accept `segments` in its forward, for good: checkpointing attends again in the backward pass."""
-    model.set_attn_implementation(NAME)
-
-
 class Segments:
     """Where prompts and responses lie in a packed sequence. int64, P prompts and N responses, in their order.
 
@@ -122,9 +117,21 @@ def _attend_by_segments(
 ) -> Tensor:
     """[1, L, heads, D]. A compiled layer is cut here: what is called depends on where the segments lie."""
     segments.layers += 1
-    if query.device.type in BLOCKED and dropout == 0.0:
-        return _attend_in_blocks(query, key, value, segments, scaling)
-    return segments.calls(query.device).attend(query, key, value, scaling, dropout)
+    device = query.device
+    if device.type not in BLOCKED or dropout != 0.0:
+        return segments.calls(device).attend(query, key, value, scaling, dropout)
+    # Flex attention takes operands of one dtype and no part in autocast.
+    dtype = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else value.dtype
+    kernel = _compiled() if device.type == "cuda" else flex_attention
+    out: Tensor = kernel(
+        query.to(dtype),
+        key.to(dtype),
+        value.to(dtype),
+        block_mask=segments.block_mask(device),
+        scale=scaling,
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
+    return out.transpose(1, 2)
 
 
 AttentionInterface.register(NAME, attend)
@@ -142,10 +149,6 @@ class Call:
     queries: Tensor
     keys: Tensor
     mask: Tensor | None
-
-    def to(self, device: torch.device) -> "Call":
-        mask = None if self.mask is None else self.mask.to(device)
-        return Call(self.queries.to(device), self.keys.to(device), mask)
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, dropout: float
@@ -185,8 +188,8 @@ class Calls:
 
     @classmethod
     def of(cls, segments: Segments, device: torch.device) -> "Calls":
-        planned = list(_planned(segments))
-        made = tuple(call.to(device) for call, _ in planned)
+        planned = list(_planned(segments, device))
+        made = tuple(call for call, _ in planned)
         begins, given = 0, []
         for call, (rows, columns, positions) in planned:
             given.append(np.stack([positions, begins + rows * call.queries.shape[1] + columns]))
@@ -223,31 +226,27 @@ Given = tuple[np.ndarray, np.ndarray, np.ndarray]
 """Outputs that a call is for: its rows, the columns of its queries, and the positions that these are, [count] each."""
 
 
-def _planned(segments: Segments) -> Iterator[tuple[Call, Given]]:
+def _planned(segments: Segments, device: torch.device) -> Iterator[tuple[Call, Given]]:
     """Calls that together give every position once: prompts alone, responses behind the keys of theirs."""
     spans = (segments.prompt_starts, segments.prompt_lengths, segments.starts, segments.lengths)
     prompts, prompt_lengths, starts, lengths = (each.cpu().numpy() for each in spans)
     groups = segments.groups.cpu().numpy()
     for chosen in _alike(prompt_lengths):
         places, given = _row_places(prompts[chosen], prompt_lengths[chosen])
-        kept = torch.from_numpy(places)
+        kept = torch.from_numpy(places).to(device)
         yield Call(kept, kept, None), given
     continued = lengths > 0
     for prompt_length in np.unique(prompt_lengths[groups[continued]]):
         rows = np.flatnonzero(continued & (prompt_lengths[groups] == prompt_length))
-        yield from _continued(prompts[groups[rows]], int(prompt_length), starts[rows], lengths[rows])
-
-
-def _continued(
-    prompts: np.ndarray, prompt_length: int, starts: np.ndarray, lengths: np.ndarray
-) -> Iterator[tuple[Call, Given]]:
-    """Responses [n] to prompts [n] of one length."""
-    for chosen in _alike(lengths, prompt_length):
-        queries, given = _row_places(starts[chosen], lengths[chosen])
-        seen = prompts[chosen, None] + np.arange(prompt_length)
-        mask = torch.ones(queries.shape[1], prompt_length + queries.shape[1], dtype=torch.bool)
-        keys = torch.from_numpy(np.concatenate([seen, queries], axis=1))
-        yield Call(torch.from_numpy(queries), keys, mask.tril(prompt_length)), given
+        seen_length = int(prompt_length)
+        for chosen in _alike(lengths[rows], seen_length):
+            some = rows[chosen]
+            queries, given = _row_places(starts[some], lengths[some])
+            seen = prompts[groups[some], None] + np.arange(seen_length)
+            mask = torch.ones(queries.shape[1], seen_length + queries.shape[1], dtype=torch.bool)
+            keys = torch.from_numpy(np.concatenate([seen, queries], axis=1)).to(device)
+            mask = mask.tril(seen_length).to(device)
+            yield Call(torch.from_numpy(queries).to(device), keys, mask), given
 
 
 def _row_places(starts: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, Given]:
@@ -288,23 +287,19 @@ def _block_mask(segments: Segments, device: torch.device) -> BlockMask:
         same = (group[query] == group[key]) & (query >= key)
         return same & ((row[key] == -1) | (row[query] == row[key]))
 
-    pairs = _visible_pairs(segments)
+    blocks = -(-length // BLOCK)
+    prompt_overlaps = _overlaps(segments.prompt_starts, segments.prompt_lengths, blocks)
+    response_overlaps = _overlaps(segments.starts, segments.lengths, blocks)
+    own = torch.cat([prompt_overlaps, response_overlaps])
+    # How many keys of a block of `BLOCK` positions the queries of another see together, float64 [B, B].
+    pairs = (own.T @ own).tril(-1) + torch.diag((own * (own + 1) / 2).sum(0))
+    pairs = pairs + response_overlaps.T @ prompt_overlaps[segments.groups.cpu()]
     whole = pairs == BLOCK**2
     some_seen, all_seen = _in_order((pairs > 0) & ~whole), _in_order(whole)
     mask = BlockMask.from_kv_blocks(
         *some_seen, *all_seen, BLOCK_SIZE=BLOCK, mask_mod=sees, seq_lengths=(length, length)
     )
     return mask.to(device)
-
-
-def _visible_pairs(segments: Segments) -> Tensor:
-    """float64 [B, B]: how many keys of a block of `BLOCK` positions the queries of another see together."""
-    blocks = -(-segments.total // BLOCK)
-    prompts = _overlaps(segments.prompt_starts, segments.prompt_lengths, blocks)
-    responses = _overlaps(segments.starts, segments.lengths, blocks)
-    own = torch.cat([prompts, responses])
-    causal = (own.T @ own).tril(-1) + torch.diag((own * (own + 1) / 2).sum(0))
-    return causal + responses.T @ prompts[segments.groups.cpu()]
 
 
 def _overlaps(starts: Tensor, lengths: Tensor, blocks: int) -> Tensor:
@@ -331,21 +326,3 @@ def _spans(starts: Tensor, lengths: Tensor) -> Tensor:
 @cache
 def _compiled() -> Any:
     return torch.compile(flex_attention, dynamic=True)
-
-
-def _attend_in_blocks(
-    query: Tensor, key: Tensor, value: Tensor, segments: Segments, scaling: float | None
-) -> Tensor:
-    """[1, L, heads, D] by flex attention, which takes operands of one dtype and no part in autocast."""
-    device = query.device
-    dtype = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else value.dtype
-    kernel = _compiled() if device.type == "cuda" else flex_attention
-    out: Tensor = kernel(
-        query.to(dtype),
-        key.to(dtype),
-        value.to(dtype),
-        block_mask=segments.block_mask(device),
-        scale=scaling,
-        enable_gqa=query.shape[1] != key.shape[1],
-    )
-    return out.transpose(1, 2)

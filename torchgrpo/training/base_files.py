@@ -6,7 +6,6 @@ every other kind of file ──loaded──▶ the same, from the whole model in
 
 import json
 from collections.abc import Callable, Iterable
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -27,7 +26,13 @@ def streamed(model: ModelConfig, names: Iterable[str]) -> Base | None:
     files = weight_files(model_path(model.name))
     if not set(names) <= files.keys():
         return None
-    return partial(_read, files, getattr(torch, model.dtype))
+
+    def read(name: str) -> Tensor:
+        with safe_open(files[name], "pt") as file:
+            tensor: Tensor = file.get_tensor(name)
+        return tensor.to(getattr(torch, model.dtype)) if tensor.is_floating_point() else tensor
+
+    return read
 
 
 def loaded(model: ModelConfig) -> Base:
@@ -61,9 +66,3 @@ def _file(path: str, name: str) -> Path | None:
         _raise_exceptions_for_gated_repo=False,
     )
     return None if found is None else Path(found)
-
-
-def _read(files: dict[str, Path], dtype: torch.dtype, name: str) -> Tensor:
-    with safe_open(files[name], "pt") as file:
-        tensor: Tensor = file.get_tensor(name)
-    return tensor.to(dtype) if tensor.is_floating_point() else tensor

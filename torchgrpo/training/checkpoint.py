@@ -106,7 +106,10 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         raise UnreadableError(
             f"train.resume={path}: {error}; take an earlier one from the same folder"
         ) from error
-    missing = _missing(state)
+    there = state if isinstance(state, dict) else {}
+    learner = there.get("learner")
+    inside = LEARNER_KEYS - learner.keys() if isinstance(learner, dict) else set()
+    missing = [*sorted(KEYS - there.keys()), *(f"learner.{key}" for key in sorted(inside))]
     if missing:
         raise ConfigError(
             f"train.resume={path}: it holds no {', '.join(missing)}: another version of this code wrote it; go on with "
@@ -128,14 +131,6 @@ def _run_state(path: Path) -> dict[str, Any]:
         why = f"{type(error).__name__}: {error}".splitlines()[0]
         raise UnreadableError(f"{RUN_STATE} is damaged ({why})") from error
     return state
-
-
-def _missing(state: Any) -> list[str]:
-    if not isinstance(state, dict):
-        return sorted(KEYS)
-    learner = state.get("learner")
-    inside = LEARNER_KEYS - learner.keys() if isinstance(learner, dict) else set()
-    return [*sorted(KEYS - state.keys()), *(f"learner.{key}" for key in sorted(inside))]
 
 
 def origin(path: Path) -> tuple[dict[str, Any], bool] | None:

@@ -63,14 +63,12 @@ def _parts(
     A completion without a part that others of its group have earned nothing of it; a part that none of them has is
     missing (another data set's).
     """
-    parts = [(weight, _values(groups, name)) for name, weight in weights.items()]
+    parts = []
+    for name, weight in weights.items():
+        rows = []
+        for group in groups:
+            known = any(name in verdict.parts for verdict in group.verdicts)
+            absent = 0.0 if known else float("nan")
+            rows.append([verdict.parts.get(name, absent) for verdict in group.verdicts])
+        parts.append((weight, torch.tensor(rows, dtype=torch.float64)))
     return [*parts, (1.0, added)] if parts and added.any() else parts
-
-
-def _values(groups: Sequence[Group], name: str) -> Tensor:
-    rows = []
-    for group in groups:
-        known = any(name in verdict.parts for verdict in group.verdicts)
-        absent = 0.0 if known else float("nan")
-        rows.append([verdict.parts.get(name, absent) for verdict in group.verdicts])
-    return torch.tensor(rows, dtype=torch.float64)

@@ -44,12 +44,10 @@ def groups_in_range(policy: PolicyConfig, rewards: Tensor, success: Tensor, vali
     return some & (statistic > low) & (statistic < high)
 
 
-def _success_rate(rewards: Tensor, success: Tensor, valid: Tensor) -> Tensor:
-    return torch.where(valid, success, 0.0).sum(dim=1) / valid.sum(dim=1).clamp_min(1)
-
-
 FILTER_STATISTICS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
-    "success": _success_rate,
+    "success": lambda rewards, success, valid: (
+        torch.where(valid, success, 0.0).sum(dim=1) / valid.sum(dim=1).clamp_min(1)
+    ),
     "reward_std": lambda rewards, success, valid: deviation(Rewards.of(rewards, valid), 0).squeeze(1),
     "lead": lambda rewards, success, valid: lead(Rewards.of(rewards, valid)).sum(dim=1),
 }

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from config.schema.errors import RunError
 from torchgrpo.records.batch import Tokens
 from torchgrpo.training.adapters import causal_model
-from torchgrpo.training.attention import attend_by_segments, can_pack
+from torchgrpo.training.attention import NAME, can_pack
 from torchgrpo.training.log_probs import selected_log_probs
 from torchgrpo.training.packing import pack, packed_positions
 from torchgrpo.training.sharding import Within, directly
@@ -54,7 +54,8 @@ class ResponseScorer:
         causal = causal_model(self.model)
         self.packs = self.packs and can_pack(causal)
         if self.packs:
-            attend_by_segments(causal)
+            # For good: checkpointing attends again in the backward pass.
+            causal.set_attn_implementation(NAME)
 
     def __call__(
         self, tokens: Tokens, temperature: torch.Tensor | None = None, with_entropy: bool = False
@@ -67,9 +68,19 @@ class ResponseScorer:
     def _selected(
         self, tokens: Tokens, temperature: torch.Tensor | None, with_entropy: bool
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Log-prob and entropy [M] of the tokens in the loss."""
+        """Log-prob and entropy [M] of the tokens in the loss.
+
+        A model's layers may lie on several devices: hidden states [M, D] are where its last one is. Under autocast they
+        take its dtype, as the input of every linear layer does; the residual stream of float32 weights is float32.
+        """
         causal, mask = causal_model(self.model), tokens.loss_mask
         hidden_states = self._packed if self.packs else self._whole
+        head = causal.get_output_embeddings()
+        device = head.weight.device
+        divisor: float | torch.Tensor | None = self.temperature
+        if divisor is None:
+            assert temperature is not None, "the engines' temperature changes, so every row must say its own"
+            divisor = temperature.to(mask.device).expand_as(mask)[mask].to(device)
         with torch.autocast(
             causal.device.type,
             self.autocast_dtype,
@@ -77,8 +88,11 @@ class ResponseScorer:
             cache_enabled=False,  # every weight is used once, and its copy would only stay
         ):
             return selected_log_probs(
-                *self._at_the_head(causal, hidden_states(causal, tokens), tokens.response[mask]),
-                temperature=self._temperature(temperature, causal, mask),
+                hidden_states(causal, tokens).to(device, self.autocast_dtype),
+                head.weight,
+                head.bias,
+                tokens.response[mask].to(device),
+                temperature=divisor,
                 chunk_size=self.chunk_size,
                 with_entropy=with_entropy,
                 top_p=self.top_p,
@@ -91,28 +105,6 @@ class ResponseScorer:
             return packed_positions(tokens)
         lengths = tokens.prompt_mask.sum(1) + tokens.response_mask.sum(1)
         return len(tokens) * int(lengths.max())
-
-    def _at_the_head(
-        self, causal: PreTrainedModel, hidden: torch.Tensor, targets: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor]:
-        """hidden [M, D], weight, bias and targets [M] of the tokens in the loss, where the output head is.
-
-        A model's layers may lie on several devices: `hidden` is where its last one is. Under autocast `hidden` takes
-        its dtype, as the input of every linear layer does; the residual stream of float32 weights is float32.
-        """
-        head = causal.get_output_embeddings()
-        device = head.weight.device
-        return hidden.to(device, self.autocast_dtype), head.weight, head.bias, targets.to(device)
-
-    def _temperature(
-        self, of_rows: torch.Tensor | None, causal: PreTrainedModel, mask: torch.Tensor
-    ) -> float | torch.Tensor:
-        """One for all tokens in the loss, or [M] with that of each one's row."""
-        if self.temperature is not None:
-            return self.temperature
-        assert of_rows is not None, "the engines' temperature changes, so every row must say its own"
-        picked = of_rows.to(mask.device).expand_as(mask)[mask]
-        return picked.to(causal.get_output_embeddings().weight.device)
 
     def _packed(self, causal: PreTrainedModel, tokens: Tokens) -> torch.Tensor:
         """Hidden states [M, D] that predict the loss's tokens. Raises RunError where layers join rows."""

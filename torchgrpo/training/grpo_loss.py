@@ -17,7 +17,7 @@ from torchgrpo.records.batch import Batch, Tokens, declared, environment_tokens
 from torchgrpo.training.aggregation import BatchTotals
 from torchgrpo.training.forward import ResponseScorer
 from torchgrpo.training.loss import loss_terms
-from torchgrpo.training.loss_metrics import Metrics, effective_sample_size
+from torchgrpo.training.loss_metrics import effective_sample_size
 from torchgrpo.training.token_weights import TokenWeights
 
 LOSSES = ("loss_objective", "loss_kl", "loss_kl_inference", "loss_entropy", "loss_environment")
@@ -136,26 +136,16 @@ class GRPOLoss(LossModule):
             weights=weights,
         )
         assert scores.entropy is not None  # it was asked for
-        known = {
-            "log_prob": scores.log_prob.detach(),
-            "entropy": scores.entropy.detach(),
-            "advantage": advantage,
-        }
-        return _output(terms, metrics, known)
+        named = {name.replace("/", "_"): term for name, term in terms.items()}
+        zero = scores.log_prob.new_zeros(())
+        return TensorDict(
+            {name: named.get(name, zero) for name in LOSSES}
+            | {"ESS": effective_sample_size(metrics["ess"])}
+            | {"log_prob": scores.log_prob.detach(), "entropy": scores.entropy.detach()}
+            | {"advantage": advantage, "metrics": TensorDict(metrics)}
+        )
 
     @staticmethod
     def total(losses: TensorDictBase) -> Tensor:
         """What is minimised: the sum of an output's terms."""
         return torch.stack([losses[name] for name in LOSSES]).sum()
-
-
-def _output(terms: Metrics, metrics: Metrics, known: dict[str, Tensor]) -> TensorDict:
-    """The output of the loss. known: [N, R] each."""
-    named = {name.replace("/", "_"): term for name, term in terms.items()}
-    zero = known["log_prob"].new_zeros(())
-    return TensorDict(
-        {name: named.get(name, zero) for name in LOSSES}
-        | {"ESS": effective_sample_size(metrics["ess"])}
-        | known
-        | {"metrics": TensorDict(metrics)}
-    )

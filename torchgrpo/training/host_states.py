@@ -33,14 +33,14 @@ class HostStates:
             yield
         finally:
             for name, tensor in self._states().items():
-                hold(tensor, self._kept(name, local(tensor)))
-
-    def _kept(self, name: str, values: Tensor) -> Tensor:
-        """The values in host memory, the same at each step, which a GPU reads at the bus's full rate."""
-        if name not in self._host:
-            pinned = self._device.type == "cuda"
-            self._host[name] = torch.empty(values.shape, dtype=values.dtype, device="cpu", pin_memory=pinned)
-        return self._host[name].copy_(values)
+                values = local(tensor)
+                if name not in self._host:
+                    # The same at each step; pinned, a GPU reads it at the bus's full rate.
+                    pinned = self._device.type == "cuda"
+                    self._host[name] = torch.empty(
+                        values.shape, dtype=values.dtype, device="cpu", pin_memory=pinned
+                    )
+                hold(tensor, self._host[name].copy_(values))
 
 
 def hold(tensor: Tensor, values: Tensor) -> None:

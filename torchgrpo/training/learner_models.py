@@ -44,7 +44,8 @@ def load_base(config: Config, plan: Plan) -> PreTrainedModel:
     device = torch.device(plan.devices.train_device)
     if not config.train_model.lora.quantized:
         return load_model(config.model, device)
-    return load_in_4bit(config.model, device, _autocast(plan) or getattr(torch, config.model.dtype))
+    compute = getattr(torch, plan.learner.autocast or config.model.dtype)
+    return load_in_4bit(config.model, device, compute)
 
 
 def make_models(config: Config, model: PreTrainedModel, plan: Plan) -> Models:
@@ -55,7 +56,7 @@ def make_models(config: Config, model: PreTrainedModel, plan: Plan) -> Models:
     """
     reference = _frozen_reference(config, plan, model.device)
     policy = _trained(config, model)
-    scorer = make_scorer(config, policy, plan.learner, _autocast(plan))
+    scorer = make_scorer(config, policy, plan.learner, _dtype(plan.learner.autocast))
     if plan.reference.home == "base of the LoRA policy":
         wrapped = adapted(policy)
         assert wrapped is not None
@@ -65,7 +66,11 @@ def make_models(config: Config, model: PreTrainedModel, plan: Plan) -> Models:
 
 def make_sharded_models(config: Config, plan: Plan, mesh: DeviceMesh, device: torch.device) -> Models:
     """The same models as shards over `mesh`, which every rank makes at once; rank 0 alone reads the files."""
-    root = _sharded(config, plan, mesh, device)
+    gathered, offload = plan.learner.gathered_dtype, config.train_model.offload == "all"
+    if config.train_model.lora.quantized:
+        root = _sharded_in_4_bits(config, gathered, mesh, device)
+    else:
+        root = _spread(config.model, partial(_trained, config), gathered, mesh, device, offload)
     # FSDP2 sees at the first pass what is trained; one with adapters off would show it nothing.
     with torch.no_grad():
         root(lambda: None)
@@ -77,8 +82,7 @@ def make_sharded_models(config: Config, plan: Plan, mesh: DeviceMesh, device: to
         assert wrapped is not None
         reference = Reference(scorer, visit=wrapped.disable_adapter)
     elif plan.reference.home == "learner ranks":
-        offload = config.train_model.offload == "all"
-        frozen = _sharded_frozen(config, plan.learner.gathered_dtype, mesh, device, offload)
+        frozen = _sharded_frozen(config, gathered, mesh, device, offload)
         reference = Reference(make_scorer(config, frozen.model, plan.reference, within=frozen))
     return Models(policy, scorer, reference, root)
 
@@ -92,19 +96,10 @@ def make_frozen_scorer(
         with said_of_reference(config):
             root = _sharded_frozen(config, half, mesh, device, offload=False)
         return make_scorer(config, root.model, plan.reference, within=root)
-    autocast = None if half is None else getattr(torch, half)
+    autocast = _dtype(half)
     with said_of_reference(config):
         frozen = load_frozen(config.reference_model, device, autocast)
     return make_scorer(config, _frozen(config, frozen), plan.reference, autocast)
-
-
-def _sharded(config: Config, plan: Plan, mesh: DeviceMesh, device: torch.device) -> Sharded:
-    """The policy's shards."""
-    if config.train_model.lora.quantized:
-        return _sharded_in_4_bits(config, plan, mesh, device)
-    prepared = partial(_trained, config)
-    offload = config.train_model.offload == "all"
-    return _spread(config.model, prepared, plan.learner.gathered_dtype, mesh, device, offload)
 
 
 def _sharded_frozen(
@@ -135,21 +130,22 @@ def _spread(
     full = load_model(files, torch.device("cpu")) if dist.get_rank() == 0 else None
     with torch.device("meta"):
         empty = prepared(skeleton(files))
-    root = shard(empty, mesh, None if gathered is None else getattr(torch, gathered), offload)
+    root = shard(empty, mesh, _dtype(gathered), offload)
     root.to_empty(device="cpu" if offload else device)
     fill(root.model, None if full is None else prepared(full))
     return root
 
 
-def _sharded_in_4_bits(config: Config, plan: Plan, mesh: DeviceMesh, device: torch.device) -> Sharded:
+def _sharded_in_4_bits(
+    config: Config, gathered: str | None, mesh: DeviceMesh, device: torch.device
+) -> Sharded:
     """Every rank reads the base, keeps its shard of the weights, and the scales of all, which are no parameters."""
-    gathered = plan.learner.gathered_dtype
     base = load_in_4bit(config.model, device, getattr(torch, gathered or config.model.dtype))
     policy = _trained(config, base)
     for parameter in policy.parameters():
         if parameter.requires_grad:
             dist.broadcast(parameter.detach(), 0)
-    return shard(policy, mesh, None if gathered is None else getattr(torch, gathered))
+    return shard(policy, mesh, _dtype(gathered))
 
 
 def _frozen(config: Config, model: PreTrainedModel) -> nn.Module:
@@ -196,23 +192,19 @@ def make_scorer(
 
 
 def _frozen_reference(config: Config, plan: Plan, learner: torch.device) -> Reference | None:
-    """The frozen model in this process, or None.
-
-    learner: the policy's device.
-    """
-    home = plan.reference.home
+    """The frozen model in this process, or None. learner: the policy's device."""
+    home, autocast = plan.reference.home, _dtype(plan.learner.autocast)
     if home not in ("training GPU", "host memory"):
         return None
     visits = home == "host memory" and not plan.devices.on_cpu
     place = torch.device("cpu") if visits else learner
     with said_of_reference(config):
-        frozen = load_frozen(config.reference_model, place, _autocast(plan))
-    reference = Reference(make_scorer(config, _frozen(config, frozen), plan.reference, _autocast(plan)))
+        frozen = load_frozen(config.reference_model, place, autocast)
+    reference = Reference(make_scorer(config, _frozen(config, frozen), plan.reference, autocast))
     if visits:
         reference.visit = HostMemory(frozen, learner).visit
     return reference
 
 
-def _autocast(plan: Plan) -> torch.dtype | None:
-    name = plan.learner.autocast
+def _dtype(name: str | None) -> torch.dtype | None:
     return None if name is None else getattr(torch, name)

@@ -171,8 +171,14 @@ class _SelectedLogProbs(torch.autograd.Function):
             if entropy_slope is None:
                 gradients.add(part, targets[part], slope[part], log_probs.exp_(), slope[part])
             else:
-                pull = head.entropy_pull(log_probs, slope[part], entropy_slope[part], entropy[part])
-                gradients.add(part, targets[part], slope[part], pull)
+                # p (slope + entropy_slope (log p + H)) is minus the gradient at the logits but for the targets' own:
+                # d log p_t / d z_j = [j = t] - p_j and d H / d z_j = -p_j (log p_j + H).
+                probabilities = torch.exp(log_probs, out=head.spare(log_probs))
+                if ctx.sampling.restricts:
+                    log_probs.masked_fill_(log_probs == -torch.inf, 0.0)
+                constant = slope[part] + entropy_slope[part] * entropy[part]
+                log_probs.mul_(entropy_slope[part, None]).add_(constant[:, None])
+                gradients.add(part, targets[part], slope[part], log_probs.mul_(probabilities))
         return (gradients.hidden, gradients.weight, gradients.bias, None, None, None, None, None)
 
 
@@ -263,20 +269,6 @@ class _Head:
         expected = weights.mul_(logits).sum(dim=1) / total
         return total.log(), total.log() - expected
 
-    def entropy_pull(
-        self, log_probs: Tensor, slope: Tensor, entropy_slope: Tensor, entropy: Tensor
-    ) -> Tensor:
-        """[C, V] p (slope + entropy_slope (log p + H)); `log_probs` is overwritten.
-
-        It is minus the gradient at the logits but for the targets' own: d log p_t / d z_j = [j = t] - p_j and
-        d H / d z_j = -p_j (log p_j + H).
-        """
-        probabilities = torch.exp(log_probs, out=self.spare(log_probs))
-        if self.sampling.restricts:
-            log_probs.masked_fill_(log_probs == -torch.inf, 0.0)
-        log_probs.mul_(entropy_slope[:, None]).add_((slope + entropy_slope * entropy)[:, None])
-        return log_probs.mul_(probabilities)
-
 
 class _HeadGradients:
     """Gradients of the head's inputs: chunk by chunk for `hidden`, summed over chunks in float32 for the head.
@@ -299,34 +291,28 @@ class _HeadGradients:
         Overwrites `pull` where it is rounded. The two nearly cancel at a likely target, so there they meet
         before the rounding, which is coarser than what remains.
         """
-        if self.head.rounds or self.head.narrow is not None:
+        head = self.head
+        inputs = head.hidden[part].to(head.dtype)
+        if head.rounds or head.narrow is not None:
             own = slope if pull_slope is None else torch.ones_like(slope)
             pull.scatter_add_(1, targets[:, None], -own[:, None])
         else:
-            self._add_targets(part, targets, slope)
-        self._subtract(part, pull, pull_slope)
-
-    def _add_targets(self, part: slice, targets: Tensor, slope: Tensor) -> None:
-        head = self.head
-        if self.hidden is not None:
-            torch.mul(head.weight[targets].to(head.dtype), slope[:, None], out=self.hidden[part])
-        if self.weight is not None:
-            self.weight.index_add_(0, targets, head.hidden[part].to(head.dtype) * slope[:, None])
+            if self.hidden is not None:
+                torch.mul(head.weight[targets].to(head.dtype), slope[:, None], out=self.hidden[part])
+            if self.weight is not None:
+                self.weight.index_add_(0, targets, inputs * slope[:, None])
+            if self.bias is not None:
+                self.bias.index_add_(0, targets, slope)
+        if pull_slope is not None:
+            inputs = inputs * pull_slope[:, None]
         if self.bias is not None:
-            self.bias.index_add_(0, targets, slope)
-
-    def _subtract(self, part: slice, pull: Tensor, slope: Tensor | None) -> None:
-        head = self.head
-        inputs = head.hidden[part].to(head.dtype)
-        if slope is not None:
-            inputs = inputs * slope[:, None]
-        if self.bias is not None:
-            self.bias.addmv_(pull.T, torch.ones_like(pull[:, 0]) if slope is None else slope, alpha=-1)
+            slopes = torch.ones_like(pull[:, 0]) if pull_slope is None else pull_slope
+            self.bias.addmv_(pull.T, slopes, alpha=-1)
         if head.rounds:
             pull = pull.to(head.factor_dtype)  # once for both products
         if self.hidden is not None:
             back = head.back(pull)
-            self.hidden[part] -= back if slope is None else back.mul_(slope[:, None])
+            self.hidden[part] -= back if pull_slope is None else back.mul_(pull_slope[:, None])
         if self.weight is not None and not head.rounds:
             self.weight.addmm_(pull.T, inputs, alpha=-1)
         elif self.weight is not None:

@@ -7,7 +7,7 @@ N responses, R positions. `docs/objectives.md` has the formulas.
 """
 
 from collections.abc import Callable
-from typing import ParamSpec
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,8 +19,6 @@ from torchgrpo.training.loss_inputs import LossInputs
 from torchgrpo.training.loss_metrics import Metrics, effective_sample_size_of, maximum_of, means_of
 from torchgrpo.training.policy_terms import policy_term
 from torchgrpo.training.token_weights import TokenWeights, mismatch_capped, token_weights
-
-Arguments = ParamSpec("Arguments")
 
 
 def loss_terms(
@@ -75,29 +73,25 @@ def loss_terms(
     term = torch.where(inputs.inside, term, 0.0)
 
     terms = {"loss/objective": aggregate(policy, policy.aggregation, term, mask, totals)}
-    terms |= _kl_terms(policy, inputs, totals)
-    terms |= _entropy_term(policy, inputs, totals)
-    terms |= _environment_term(policy, log_prob, environment, totals)
-    metrics = _ratio_metrics(policy, inputs) | _divergence_metrics(policy, inputs, weights)
+    terms |= _added_terms(policy, inputs, log_prob, environment, totals)
+    metrics = _metrics(policy, inputs, weights)
     metrics |= {name: term.detach().double().reshape(1) for name, term in terms.items()}
     return terms, metrics, total_advantage
 
 
-def _summed(
-    terms_of: Callable[Arguments, tuple[dict[str, Tensor], Metrics, Tensor]],
-) -> Callable[Arguments, tuple[Tensor, Metrics]]:
-    def objective(*given: Arguments.args, **named: Arguments.kwargs) -> tuple[Tensor, Metrics]:
-        terms, metrics, _ = terms_of(*given, **named)
-        return torch.stack(list(terms.values())).sum(), metrics
-
-    return objective
+def objective(*given: Any, **named: Any) -> tuple[Tensor, Metrics]:
+    """The loss to minimise, and its metrics: the sum of `loss_terms`, which has the arguments."""
+    terms, metrics, _ = loss_terms(*given, **named)
+    return torch.stack(list(terms.values())).sum(), metrics
 
 
-objective = _summed(loss_terms)
-"""The loss to minimise, and its metrics: the sum of `loss_terms`, which has the arguments."""
-
-
-def _kl_terms(policy: PolicyConfig, inputs: LossInputs, totals: BatchTotals) -> dict[str, Tensor]:
+def _added_terms(
+    policy: PolicyConfig,
+    inputs: LossInputs,
+    log_prob: Tensor,
+    environment: Tensor | None,
+    totals: BatchTotals,
+) -> dict[str, Tensor]:
     how = policy.aggregation if policy.kl_aggregation == "same" else policy.kl_aggregation
     terms: dict[str, Tensor] = {}
     if policy.kl_coef and policy.kl_placement == "loss":
@@ -110,26 +104,19 @@ def _kl_terms(policy: PolicyConfig, inputs: LossInputs, totals: BatchTotals) -> 
         estimate = kl_estimate(policy, inputs.log_prob, inputs.sample, inputs.inside)
         aggregated = aggregate(policy, how, estimate, inputs.mask, totals)
         terms["loss/kl_inference"] = policy.kl_inference_coef * aggregated
+    if policy.entropy_coef:
+        if inputs.entropy is None:
+            raise ValueError(
+                f"policy.entropy_coef={policy.entropy_coef} needs the entropy over the vocabulary"
+            )
+        aggregated = aggregate(policy, policy.aggregation, inputs.entropy, inputs.mask, totals)
+        terms["loss/entropy"] = -policy.entropy_coef * aggregated
+    if environment is not None and policy.environment_coef:
+        # Over their own number of tokens, so that they do not dilute the rest (ECHO, prime-rl).
+        foreseen = torch.where(environment, log_prob, 0.0).sum()
+        mean = -policy.environment_coef * foreseen / max(totals.environment_tokens, 1)
+        terms["loss/environment"] = mean
     return terms
-
-
-def _entropy_term(policy: PolicyConfig, inputs: LossInputs, totals: BatchTotals) -> dict[str, Tensor]:
-    if not policy.entropy_coef:
-        return {}
-    if inputs.entropy is None:
-        raise ValueError(f"policy.entropy_coef={policy.entropy_coef} needs the entropy over the vocabulary")
-    aggregated = aggregate(policy, policy.aggregation, inputs.entropy, inputs.mask, totals)
-    return {"loss/entropy": -policy.entropy_coef * aggregated}
-
-
-def _environment_term(
-    policy: PolicyConfig, log_prob: Tensor, environment: Tensor | None, totals: BatchTotals
-) -> dict[str, Tensor]:
-    """Over their own number of tokens, so that they do not dilute the rest (ECHO, prime-rl)."""
-    if environment is None or not policy.environment_coef:
-        return {}
-    foreseen = torch.where(environment, log_prob, 0.0).sum()
-    return {"loss/environment": -policy.environment_coef * foreseen / max(totals.environment_tokens, 1)}
 
 
 KL_IMPORTANCE: dict[str, Callable[[LossInputs], Tensor | None]] = {
@@ -142,24 +129,20 @@ KL_IMPORTANCE: dict[str, Callable[[LossInputs], Tensor | None]] = {
 
 
 @torch.no_grad()
-def _ratio_metrics(policy: PolicyConfig, inputs: LossInputs) -> Metrics:
-    """The clip fractions count tokens whose clip binds, that is, whose gradient it changes."""
+def _metrics(policy: PolicyConfig, inputs: LossInputs, weights: TokenWeights) -> Metrics:
+    """Metrics of the ratio, and of the distances between policy, engine and frozen model.
+
+    The clip fractions count tokens whose clip binds, that is, whose gradient it changes. `kl/...` is by the policy's
+    estimator; `mismatch/gap` the mean |old - engine|; `mismatch/capped` the share of tokens whose weight is at the cap
+    or masked out; `loss/tokens_dropped` of those without a policy term; `distill/...` mean and mean size of what a
+    teacher adds to the advantages.
+    """
     low, high = policy_term(policy).binds(policy, inputs)
     means = {"loss/clip_fraction_low": low, "loss/clip_fraction_high": high, "ratio/mean": inputs.ratio}
-    return means_of(means, inputs.mask) | {
+    metrics = means_of(means, inputs.mask) | {
         "ratio/max": maximum_of(inputs.ratio, inputs.mask),
         "ess": effective_sample_size_of(inputs.log_ratio, inputs.mask),
     }
-
-
-@torch.no_grad()
-def _divergence_metrics(policy: PolicyConfig, inputs: LossInputs, weights: TokenWeights) -> Metrics:
-    """Metrics of the distances between policy, engine and frozen model.
-
-    `kl/...` is by the policy's estimator; `mismatch/gap` the mean |old - engine|; `mismatch/capped` the share of tokens
-    whose weight is at the cap or masked out; `loss/tokens_dropped` of those without a policy term; `distill/...` mean
-    and mean size of what a teacher adds to the advantages.
-    """
     others = {"inference": inputs.sample}
     if inputs.ref is not None:
         others["ref" if inputs.distilled is None else "teacher"] = inputs.ref
@@ -177,4 +160,4 @@ def _divergence_metrics(policy: PolicyConfig, inputs: LossInputs, weights: Token
         means["mismatch/capped"] = mismatch_capped(policy, inputs)
     if policy.trust_regions or policy.select_tokens != "none":
         means["loss/tokens_dropped"] = weights.policy == 0
-    return means_of(means, inputs.mask)
+    return metrics | means_of(means, inputs.mask)

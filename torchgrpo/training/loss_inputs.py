@@ -17,9 +17,9 @@ class LossInputs:
     Zeros (ratio: ones) stand outside the loss where it matters.
 
     log_prob: with gradient. old, sample, ref: other log-probs of the same tokens, without. advantage: of the reward and
-    of the teacher together. distilled: the teacher's part of it, or None. mask: in the loss. inside: what is summed,
-    `mask` unless `read_padding`. log_ratio: of each token, log_prob - old, with gradient. ratio: by `policy.ratio`,
-    with gradient. entropy: over the vocabulary, or None.
+    of the teacher together. distilled: the teacher's part of it, 0 outside `mask`, or None. mask: in the loss.
+    inside: what is summed, `mask` unless `read_padding`. log_ratio: of each token, log_prob - old, with gradient.
+    ratio: by `policy.ratio`, with gradient. entropy: over the vocabulary, or None.
     """
 
     log_prob: Tensor
@@ -48,10 +48,8 @@ class LossInputs:
     ) -> "LossInputs":
         """Make it from the arguments of `loss_terms`.
 
-        Half precision becomes float32. mask: bool.
-
-        Raises:
-            ValueError: there is no `ref_log_prob`, and `policy.distill_coef` is not 0.
+        Half precision becomes float32. mask: bool. Raises ValueError: there is no `ref_log_prob`, and
+        `policy.distill_coef` is not 0.
         """
         dtype = torch.promote_types(log_prob.dtype, torch.float32)
         inside = torch.ones_like(mask) if policy.read_padding else mask
@@ -61,9 +59,8 @@ class LossInputs:
 
         log_prob = clean(log_prob)
         sample = clean(sample_log_prob.detach())
-        if policy.old_log_prob == "engine":
-            old = sample
-        else:
+        old = sample
+        if policy.old_log_prob != "engine":
             old = log_prob.detach() if old_log_prob is None else clean(old_log_prob.detach())
         log_ratio = log_prob - old
         chosen = LOG_RATIOS[policy.ratio](log_ratio, mask, policy.length_epsilon)
@@ -71,7 +68,18 @@ class LossInputs:
             chosen = chosen.clamp(policy.log_ratio_min, policy.log_ratio_max)
         ref = None if ref_log_prob is None else clean(ref_log_prob.detach())
         rewarded = policy.reward_coef * clean(advantage.detach().expand_as(mask))
-        distilled = distilled_advantage(policy, log_prob.detach(), old, ref, mask)
+        distilled = None
+        if policy.distill_coef != 0:
+            if ref is None:
+                raise ValueError(f"policy.distill_coef={policy.distill_coef} needs ref_log_prob")
+            student = old if policy.distill_log_prob == "old" else log_prob.detach()
+            difference = torch.where(mask, ref - student, 0.0)
+            # Adam would make whole steps of what two orders of summation differ by.
+            difference = torch.where(difference.abs() > ROUNDING * torch.finfo(dtype).eps, difference, 0.0)
+            estimate = ESTIMATORS[policy.distill_estimator](difference)
+            if policy.distill_clamp is not None:
+                estimate = estimate.clamp(-policy.distill_clamp, policy.distill_clamp)
+            distilled = -policy.distill_coef * estimate
         if policy.entropy_form == "sampled":
             entropy = -log_prob.exp() * log_prob
         return cls(
@@ -91,28 +99,6 @@ class LossInputs:
 
 ROUNDING = 64
 """Machine epsilons up to which a teacher and the policy are taken to agree."""
-
-
-def distilled_advantage(
-    policy: PolicyConfig, log_prob: Tensor, old: Tensor, ref: Tensor | None, mask: Tensor
-) -> Tensor | None:
-    """The teacher's part of the advantage, [N, R]; None without a teacher.
-
-    It is 0 outside `mask`. log_prob, old: the policy's, of now and in the denominator of the ratio. ref: the teacher's.
-    """
-    if policy.distill_coef == 0:
-        return None
-    if ref is None:
-        raise ValueError(f"policy.distill_coef={policy.distill_coef} needs ref_log_prob")
-    student = old if policy.distill_log_prob == "old" else log_prob
-    difference = torch.where(mask, ref - student, 0.0)
-    # Adam would make whole steps of what two orders of summation differ by.
-    noise = ROUNDING * torch.finfo(difference.dtype).eps
-    difference = torch.where(difference.abs() > noise, difference, 0.0)
-    estimate = ESTIMATORS[policy.distill_estimator](difference)
-    if policy.distill_clamp is not None:
-        estimate = estimate.clamp(-policy.distill_clamp, policy.distill_clamp)
-    return -policy.distill_coef * estimate
 
 
 def row_sum(values: Tensor, mask: Tensor) -> Tensor:

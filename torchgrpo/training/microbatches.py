@@ -7,7 +7,7 @@ idle one. The largest come first, which finds out at once whether the memory suf
 """
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -52,12 +52,17 @@ def share_out(
 
     What is one microbatch stays as it is, without a copy.
     """
+    whole = Microbatch(torch.arange(len(batch)), batch)
     if workers * microbatches == 1 and max_tokens is None:
-        return [[_whole(batch)]]
+        return [[whole]]
     plan = _packed_bins if packs else _padded_bins
-    bins = _within(lambda count: plan(batch.tokens, count * workers, max_tokens), microbatches, max_tokens)
+    bins = plan(batch.tokens, microbatches * workers, max_tokens)
+    while max_tokens is not None and any(len(one.rows) > 1 and one.positions > max_tokens for one in bins):
+        microbatches += max(1, microbatches // 16)
+        bins = plan(batch.tokens, microbatches * workers, max_tokens)
+    bins = sorted((one for one in bins if one.rows), key=lambda one: one.positions, reverse=True)
     if workers == 1 and len(bins) == 1:
-        return [[_whole(batch)]]
+        return [[whole]]
     dealt: list[list[Microbatch]] = [[] for _ in range(workers)]
     loads = [0] * workers
     for start in range(0, len(bins), workers):
@@ -109,20 +114,6 @@ def share_apart(
     return shares
 
 
-def _within(bins_of: Callable[[int], list[Bin]], microbatches: int, max_tokens: int | None) -> list[Bin]:
-    """The bins that are not empty, the largest first: of the least count from `microbatches` on that fits."""
-    while True:
-        bins = bins_of(microbatches)
-        if max_tokens is None or all(len(one.rows) <= 1 or one.positions <= max_tokens for one in bins):
-            filled = [one for one in bins if one.rows]
-            return sorted(filled, key=lambda one: one.positions, reverse=True)
-        microbatches += max(1, microbatches // 16)
-
-
-def _whole(batch: Batch) -> Microbatch:
-    return Microbatch(torch.arange(len(batch)), batch)
-
-
 def idle(batch: Batch) -> Microbatch:
     """One row of a prompt of one token and a response of one, none of it in the loss."""
     empty = batch[:1].apply(lambda values: torch.zeros_like(values[:, -1:]))
@@ -142,7 +133,13 @@ def _packed_bins(tokens: Tokens, count: int, max_tokens: int | None) -> list[Bin
     limit, best = total if max_tokens is None else max_tokens, None
     while True:
         parts = _cut(groups, prompts, own, limit)
-        bins = _longest_first(parts, count)
+        held: list[list[int]] = [[] for _ in range(count)]
+        loads = [(0, place) for place in range(count)]  # a heap: each part goes to the bin that holds least
+        for part in sorted(parts, key=lambda part: part.positions, reverse=True):
+            load, place = loads[0]
+            held[place] += part.rows
+            heapq.heapreplace(loads, (load + part.positions, place))
+        bins = [Bin(held[place], load) for load, place in loads]
         largest = max(one.positions for one in bins)
         if best is None or largest < max(one.positions for one in best):
             best = bins
@@ -165,17 +162,6 @@ def _cut(groups: Sequence[int], prompts: Sequence[int], own: Sequence[int], limi
         rows = [*rows, row]
         positions += length
     return [*parts, Bin(rows, positions)]
-
-
-def _longest_first(parts: Sequence[Bin], count: int) -> list[Bin]:
-    """`count` bins, each part in the one that holds least."""
-    rows: list[list[int]] = [[] for _ in range(count)]
-    loads = [(0, place) for place in range(count)]
-    for part in sorted(parts, key=lambda part: part.positions, reverse=True):
-        load, place = loads[0]
-        rows[place] += part.rows
-        heapq.heapreplace(loads, (load + part.positions, place))
-    return [Bin(rows[place], load) for load, place in loads]
 
 
 def _padded_bins(tokens: Tokens, count: int, max_tokens: int | None) -> list[Bin]:

@@ -35,7 +35,11 @@ def check_files(config: ModelConfig, tokenizer: PreTrainedTokenizerBase, longest
     with loading("the model", config.name), quiet_library():
         _check_weights(config.name)
         bare = skeleton(config)
-        shapes = _shapes(config.name)
+        shapes: dict[str, torch.Tensor] = {}
+        for file in set(weight_files(model_path(config.name)).values()):
+            with safe_open(file, "pt") as opened:
+                for tensor in opened.keys():  # noqa: SIM118, it is no dict
+                    shapes[tensor] = torch.empty(opened.get_slice(tensor).get_shape(), device="meta")
         if shapes:  # other formats are read when the model is loaded
             loaded: Any = type(bare).from_pretrained(
                 None,
@@ -51,7 +55,21 @@ def check_files(config: ModelConfig, tokenizer: PreTrainedTokenizerBase, longest
     limit = rope_limit(bare.config.get_text_config().to_dict())
     if limit and longest > limit:
         raise ConfigError(beyond_rope_limit(config.name, longest, limit))
-    _check_ids(config.name, bare, tokenizer)
+    rows = _rows(bare)
+    added = tokenizer.added_tokens_encoder  # which may be beyond the embedding: they may be in no prompt
+    ends = {tokenizer.eos_token_id, turn_end(tokenizer)}
+    beyond = {
+        token: number
+        for token, number in tokenizer.get_vocab().items()
+        if number >= rows and (token not in added or number in ends)
+    }
+    if beyond:
+        token, number = max(beyond.items(), key=lambda pair: pair[1])
+        raise ConfigError(
+            f"model.name={config.name}: its tokenizer has {len(beyond)} tokens beyond the {rows} rows of the model's "
+            f"embedding ({token!r} is {number}): take the tokenizer that the model was trained with, or "
+            "`model.resize_token_embeddings(len(tokenizer))` and save both"
+        )
 
 
 def _check_weights(name: str) -> None:
@@ -76,17 +94,6 @@ def _check_weights(name: str) -> None:
     )
 
 
-def _shapes(name: str) -> dict[str, torch.Tensor]:
-    """Tensors of the safetensors files by name, on the meta device; none without such files."""
-    files = weight_files(model_path(name))
-    found: dict[str, torch.Tensor] = {}
-    for file in set(files.values()):
-        with safe_open(file, "pt") as opened:
-            shapes = {tensor: opened.get_slice(tensor).get_shape() for tensor in opened.keys()}  # noqa: SIM118, it is no dict
-        found |= {tensor: torch.empty(shape, device="meta") for tensor, shape in shapes.items()}
-    return found
-
-
 def embedding_rows(config: ModelConfig) -> int:
     """Token ids that a model has an embedding of, by its config.json."""
     return _rows(skeleton(config))
@@ -96,22 +103,3 @@ def _rows(model: PreTrainedModel) -> int:
     embedding: Any = model.get_input_embeddings()
     rows: int = embedding.weight.shape[0]
     return rows
-
-
-def _check_ids(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Refuse tokens beyond the embedding, but added ones, which may be in no prompt."""
-    rows = _rows(model)
-    added = tokenizer.added_tokens_encoder
-    ends = {tokenizer.eos_token_id, turn_end(tokenizer)}
-    beyond = {
-        token: number
-        for token, number in tokenizer.get_vocab().items()
-        if number >= rows and (token not in added or number in ends)
-    }
-    if beyond:
-        token, number = max(beyond.items(), key=lambda pair: pair[1])
-        raise ConfigError(
-            f"model.name={name}: its tokenizer has {len(beyond)} tokens beyond the {rows} rows of the model's "
-            f"embedding ({token!r} is {number}): take the tokenizer that the model was trained with, or "
-            "`model.resize_token_embeddings(len(tokenizer))` and save both"
-        )

@@ -107,13 +107,9 @@ def load_saved_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     """Load a tokenizer as an export saves it, with the file's template. Raises ConfigError."""
     with loading("its tokenizer", config.name):
         tokenizer = AutoTokenizer.from_pretrained(model_path(config.name), trust_remote_code=False)
-    if config.chat_template not in (None, NO_TEMPLATE):
-        _set_template(tokenizer, str(config.chat_template))
-    return tokenizer
-
-
-def _set_template(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
-    """Raises ConfigError where there is no such file, or it is no Jinja."""
+    name = config.chat_template
+    if name is None or name == NO_TEMPLATE:
+        return tokenizer
     place, path = f"model.chat_template={name}", Path(name).expanduser()
     if not path.is_file():
         raise ConfigError(
@@ -126,6 +122,7 @@ def _set_template(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
         raise ConfigError(f"{place}: it cannot render a message ({error}); mend the file") from error
     if "question" not in str(rendered):
         raise ConfigError(f"{place}: it leaves the message of the user out; mend the file")
+    return tokenizer
 
 
 def saved_eos_token_ids(name: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
@@ -153,7 +150,6 @@ def load_model(config: ModelConfig, device: torch.device) -> PreTrainedModel:
         ConfigError: it cannot be loaded, holds values that are not finite, or changes its logits after the head.
     """
     model = _load(AutoModelForCausalLM, config, getattr(torch, config.dtype), device)
-    _check_finite(model, config.name)
     check_head(model)
     return model
 
@@ -179,7 +175,6 @@ def load_in_4bit(config: ModelConfig, device: torch.device, compute: torch.dtype
             # The order of bytes that its fastest kernels on a CPU want, which they put weights in on first use, has no
             # backward pass.
             layer.support_avx512bf16_for_cpu = False
-    _check_finite(model, config.name)
     check_head(model)
     return model
 
@@ -196,10 +191,12 @@ def load_frozen(config: ModelConfig, device: torch.device, autocast: torch.dtype
     if autocast is not None and dtype == torch.float32:
         bare = skeleton(config)
         architecture = type(bare)
-        wide = {"_keep_in_fp32_modules_strict": outside_linear_layers(bare)}
+        others = (module for module in bare.modules() if not isinstance(module, nn.Linear))
+        held = {id(parameter) for module in others for parameter in module.parameters(recurse=False)}
+        named = bare.named_parameters()
+        wide = {"_keep_in_fp32_modules_strict": {name for name, one in named if id(one) in held}}
         dtype, loader = autocast, type(architecture.__name__, (architecture,), wide)
     model = _load(loader, config, dtype, device)
-    _check_finite(model, config.name)
     # Its linear layers may be in half precision already, which needs autocast to compute at all.
     check_head(model, autocast)
     return model
@@ -235,17 +232,11 @@ def _on_meta(config: PreTrainedConfig, dtype: torch.dtype, attn_implementation: 
     return model
 
 
-def outside_linear_layers(model: PreTrainedModel) -> set[str]:
-    """Names of the parameters that are not a linear layer's alone."""
-    others = (module for module in model.modules() if not isinstance(module, nn.Linear))
-    held = {id(parameter) for module in others for parameter in module.parameters(recurse=False)}
-    return {name for name, parameter in model.named_parameters() if id(parameter) in held}
-
-
 def _load(
     loader: Any, config: ModelConfig, dtype: torch.dtype, device: torch.device, **settings: Any
 ) -> PreTrainedModel:
-    """Load weights from files to their device one by one. Raises ConfigError for other tensors."""
+    """Load weights from files to their device one by one. Raises ConfigError for other tensors, and for values that are
+    not finite: every log-prob would be NaN, and whatever looks at one first would be blamed."""
     with loading("the model", config.name), quiet_library():
         loaded = loader.from_pretrained(
             model_path(config.name),
@@ -259,6 +250,17 @@ def _load(
         )
     model: PreTrainedModel = loaded[0]
     check_report(config.name, model, loaded[1])
+    wrong = [
+        key
+        for key, tensor in model.named_parameters()
+        if not torch.isfinite(dequantized(tensor, model.get_submodule(key.rpartition(".")[0]))).all()
+    ]
+    if wrong:
+        others = f" and {len(wrong) - 1} more of its tensors hold" if len(wrong) > 1 else " holds"
+        raise ConfigError(
+            f"model.name={config.name}: {wrong[0]}{others} values that are not finite (NaN or infinite): the files are "
+            f"damaged, or {model.dtype} cannot hold what they were saved from; load or make them anew"
+        )
     return model
 
 
@@ -312,21 +314,6 @@ def _named(tensors: list[str]) -> str:
     """Their number, and the first names."""
     more = f" and {len(tensors) - _SHOWN} more" if len(tensors) > _SHOWN else ""
     return f"{len(tensors)} tensor{'s' if len(tensors) > 1 else ''}: {', '.join(tensors[:_SHOWN])}{more}"
-
-
-def _check_finite(model: PreTrainedModel, name: str) -> None:
-    """Every log-prob would be NaN, and whatever looks at one first would be blamed."""
-    wrong = [
-        key
-        for key, tensor in model.named_parameters()
-        if not torch.isfinite(dequantized(tensor, model.get_submodule(key.rpartition(".")[0]))).all()
-    ]
-    if wrong:
-        others = f" and {len(wrong) - 1} more of its tensors hold" if len(wrong) > 1 else " holds"
-        raise ConfigError(
-            f"model.name={name}: {wrong[0]}{others} values that are not finite (NaN or infinite): the files are "
-            f"damaged, or {model.dtype} cannot hold what they were saved from; load or make them anew"
-        )
 
 
 def check_head(model: PreTrainedModel, autocast: torch.dtype | None = None) -> None:

@@ -6,7 +6,6 @@ the adapter's tensors ──▶ FOLDER/adapter/, under peft's names
 
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
 from functools import cached_property, partial
@@ -15,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import GenerationConfig, PreTrainedTokenizerBase
+from transformers import GenerationConfig
 from transformers.core_model_loading import revert_weight_conversion
 
 from config.schema.models import LoraConfig, ModelConfig
@@ -33,9 +32,6 @@ from torchgrpo.training.trained_parameters import MODEL, brought, check_same_mod
 
 ADAPTER = "adapter"
 """The folder of the adapter alone, inside the model's."""
-_OF_PEFT = "base_model.model."
-"""Begins the names of the model's layers where peft has wrapped it."""
-_LAYER = re.compile(r".*\blayers\.\d+\.")
 
 
 class ModelWriter:
@@ -58,7 +54,13 @@ class ModelWriter:
         if lora.enabled:  # what a checkpoint does not hold comes from these files
             check_files(model, self.tokenizer)
         self.plain = skeleton(model)
-        self.generation = _generation(model, self.plain.generation_config, self.tokenizer)
+        try:
+            self.generation = GenerationConfig.from_pretrained(model_path(model.name))
+        except OSError:  # a model without one of its own
+            self.generation = self.plain.generation_config
+        self.generation._from_model_config = False
+        ends = end_tokens(self.generation, self.tokenizer)  # where the engines of training end a completion
+        self.generation.eos_token_id = ends[0] if len(ends) == 1 else ends
         self.plain.config.architectures = [type(self.plain).__name__]
         self.plain.config.dtype = model.dtype
         parameters = dict(self.plain.named_parameters(remove_duplicate=False))
@@ -89,13 +91,14 @@ class ModelWriter:
         Raises:
             ConfigError: it is of another one.
         """
-        check_same_model(self.policy, digest_of(self._brought()), numbers, saved_shapes(learner))
 
-    def _brought(self) -> Iterator[tuple[str, Tensor]]:
-        for name, parameter in brought(self.policy).items():
-            weight = self.base(self._names[id(parameter)])
-            in_4_bits = self.lora.quantized and ".base_layer.weight" in name
-            yield name, packed_in_4_bits(weight)[0] if in_4_bits else weight
+        def weights() -> Iterator[tuple[str, Tensor]]:
+            for name, parameter in brought(self.policy).items():
+                weight = self.base(self._names[id(parameter)])
+                in_4_bits = self.lora.quantized and ".base_layer.weight" in name
+                yield name, packed_in_4_bits(weight)[0] if in_4_bits else weight
+
+        check_same_model(self.policy, digest_of(weights()), numbers, saved_shapes(learner))
 
     def write(self, learner: Path, folder: Path) -> None:
         """Fill a folder from that of a checkpoint's tensors (`learner`). Raises UnreadableError."""
@@ -104,8 +107,21 @@ class ModelWriter:
         self.plain.config.save_pretrained(folder)
         self.generation.to_json_file(folder / "generation_config.json")
         self.tokenizer.save_pretrained(folder)
-        if self.lora.enabled:
-            self._write_adapter(saved, folder / ADAPTER)
+        if not self.lora.enabled:
+            return
+        (adapter,) = self.policy.peft_config
+        settings = deepcopy(self.policy.peft_config[adapter])
+        settings.inference_mode = True
+        settings.target_modules = set(self.adapted)
+        settings.save_pretrained(folder / ADAPTER)
+        mine = [name for name in saved.names if name.startswith(MODEL) and ".lora_" in name]
+        plain = {name: name.removeprefix(MODEL).replace(f".{adapter}.", ".") for name in mine}
+        parts = [
+            Part({plain[name]: saved.described(name)}, partial(_only, plain[name], partial(saved.read, name)))
+            for name in mine
+        ]
+        largest = sum(part.nbytes for part in parts)
+        write_safetensors(folder / ADAPTER, parts, "adapter_model", largest)
 
     def _parts(self, saved: SavedTensors) -> list[Part]:
         """A tensor each; a layer each where files name and cut this model's tensors otherwise than it does."""
@@ -113,14 +129,18 @@ class ModelWriter:
         made = {one.name: partial(self._made, one, saved) for one in self.weights}
         if self._as_in_files(described).keys() == described.keys():
             return [Part({name: one}, partial(_only, name, made[name])) for name, one in described.items()]
+
+        def of_layer(names: list[str]) -> dict[str, Tensor]:
+            return self._as_in_files({name: made[name]() for name in names})
+
         layers: dict[str, list[str]] = {}
         for name in described:
-            layer = _LAYER.match(name)
+            layer = re.match(r".*\blayers\.\d+\.", name)
             layers.setdefault(layer[0] if layer else name, []).append(name)
         return [
             Part(
                 self._as_in_files({name: described[name] for name in names}),
-                partial(self._layer_made, {name: made[name] for name in names}),
+                partial(of_layer, names),
             )
             for names in layers.values()
         ]
@@ -129,12 +149,9 @@ class ModelWriter:
         renamed: dict[str, Tensor] = revert_weight_conversion(self.plain, dict(tensors))
         return renamed
 
-    def _layer_made(self, made: Mapping[str, "partial[Tensor]"]) -> dict[str, Tensor]:
-        return self._as_in_files({name: make() for name, make in made.items()})
-
     def _found(self, tensor: PolicyTensor, saved: SavedTensors, read: Any) -> Tensor:
         """What a checkpoint holds of a tensor, by `read`, or else the model's own."""
-        name = f"{MODEL}{_OF_PEFT if self.lora.enabled else ''}{tensor.name}"
+        name = f"{MODEL}{'base_model.model.' if self.lora.enabled else ''}{tensor.name}"  # as peft wraps it
         found: Tensor = read(saved, name) if name in saved else tensor.source
         return found
 
@@ -144,53 +161,19 @@ class ModelWriter:
             source = self.base(tensor.name)
             if self.lora.quantized and tensor.layer is not None:
                 source = through_4_bits(source)
-        with self._adapters(tensor.layer, saved):
-            return replace(tensor, source=source, dtype=source.dtype).make()
-
-    @contextmanager
-    def _adapters(self, layer: nn.Module | None, saved: SavedTensors) -> Iterator[None]:
-        """A layer has its adapters' values during the block. layer: peft's, or None."""
-        empty: list[tuple[nn.Module, str, nn.Parameter]] = []
-        for module in () if layer is None else layer.modules():
+        empty: list[tuple[nn.Module, str, nn.Parameter]] = []  # adapters, which have their values meanwhile
+        for module in () if tensor.layer is None else tensor.layer.modules():
             for name, parameter in list(module.named_parameters(recurse=False)):
                 if parameter.requires_grad:
                     empty.append((module, name, parameter))
                     values = saved.read(f"{MODEL}{self._modules[module]}.{name}")
                     setattr(module, name, nn.Parameter(values))
         try:
-            yield
+            return replace(tensor, source=source, dtype=source.dtype).make()
         finally:
             for module, name, parameter in empty:
                 setattr(module, name, parameter)
 
-    def _write_adapter(self, saved: SavedTensors, folder: Path) -> None:
-        (adapter,) = self.policy.peft_config
-        settings = deepcopy(self.policy.peft_config[adapter])
-        settings.inference_mode = True
-        settings.target_modules = set(self.adapted)
-        settings.save_pretrained(folder)
-        mine = [name for name in saved.names if name.startswith(MODEL) and ".lora_" in name]
-        plain = {name: name.removeprefix(MODEL).replace(f".{adapter}.", ".") for name in mine}
-        parts = [
-            Part({plain[name]: saved.described(name)}, partial(_only, plain[name], partial(saved.read, name)))
-            for name in mine
-        ]
-        write_safetensors(folder, parts, "adapter_model", largest=sum(part.nbytes for part in parts))
-
 
 def _only(name: str, make: "partial[Tensor]") -> dict[str, Tensor]:
     return {name: make()}
-
-
-def _generation(
-    model: ModelConfig, of_config: GenerationConfig, tokenizer: PreTrainedTokenizerBase
-) -> GenerationConfig:
-    """That of the model's files, which ends a completion where the engines of training do."""
-    try:
-        generation = GenerationConfig.from_pretrained(model_path(model.name))
-    except OSError:  # a model without one of its own
-        generation = of_config
-    generation._from_model_config = False
-    ends = end_tokens(generation, tokenizer)
-    generation.eos_token_id = ends[0] if len(ends) == 1 else ends
-    return generation

@@ -3,7 +3,7 @@
 Groups stay the same when rates and decay change, so a checkpoint fits.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from fnmatch import fnmatchcase
 from typing import Any, Protocol, runtime_checkable
 
@@ -39,16 +39,13 @@ def parameter_groups(
 
 def hidden_matrices(model: nn.Module) -> set[int]:
     """Ids of the matrices between embedding and head."""
-    outside = {id(parameter) for module in model.modules() for parameter in _outside_parameters(module)}
+    outside: set[int] = set()
+    for module in model.modules():
+        if isinstance(module, nn.Embedding):
+            outside |= {id(parameter) for parameter in module.parameters()}
+        elif isinstance(module, PreTrainedModel) and (head := module.get_output_embeddings()) is not None:
+            outside |= {id(parameter) for parameter in head.parameters()}
     return {id(parameter) for parameter in model.parameters() if parameter.ndim == 2} - outside
-
-
-def _outside_parameters(module: nn.Module) -> Iterable[nn.Parameter]:
-    if isinstance(module, nn.Embedding):
-        return module.parameters()
-    if isinstance(module, PreTrainedModel) and (head := module.get_output_embeddings()) is not None:
-        return list(head.parameters())
-    return ()
 
 
 def adamw(groups: list[Group], config: OptimizerConfig) -> AdamW:

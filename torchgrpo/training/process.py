@@ -10,11 +10,6 @@ import torch
 
 from config.schema.config import Config
 
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-"""Options of `mallopt`, as glibc's malloc.h numbers them."""
-_LARGE = 32 * 2**20
-"""Bytes of a block from which on it is no part of the heap, the most that glibc takes: there it would leave holes."""
-
 
 def prepare_process(config: Config, num_threads: int | None, device: torch.device | None) -> None:
     """num_threads: None leaves them to torch. device: of the model that this process trains, a GPU from now on "the
@@ -44,8 +39,10 @@ def keep_freed_memory() -> None:
     if platform.libc_ver()[0] != "glibc":
         return
     libc = ctypes.CDLL(None)
-    libc.mallopt(_MMAP_THRESHOLD, _LARGE)
-    libc.mallopt(_TRIM_THRESHOLD, -1)  # the heap never shrinks
+    trim_threshold, mmap_threshold = -1, -3  # as glibc's malloc.h numbers them
+    # Blocks of so many bytes, the most that glibc takes, are no part of the heap: there they would leave holes.
+    libc.mallopt(mmap_threshold, 32 * 2**20)
+    libc.mallopt(trim_threshold, -1)  # the heap never shrinks
 
 
 def release_memory() -> None:

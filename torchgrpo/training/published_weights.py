@@ -4,7 +4,7 @@ policy ──named_weights──▶ PolicyTensor ──make: weight + scale * B 
    │   └─adapter_weights▶ the adapter alone, under peft's names
 """
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -79,11 +79,21 @@ def named_weights(model: Any, dtype: torch.dtype | None = None) -> list[PolicyTe
     Raises:
         ConfigError: a LoRA variant without a plain merge (DoRA).
     """
+    wrapped = adapted(model)
+    base = model if wrapped is None else wrapped.get_base_model()
+    modules = dict(base.named_modules())
     tensors = []
-    for name, tensor, layer in _tensors(model):
+    for name, tensor in (base.state_dict() if wrapped is None else state_without_scales(base)).items():
+        if wrapped is not None and ("lora_" in name or ".original_module." in name):
+            continue
+        adapts = wrapped is not None and ".base_layer." in name and tensor.ndim > 1
+        layer: Any = modules[name.split(".base_layer.")[0]] if adapts else None  # whose adapters belong to it
+        if adapts and any(layer.use_dora.get(adapter, False) for adapter in layer.active_adapters):
+            raise ConfigError("a DoRA adapter cannot be pushed merged: train_model.lora supports plain LoRA")
         own = shape_and_dtype(tensor, None if layer is None else layer.get_base_layer())[1]
         rounded = own if dtype is None or not own.is_floating_point else dtype
-        tensors.append(PolicyTensor(name, tensor, layer, rounded))
+        plain = name if wrapped is None else _plain_name(name)
+        tensors.append(PolicyTensor(plain, tensor, layer, rounded))
     return tensors
 
 
@@ -130,7 +140,8 @@ class PolicyWeights:
 
     def publish(self) -> list[PolicyTensor]:
         """What a push carries; of frozen parameters without an adapter it tells that they never change."""
-        frozen = _frozen(self.model)
+        parameters = causal_model(self.model).named_parameters(remove_duplicate=False)
+        frozen = {_plain_name(name) for name, parameter in parameters if not parameter.requires_grad}
         return [
             replace(tensor, constant=self._mark) if tensor.layer is None and tensor.name in frozen else tensor
             for tensor in self._pushed(self.model)
@@ -139,30 +150,6 @@ class PolicyWeights:
     def score(self, sequences: Sequence[Sequence[int]], temperature: float = 1.0) -> list[list[float]]:
         """Log-probs of all tokens but the first, [count][length - 1]."""
         return plain_scores(self.model, sequences, temperature, self._within)
-
-
-def _tensors(model: Any) -> Iterator[tuple[str, torch.Tensor, Any]]:
-    """Hugging Face name, tensor, and the peft layer whose adapters belong to it or None."""
-    wrapped = adapted(model)
-    if wrapped is None:
-        yield from ((name, tensor, None) for name, tensor in model.state_dict().items())
-        return
-    base = wrapped.get_base_model()
-    modules = dict(base.named_modules())
-    for name, tensor in state_without_scales(base).items():
-        if "lora_" in name or ".original_module." in name:
-            continue
-        adapts = ".base_layer." in name and tensor.ndim > 1
-        layer: Any = modules[name.split(".base_layer.")[0]] if adapts else None
-        if adapts and any(layer.use_dora.get(adapter, False) for adapter in layer.active_adapters):
-            raise ConfigError("a DoRA adapter cannot be pushed merged: train_model.lora supports plain LoRA")
-        yield _plain_name(name), tensor, layer
-
-
-def _frozen(model: nn.Module) -> frozenset[str]:
-    """The Hugging Face names of the parameters that no optimizer changes."""
-    parameters = causal_model(model).named_parameters(remove_duplicate=False)
-    return frozenset(_plain_name(name) for name, parameter in parameters if not parameter.requires_grad)
 
 
 def _plain_name(name: str) -> str:

@@ -29,7 +29,7 @@ from torchgrpo.training.worker import Part, Piece, Update, Worker
 
 Sender = Callable[[Sequence[PolicyTensor], bool, int, Any], Exception | None]
 """Sends the tensors of a push, if this is the first rank, or gathers them with it: (tensors, first, version, engines).
-Returns what is to be raised where the push began; `RankSender`."""
+Returns what is to be raised where the push began; `TransferFromRanks`."""
 
 CONCURRENCY_GROUPS = {"watch": 1, "save": 1}
 ALIGNMENT = 64

@@ -37,8 +37,6 @@ log = logging.getLogger(__name__)
 _GRACE_S, _STACKS_S, _CLOSE_S = 3.0, 5.0, 10.0
 LOADING = 3
 """Times `timeout_s` that a model may take to load: longer than anything that ranks wait for later."""
-_PUSH = 2
-"""Times that ranks may wait for one another: those that gather are done long before the engines are."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +85,15 @@ class Ranks:
             for number, place in enumerate(self.places):
                 group, bundle = self._group, number // per_node
                 self.actors.append(start_actor(self.host, place, 1, CONCURRENCY_GROUPS, group, bundle))
-            self.process_ids = self._joined()
+            # The ranks find each other by a file, on a cluster by an address of rank 0.
+            if settings.address is None:
+                point = f"file://{self._meeting / 'store'}"
+            else:
+                (address,) = self.answers([self.actors[0].free_address.remote()], "its address")
+                point = f"tcp://{address}"
+            count, own = len(self.places), (settings.on_gpu, settings.timeout_s)
+            calls = self.begin("join", [(rank, count, point, *own) for rank in range(count)])
+            self.process_ids = self.answers(calls, "its start")
         except BaseException:
             self.close()
             raise
@@ -109,20 +115,6 @@ class Ranks:
                 "join more nodes to the cluster"
             )
         return group
-
-    def _joined(self) -> list[int]:
-        """Process ids of the ranks, which have met."""
-        count, point = len(self.places), self._meeting_point()
-        own = (self.settings.on_gpu, self.settings.timeout_s)
-        calls = self.begin("join", [(rank, count, point, *own) for rank in range(count)])
-        return self.answers(calls, "its start")
-
-    def _meeting_point(self) -> str:
-        """Where the ranks find each other: a file on one machine, an address of rank 0 on a cluster."""
-        if self.settings.address is None:
-            return f"file://{self._meeting / 'store'}"
-        (address,) = self.answers([self.actors[0].free_address.remote()], "its address")
-        return f"tcp://{address}"
 
     def begin(self, method: str, arguments: Sequence[Sequence[Any]]) -> list[Reference]:
         """Call METHOD of every rank at once, each with its own arguments."""
@@ -158,7 +150,7 @@ class Ranks:
             if any(error is not None for _, error in outcomes.values()):
                 # Those that follow soon as well: the first to be told of need not be the first that failed.
                 ended = wait_for_all(waiting, _GRACE_S)
-                failed = {waiting[ref]: error for ref in ended if (error := _error(ref)) is not None}
+                failed = {waiting[ref]: error for ref in ended if (error := _outcome(ref)[1]) is not None}
                 raise self._failure(what, failed)
             answered |= {waiting.pop(ref): answer for ref, (answer, _) in outcomes.items()}
         return [answered[number] for number in range(len(calls))]
@@ -173,7 +165,8 @@ class Ranks:
         if sender != self._sender:
             self.answers(self.begin_same("send_with", sender), "what it sends with")
             self._sender = sender
-        broken = self.answers(self.begin_same("send", version, engines), "its part of a push", _PUSH)[0]
+        # Twice as long, for those that gather are done long before the engines are.
+        broken = self.answers(self.begin_same("send", version, engines), "its part of a push", patience=2)[0]
         if broken is not None:
             raise broken
 
@@ -185,8 +178,13 @@ class Ranks:
         if raised_in_construction(error):
             return RankLost(f"{error}\n{place} could not be made: {cause_of(error)}")
         if isinstance(error, DEATHS):
+            # What Ray knows of a process that has ended, without its guesses.
+            pid = re.search(r"pid: (\d+)", str(error))
+            detail = re.search(r"Worker exit detail: (.*?)(?: Some common causes|$)", str(error), re.DOTALL)
+            who = f" (pid {pid.group(1)})" if pid else ""
+            end = detail.group(1) if detail else str(error).splitlines()[0]
             return RankLost(
-                f"{place} died in {method}{_end_of(error)} Something killed it, such as a lack of memory, or native "
+                f"{place} died in {method}{who}: {end} Something killed it, such as a lack of memory, or native "
                 "code crashed; the system's log may say which"
             )
         stacks = f"{self.stacks()}\n" if _after_others(error) else ""
@@ -197,7 +195,7 @@ class Ranks:
         calls = [actor.stacks.remote() for actor in self.actors]
         there = wait_for_all(calls, _STACKS_S)
         texts = [
-            str(_error(ref) or ray.get(ref)) if ref in there else f"no answer within {_STACKS_S:.0f} s"
+            str(_outcome(ref)[1] or ray.get(ref)) if ref in there else f"no answer within {_STACKS_S:.0f} s"
             for ref in calls
         ]
         return "\n".join(f"--- {place}\n{text}" for place, text in zip(self.places, texts, strict=True))
@@ -229,23 +227,9 @@ def _outcome(ref: Reference) -> tuple[Any, Exception | None]:
         return None, error
 
 
-def _error(ref: Reference) -> Exception | None:
-    return _outcome(ref)[1]
-
-
-def _end_of(error: Exception) -> str:
-    """What Ray knows of a process that has ended, without its guesses."""
-    pid = re.search(r"pid: (\d+)", str(error))
-    detail = re.search(r"Worker exit detail: (.*?)(?: Some common causes|$)", str(error), re.DOTALL)
-    who = f" (pid {pid.group(1)})" if pid else ""
-    return f"{who}: {detail.group(1) if detail else str(error).splitlines()[0]}"
-
-
-_OF_COLLECTIVES = ("gloo", "NCCL", "Connection closed by peer", "Connection reset by peer")
-
-
 def _after_others(error: Exception) -> int:
     """0 for a death, 1 for an error of the rank's own, 2 for a collective that another rank left."""
     if isinstance(error, DEATHS):
         return 0
-    return 2 if any(sign in str(error) for sign in _OF_COLLECTIVES) else 1
+    signs = ("gloo", "NCCL", "Connection closed by peer", "Connection reset by peer")
+    return 2 if any(sign in str(error) for sign in signs) else 1

@@ -19,10 +19,6 @@ ALIGNMENT = 256
 """Bytes: weights begin at multiples of it, as those of separate tensors on a GPU do."""
 
 
-PORTABLE = 1
-"""Flag of cudaHostRegister: pinned for every GPU, not only for the current one."""
-
-
 class HostMemory:
     """Weights of a frozen model that live in host memory and visit a device to work.
 
@@ -51,19 +47,17 @@ class HostMemory:
             _view(self._host, parameter, place, shape).copy_(parameter.data)
             self._leave(parameter)
         if device.type == "cuda":
-            self._pin()
+            runtime, address = torch.cuda.cudart(), self._host.data_ptr()
+            portable = 1  # pinned for every GPU, not only for the current one
+            error = int(runtime.cudaHostRegister(address, self._host.nbytes, portable))
+            if error:
+                raise RuntimeError(
+                    f"{end / 2**30:.1f} GiB of host memory for the reference model could not be pinned (CUDA error "
+                    f"{error}): the machine or its container allows less. Give the reference a GPU "
+                    "(ref_model.devices), train a LoRA adapter (train_model.lora.enabled=true), or set policy.kl_coef=0"
+                )
+            weakref.finalize(self, runtime.cudaHostUnregister, address)
         model.to(device)
-
-    def _pin(self) -> None:
-        runtime, address = torch.cuda.cudart(), self._host.data_ptr()
-        error = int(runtime.cudaHostRegister(address, self._host.nbytes, PORTABLE))
-        if error:
-            raise RuntimeError(
-                f"{self._host.nbytes / 2**30:.1f} GiB of host memory for the reference model could not be pinned (CUDA "
-                f"error {error}): the machine or its container allows less. Give the reference a GPU "
-                "(ref_model.devices), train a LoRA adapter (train_model.lora.enabled=true), or set policy.kl_coef=0"
-            )
-        weakref.finalize(self, runtime.cudaHostUnregister, address)
 
     @contextmanager
     def visit(self) -> Iterator[None]:

@@ -25,7 +25,7 @@ from config.schema.errors import ConfigError, DeadlineError, RankLost, RunError
 from torchgrpo.cluster.runtime import Place, start_ray
 from torchgrpo.plan.plan import Plan
 from torchgrpo.records.batch import Batch
-from torchgrpo.training.microbatches import Microbatch, assemble, share_out
+from torchgrpo.training.microbatches import assemble, share_out
 from torchgrpo.training.ranks import LOADING, Ranks, RankSettings
 from torchgrpo.training.scorer_host import ScorerHost
 
@@ -152,7 +152,8 @@ class Scorers:
                 raise
             log.warning("a copy of the frozen model (%s) is lost and replaced: %s", copy, error)
             self._tasks.put(task)
-            copy.replace()
+            copy.close()
+            copy.load()
             log.warning("the copy of the frozen model (%s) is back", copy)
         except BaseException as error:
             task.scored.set_exception(error)
@@ -203,7 +204,20 @@ class Copy:
         """
         while True:
             try:
-                self._load()
+                settings = RankSettings(
+                    nodes=1,
+                    ray_cpus=self.plan.ray_cpus,
+                    on_gpu=not self.plan.devices.on_cpu,
+                    timeout_s=self.config.train.wait_timeout_s,
+                    address=self.config.ray.address,
+                    asked=f"ref_model.num_devices={self.plan.reference.ranks}, {len(self.places)} to a copy",
+                )
+                self.ranks = ranks = Ranks(self.places, settings, ScorerHost)
+                ranks.start()
+                if self._ended:
+                    raise RankLost(f"{self} ended with the run")
+                calls = ranks.begin_same("build", self.config, self.plan)
+                self._packs = bool(ranks.answers(calls, "its model", LOADING)[0])
                 return
             except (RankLost, ConfigError) as error:
                 self.close()
@@ -216,45 +230,19 @@ class Copy:
                     "a copy of the frozen model (%s) is lost while it loads, and replaced: %s", self, error
                 )
 
-    def _load(self) -> None:
-        config = self.config
-        settings = RankSettings(
-            nodes=1,
-            ray_cpus=self.plan.ray_cpus,
-            on_gpu=not self.plan.devices.on_cpu,
-            timeout_s=config.train.wait_timeout_s,
-            address=config.ray.address,
-            asked=f"ref_model.num_devices={self.plan.reference.ranks}, {len(self.places)} to a copy",
-        )
-        self.ranks = Ranks(self.places, settings, ScorerHost)
-        self.ranks.start()
-        if self._ended:
-            raise RankLost(f"{self} ended with the run")
-        built = self.ranks.answers(self.ranks.begin_same("build", config, self.plan), "its model", LOADING)
-        self._packs = bool(built[0])
-
-    def replace(self) -> None:
-        """Load the model anew in other processes at the same places."""
-        self.close()
-        self.load()
-
     def log_prob(self, batch: Batch) -> Tensor:
         """Log-probs float32 [N, R] of a batch's response tokens."""
         assert self.ranks is not None
-        shares = self._shares(batch)
+        ranks, rows = len(self.places), self.plan.learner.microbatch_rows
+        count = math.ceil(len(batch) / (ranks * rows))
+        limit = self.config.train.max_tokens_per_microbatch  # no larger than the learner's
+        shares = share_out(batch.for_reference(), ranks, count, limit, self._packs)
         calls = self.ranks.begin(
             "log_prob", [([(one.batch.tokens, one.batch.temperature) for one in share],) for share in shares]
         )
         answers = self.ranks.answers(calls, "log-probs", 1 + max(map(len, shares)))
         self._served = True
         return assemble(shares, answers, batch.sample_log_prob)
-
-    def _shares(self, batch: Batch) -> list[list[Microbatch]]:
-        """Split a batch over the ranks, in microbatches no larger than the learner's."""
-        ranks, rows = len(self.places), self.plan.learner.microbatch_rows
-        count = math.ceil(len(batch) / (ranks * rows))
-        limit = self.config.train.max_tokens_per_microbatch
-        return share_out(batch.for_reference(), ranks, count, limit, self._packs)
 
     def end(self) -> None:
         """Kill the ranks, even while the copy's thread waits for them.

@@ -105,7 +105,10 @@ def fill(model: nn.Module, full: nn.Module | None) -> None:
     for name, tensor in _tensors(model):
         whole = source.get(name)
         if isinstance(tensor, DTensor):
-            _scatter(tensor, whole)
+            values = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+            if whole is not None:
+                values.copy_(whole)
+            tensor.copy_(distribute_tensor(values, tensor.device_mesh, tensor.placements))
         else:
             if whole is not None:
                 tensor.copy_(whole)
@@ -115,13 +118,6 @@ def fill(model: nn.Module, full: nn.Module | None) -> None:
 def _tensors(model: nn.Module) -> list[tuple[str, Tensor]]:
     """Parameters and buffers, those that no checkpoint holds included."""
     return [(name, p.detach()) for name, p in model.named_parameters()] + list(model.named_buffers())
-
-
-def _scatter(shards: DTensor, whole: Tensor | None) -> None:
-    values = torch.empty(shards.shape, dtype=shards.dtype, device=shards.device)
-    if whole is not None:
-        values.copy_(whole)
-    shards.copy_(distribute_tensor(values, shards.device_mesh, shards.placements))
 
 
 def whole(tensor: Tensor) -> Tensor:

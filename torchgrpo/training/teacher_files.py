@@ -41,8 +41,26 @@ def check_same_tokens(tokenizer: PreTrainedTokenizerBase, config: Config) -> Pre
     """
     with said_of_reference(config):
         own = load_saved_tokenizer(replace(config.reference_model, chat_template=None))
-    _check_tokens(tokenizer, own, config)
-    _check_rows(tokenizer, config)
+    wanted, found = _tokens(tokenizer), _tokens(own)
+    different = next((number for number in sorted(wanted) if found.get(number) != wanted[number]), None)
+    if different is not None:
+        teaches = config.policy.distill_coef != 0
+        without = "distil from the policy itself (policy=opsd)" if teaches else "leave ref_model.name out"
+        is_there = repr(found[different]) if different in found else "no token"
+        raise ConfigError(
+            f"ref_model.name={config.ref_model.name} has other tokens than model.name={config.model.name}: id "
+            f"{different} is {is_there} to it and {wanted[different]!r} to the policy. It scores the ids that the "
+            f"policy draws, so they must be the same to both: take a model of the same family, or {without}"
+        )
+    rows, drawn = embedding_rows(config.reference_model), embedding_rows(config.model)
+    beyond = {number: token for number, token in wanted.items() if rows <= number < drawn}
+    if beyond:
+        number = min(beyond)
+        raise ConfigError(
+            f"ref_model.name={config.ref_model.name}: its embedding has {rows} rows, and the policy (model.name="
+            f"{config.model.name}) can draw {len(beyond)} tokens beyond them ({beyond[number]!r} is {number}): resize "
+            "it with `model.resize_token_embeddings(len(tokenizer))` and train it on them, or take another model"
+        )
     return own
 
 
@@ -52,36 +70,6 @@ def has_tokenizer(name: str) -> bool:
     return Path(model_path(name)).is_dir() or all(
         isinstance(try_to_load_from_cache(name, file), str) for file in files
     )
-
-
-def _check_tokens(
-    policy: PreTrainedTokenizerBase, reference: PreTrainedTokenizerBase, config: Config
-) -> None:
-    wanted, found = _tokens(policy), _tokens(reference)
-    different = next((number for number in sorted(wanted) if found.get(number) != wanted[number]), None)
-    if different is None:
-        return
-    teaches = config.policy.distill_coef != 0
-    without = "distil from the policy itself (policy=opsd)" if teaches else "leave ref_model.name out"
-    is_there = repr(found[different]) if different in found else "no token"
-    raise ConfigError(
-        f"ref_model.name={config.ref_model.name} has other tokens than model.name={config.model.name}: id "
-        f"{different} is {is_there} to it and {wanted[different]!r} to the policy. It scores the ids that the policy "
-        f"draws, so they must be the same to both: take a model of the same family, or {without}"
-    )
-
-
-def _check_rows(policy: PreTrainedTokenizerBase, config: Config) -> None:
-    """Refuse an embedding that lacks tokens which the policy's has."""
-    rows, drawn = embedding_rows(config.reference_model), embedding_rows(config.model)
-    beyond = {number: token for number, token in _tokens(policy).items() if rows <= number < drawn}
-    if beyond:
-        number = min(beyond)
-        raise ConfigError(
-            f"ref_model.name={config.ref_model.name}: its embedding has {rows} rows, and the policy (model.name="
-            f"{config.model.name}) can draw {len(beyond)} tokens beyond them ({beyond[number]!r} is {number}): resize "
-            "it with `model.resize_token_embeddings(len(tokenizer))` and train it on them, or take another model"
-        )
 
 
 def _tokens(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:

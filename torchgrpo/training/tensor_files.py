@@ -44,8 +44,6 @@ _DESCRIPTIONS = {
     "pathlib": {"PosixPath"},
 }
 """What `.metadata` may name, by module."""
-_MOVED = {"pathlib._local": "pathlib"}
-"""Modules that Python 3.13 alone has."""
 # It says so with every checkpoint of one process. Not silenced around the call: that is no matter of one thread.
 warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized", UserWarning)
 
@@ -168,7 +166,7 @@ class _DescriptionUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) == ("builtins", "getattr"):
             return _member
-        module = _MOVED.get(module, module)
+        module = "pathlib" if module == "pathlib._local" else module  # which Python 3.13 alone has
         if name not in _DESCRIPTIONS.get(module, ()):
             raise pickle.UnpicklingError(f"{module}.{name} has no place in it")
         return super().find_class(module, name)

@@ -4,7 +4,7 @@ Ranks ──gather a block──▶ bytes on rank 0 ──▶ RankTensor.make, o
 """
 
 import warnings
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,37 +19,16 @@ BLOCK_BYTES = 1 << 26
 
 
 @dataclass(frozen=True)
-class RankTensor:
+class RankTensor(Described):
     """A `PublishedTensor` that the ranks gather when it is asked for."""
 
-    described: Described
     stream: "TensorStream"
     index: int
-
-    @property
-    def name(self) -> str:
-        return self.described.name
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.described.shape
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.described.dtype
 
     @property
     def device(self) -> torch.device:
         """Where it arrives."""
         return torch.device("cpu")
-
-    @property
-    def identity(self) -> Hashable:
-        return self.described.identity
-
-    @property
-    def constant(self) -> Hashable:
-        return self.described.constant
 
     def make(self) -> Tensor:
         """The whole tensor, to be read only."""
@@ -64,10 +43,9 @@ class TensorStream:
 
     def __init__(self, ranks: Ranks) -> None:
         self.ranks = ranks
-        described: list[Described] = ranks.answers(ranks.begin_same("describe"), "the names of its tensors")[
-            0
-        ]
-        self.tensors = [RankTensor(one, self, index) for index, one in enumerate(described)]
+        described: list[Described]
+        described, *_ = ranks.answers(ranks.begin_same("describe"), "the names of its tensors")
+        self.tensors = [RankTensor(**vars(one), stream=self, index=i) for i, one in enumerate(described)]
         self._blocks, self._places = _blocks(described)
         self._ahead: tuple[int, list[Reference]] | None = None
         self._here: tuple[int, Tensor] | None = None
@@ -76,24 +54,20 @@ class TensorStream:
         """The bytes of tensor `index`."""
         number, begins = self._places[index]
         if self._here is None or self._here[0] != number:
-            self._here = number, self._taken(number)
-        described = self.tensors[index].described
-        return self._here[1][begins : begins + described.nbytes]
+            begun, calls = self._ahead or (number, self._gather(number))
+            if begun != number:
+                calls = self._gather(number)
+            gathered = self.ranks.answers(calls, "its shards of the tensors of a push")[0]
+            later = number + 1
+            self._ahead = (later, self._gather(later)) if later < len(self._blocks) else None
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+                self._here = number, torch.from_numpy(gathered)
+        return self._here[1][begins : begins + self.tensors[index].nbytes]
 
     def forget(self) -> None:
         """What was gathered is of weights that may have changed since."""
         self._ahead = self._here = None
-
-    def _taken(self, number: int) -> Tensor:
-        begun, calls = self._ahead or (number, self._gather(number))
-        if begun != number:
-            calls = self._gather(number)
-        gathered = self.ranks.answers(calls, "its shards of the tensors of a push")[0]
-        later = number + 1
-        self._ahead = (later, self._gather(later)) if later < len(self._blocks) else None
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "The given NumPy array is not writable")
-            return torch.from_numpy(gathered)
 
     def _gather(self, number: int) -> list[Reference]:
         return self.ranks.begin_same("tensors", self._blocks[number])

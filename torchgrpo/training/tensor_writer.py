@@ -29,7 +29,6 @@ _NAMES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-_ALIGNMENT = 8
 
 
 @dataclass(frozen=True)
@@ -74,11 +73,11 @@ def _files(parts: Sequence[Part], largest: int) -> list[list[Part]]:
             filled = 0
         files[-1].append(part)
         filled += part.nbytes
-    return [sorted(mine, key=_width, reverse=True) for mine in files]
 
+    def width(part: Part) -> int:
+        return min(tensor.element_size() for tensor in part.described.values())
 
-def _width(part: Part) -> int:
-    return min(tensor.element_size() for tensor in part.described.values())
+    return [sorted(mine, key=width, reverse=True) for mine in files]
 
 
 def _write(path: Path, parts: Sequence[Part]) -> None:
@@ -92,7 +91,7 @@ def _write(path: Path, parts: Sequence[Part]) -> None:
             "data_offsets": [begin, end],
         }
     said = json.dumps(header, separators=(",", ":")).encode()
-    said += b" " * (-len(said) % _ALIGNMENT)
+    said += b" " * (-len(said) % 8)
     with path.open("wb") as file:
         file.write(len(said).to_bytes(8, "little"))
         file.write(said)

@@ -30,7 +30,17 @@ class TokenWeights:
 def token_weights(policy: PolicyConfig, inputs: LossInputs) -> TokenWeights:
     """Of the tokens of a whole batch."""
     kept = kept_by(policy.trust_regions, inputs)
-    weight = mismatch_weight(policy, inputs)
+    weight = torch.ones_like(inputs.old)
+    if policy.mismatch != "none" and policy.objective != "vespo":  # there it is in the sequence's ratio
+        weight = _bounded(policy, inputs)
+        if policy.mismatch_normalize:
+            average = mean(weight, inputs.mask)
+            if policy.mismatch_level != "token":  # over rows that have some
+                average = mean(row_mean(weight, inputs.mask), inputs.mask.any(dim=1, keepdim=True))
+            weight = weight / torch.where(average > 1e-8, average, 1.0)
+        if policy.objective == "geometric":
+            logarithm = row_mean((weight + 1e-10).log(), inputs.mask, policy.length_epsilon)
+            weight = logarithm.exp().expand_as(weight)
     if policy.trust_regions:
         weight = torch.where(kept, weight, 0.0)  # a weight that is left out may be infinite
     chosen = SELECTIONS[policy.select_tokens](policy, inputs)
@@ -40,20 +50,6 @@ def token_weights(policy: PolicyConfig, inputs: LossInputs) -> TokenWeights:
     return TokenWeights(weight, penalty, kept)
 
 
-def mismatch_weight(policy: PolicyConfig, inputs: LossInputs) -> Tensor:
-    """exp(old - engine) per token, [N, R], truncated or masked; ones for `mismatch=none`."""
-    if policy.mismatch == "none":
-        return torch.ones_like(inputs.old)
-    weight = _bounded(policy, inputs)
-    if policy.mismatch_normalize:
-        weight = weight / _mean_weight(policy, weight, inputs.mask)
-    if policy.objective == "vespo":  # it is in the sequence's ratio
-        return torch.ones_like(weight)
-    if policy.objective == "geometric":
-        return row_mean((weight + 1e-10).log(), inputs.mask, policy.length_epsilon).exp().expand_as(weight)
-    return weight
-
-
 def mismatch_capped(policy: PolicyConfig, inputs: LossInputs) -> Tensor:
     """bool [N, R]: the tokens whose weight is at the cap or masked out."""
     weight = _bounded(policy, inputs)
@@ -61,6 +57,7 @@ def mismatch_capped(policy: PolicyConfig, inputs: LossInputs) -> Tensor:
 
 
 def _bounded(policy: PolicyConfig, inputs: LossInputs) -> Tensor:
+    """exp(old - engine) per token, [N, R], truncated or masked."""
     weight = MISMATCH_LEVELS[policy.mismatch_level](inputs.old - inputs.sample, inputs.mask).exp()
     return MISMATCH_BOUNDS[policy.mismatch](weight, _cap(policy), policy.mismatch_floor)
 
@@ -68,17 +65,6 @@ def _bounded(policy: PolicyConfig, inputs: LossInputs) -> Tensor:
 def _cap(policy: PolicyConfig) -> float:
     return float("inf") if policy.mismatch_cap is None else policy.mismatch_cap
 
-
-def _mean_weight(policy: PolicyConfig, weight: Tensor, mask: Tensor) -> Tensor:
-    """Over tokens, or over rows that have some; 1 where there is nothing to divide by."""
-    if policy.mismatch_level == "token":
-        average = mean(weight, mask)
-    else:
-        average = mean(row_mean(weight, mask), mask.any(dim=1, keepdim=True))
-    return torch.where(average > SMALLEST_MEAN, average, 1.0)
-
-
-SMALLEST_MEAN = 1e-8
 
 MISMATCH_LEVELS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "token": lambda difference, mask: difference,
@@ -150,14 +136,10 @@ SELECTIONS: dict[str, Callable[[PolicyConfig, LossInputs], Tensor]] = {
 """bool [N, R]: the tokens that are chosen among all of the batch."""
 
 
-Effect = tuple[Tensor | None, Tensor | None]
-"""[N, R] each, or None for none: a factor of the policy term, and the weight of the penalty."""
-
-
-EFFECTS: dict[str, Callable[[PolicyConfig, Tensor, torch.dtype], Effect]] = {
+EFFECTS: dict[str, Callable[[PolicyConfig, Tensor, torch.dtype], tuple[Tensor | None, Tensor | None]]] = {
     "none": lambda policy, chosen, dtype: (None, None),
     "top_entropy": lambda policy, chosen, dtype: (chosen.to(dtype), None),
     "clip_covariance": lambda policy, chosen, dtype: ((~chosen).to(dtype), None),
     "kl_covariance": lambda policy, chosen, dtype: (None, policy.covariance_penalty * chosen.to(dtype)),
 }
-"""What becomes of the tokens that are chosen."""
+"""What becomes of the tokens that are chosen: a factor of the policy term, and the weight of the penalty, or None."""

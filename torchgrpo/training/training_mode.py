@@ -12,8 +12,6 @@ from typing import Any
 from torch import nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-_NOISE = ("drop", "jitter", "noise")
-
 
 def set_training_mode(policy: nn.Module) -> None:
     """Put all modules in evaluation mode but adapters' dropout and layers that recompute.
@@ -34,7 +32,7 @@ def set_training_mode(policy: nn.Module) -> None:
 
 def _silence(holder: Any) -> None:
     for field, value in vars(holder).items():
-        if isinstance(value, float) and any(word in field for word in _NOISE):
+        if isinstance(value, float) and any(word in field for word in ("drop", "jitter", "noise")):
             setattr(holder, field, 0.0)
 
 

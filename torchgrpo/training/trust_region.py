@@ -18,24 +18,15 @@ def kept_by(regions: Sequence[TrustRegion], inputs: LossInputs) -> Tensor:
     """bool [N, R]: the tokens of `inputs.mask` that all of the regions keep."""
     kept = inputs.mask
     for region in regions:
-        kept = kept & _kept(region, inputs)
+        low = -math.inf if region.low is None else region.low
+        high = math.inf if region.high is None else region.high
+        if region.measure == "ratio":  # as its logarithm, so that sums and means are products and roots
+            low, high = (math.log(bound) if bound > 0 else -math.inf for bound in (low, high))
+        later, earlier = BETWEEN[region.between](inputs)
+        value = MEASURES[region.measure](later, earlier)
+        below, above = LEVELS[region.level](value, inputs.mask, low, high)
+        kept = kept & ~SIDES[region.side](below, above, inputs.advantage)
     return kept
-
-
-def _kept(region: TrustRegion, inputs: LossInputs) -> Tensor:
-    later, earlier = BETWEEN[region.between](inputs)
-    value = MEASURES[region.measure](later, earlier)
-    below, above = LEVELS[region.level](value, inputs.mask, *_bounds(region))
-    return ~SIDES[region.side](below, above, inputs.advantage)
-
-
-def _bounds(region: TrustRegion) -> tuple[float, float]:
-    """On the scale of the measure, where a ratio is its logarithm, so that sums and means are products and roots."""
-    low = -math.inf if region.low is None else region.low
-    high = math.inf if region.high is None else region.high
-    if region.measure != "ratio":
-        return low, high
-    return (math.log(low) if low > 0 else -math.inf), (math.log(high) if high > 0 else -math.inf)
 
 
 BETWEEN: dict[str, Callable[[LossInputs], tuple[Tensor, Tensor]]] = {
@@ -82,14 +73,6 @@ def _token(value: Tensor, mask: Tensor, low: float, high: float) -> Outside:
     return value < low, value > high
 
 
-def _sum(value: Tensor, mask: Tensor, low: float, high: float) -> Outside:
-    return _token(row_sum(value, mask).expand_as(value), mask, low, high)
-
-
-def _mean(value: Tensor, mask: Tensor, low: float, high: float) -> Outside:
-    return _token(row_mean(value, mask).expand_as(value), mask, low, high)
-
-
 def _each(value: Tensor, mask: Tensor, low: float, high: float) -> Outside:
     below, above = _token(value, mask, low, high)
     return tuple((mask & some).any(dim=1, keepdim=True).expand_as(mask) for some in (below, above))  # type: ignore[return-value]
@@ -97,8 +80,8 @@ def _each(value: Tensor, mask: Tensor, low: float, high: float) -> Outside:
 
 LEVELS: dict[str, Callable[[Tensor, Tensor, float, float], Outside]] = {
     "token": _token,
-    "sum": _sum,
-    "mean": _mean,
+    "sum": lambda value, mask, low, high: _token(row_sum(value, mask).expand_as(value), mask, low, high),
+    "mean": lambda value, mask, low, high: _token(row_mean(value, mask).expand_as(value), mask, low, high),
     "each": _each,
 }
 

@@ -9,7 +9,6 @@ but where an engine is lost, all groups are gone through.
 """
 
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from torchgrpo.rollout.engines.sampler import Request
@@ -34,7 +33,7 @@ class Dispatch:
     def __init__(self, window: int) -> None:
         self.window = window
         self.waiting: deque[Request] = deque()
-        self._times_lost: dict[int, int] = {}
+        self.times_lost: dict[int, int] = {}  # engines that were lost with each unfinished group
         self._assigned: OrderedDict[int, Assigned] = OrderedDict()  # the longest there first
         self._load: dict[int, int] = {}
         # Engines by their load, but full ones.
@@ -70,20 +69,20 @@ class Dispatch:
         back = [self._assigned.pop(request_id).request for request_id in held]
         self.waiting.extendleft(reversed(back))
         for request_id in held:
-            self._times_lost[request_id] = self._times_lost.get(request_id, 0) + 1
+            self.times_lost[request_id] = self.times_lost.get(request_id, 0) + 1
         return back
-
-    def times_lost(self, requests: Sequence[Request]) -> int:
-        """Engines that were lost with one of these unfinished groups; of the one that met the most."""
-        return max((self._times_lost.get(request.request_id, 0) for request in requests), default=0)
 
     def assign(self, now: float) -> dict[int, list[Request]]:
         """Give waiting groups to engines as long as one has room; what each one got."""
         given: dict[int, list[Request]] = {}
         while self.waiting:
-            engine, request = self._least_loaded(), self.waiting[0]
-            if engine is None:
+            while self._least < self.window and not self._with[self._least]:
+                self._least += 1
+            if self._least == self.window:
                 break
+            # Of several, the one that has been so for the longest time.
+            engine = next(iter(self._with[self._least]))
+            request = self.waiting[0]
             before = self._load[engine]
             if before and before + request.n > self.window:
                 break
@@ -99,7 +98,7 @@ class Dispatch:
         if assigned is None or assigned.engine != engine:
             return False
         del self._assigned[request_id]
-        self._times_lost.pop(request_id, None)
+        self.times_lost.pop(request_id, None)
         self._set_load(engine, self._load[engine] - assigned.request.n)
         return True
 
@@ -110,7 +109,7 @@ class Dispatch:
     def clear(self) -> None:
         """Forget every group and every engine."""
         self.waiting.clear()
-        self._times_lost.clear()
+        self.times_lost.clear()
         self._assigned.clear()
         self._load.clear()
         self._with.clear()
@@ -122,11 +121,3 @@ class Dispatch:
             self._with[load][engine] = None
             if load < self._least:
                 self._least = load
-
-    def _least_loaded(self) -> int | None:
-        """Of several, the one that has been so for the longest time."""
-        while self._least < self.window:
-            if engines := self._with[self._least]:
-                return next(iter(engines))
-            self._least += 1
-        return None

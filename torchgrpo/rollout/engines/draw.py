@@ -7,7 +7,6 @@ import torch
 
 from envs.group import SampledCompletion, Sampling
 
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _BLOCK = 256
 """Tokens of a block: a cumulative sum of a whole vocabulary takes longer than its exponentials."""
 
@@ -18,7 +17,7 @@ def uniforms(seeds: np.ndarray, counters: np.ndarray) -> np.ndarray:
     seeds, counters: uint64 [rows].
     """
     with np.errstate(over="ignore"):
-        bits = seeds + (counters + np.uint64(1)) * _GOLDEN
+        bits = seeds + (counters + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
         for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
             bits = (bits ^ (bits >> np.uint64(shift))) * np.uint64(factor)
     drawn: np.ndarray = ((bits ^ (bits >> np.uint64(31))) >> np.uint64(11)).astype(np.float64) * 2.0**-53

@@ -20,7 +20,7 @@ from torchgrpo.rollout.engines.sampler import Request, Response
 
 
 class LibraryDecoder:
-    """A `Decoder` for every model that `generate` takes.
+    """Requests in, finished groups out, for every model that `generate` takes; as `RunningDecoder`.
 
     Raises:
         ConfigError: `generate` does not take this one.
@@ -33,12 +33,9 @@ class LibraryDecoder:
         self._waiting: list[Request] = []
         # What the model's files say of sampling would change the distribution.
         model.generation_config = GenerationConfig(do_sample=False, use_cache=True)
-        self._try()
-
-    def _try(self) -> None:
         try:
             with torch.inference_mode():
-                self.model.generate(
+                self.model.generate(  # type: ignore[operator]
                     torch.zeros(2, 3, dtype=torch.int64, device=self.model.device), max_new_tokens=2
                 )
         except Exception as error:
@@ -74,7 +71,21 @@ class LibraryDecoder:
             else:
                 waiting.append(request)
         self._waiting = waiting
-        return self._generate(together, version) if together else []
+        if not together:
+            return []
+        prompts = torch.tensor(
+            [one.prompt for one in together for _ in range(one.n)], device=self.model.device
+        )
+        sampling = _Sampling(together, self.eos_token_ids, version, prompts.device)
+        self.model.generate(
+            prompts,
+            attention_mask=torch.ones_like(prompts),
+            max_new_tokens=max(request.sampling.max_tokens for request in together),
+            logits_processor=[sampling],
+            stopping_criteria=[_AllEnded(sampling)],
+        )
+        drawn = iter(sampling.completions)
+        return [Response(one.request_id, [next(drawn) for _ in range(one.n)]) for one in together]
 
     def advance(self, version: int) -> list[Response]:
         return []
@@ -84,23 +95,6 @@ class LibraryDecoder:
 
     def clear(self) -> None:
         self._waiting.clear()
-
-    def _generate(self, requests: list[Request], version: int) -> list[Response]:
-        counts = [request.n for request in requests]
-        prompts = torch.tensor([request.prompt for request in requests]).repeat_interleave(
-            torch.tensor(counts), 0
-        )
-        prompts = prompts.to(self.model.device)
-        sampling = _Sampling(requests, self.eos_token_ids, version, prompts.device)
-        self.model.generate(
-            prompts,
-            attention_mask=torch.ones_like(prompts),
-            max_new_tokens=max(request.sampling.max_tokens for request in requests),
-            logits_processor=[sampling],
-            stopping_criteria=[_AllEnded(sampling)],
-        )
-        rows = iter(sampling.completions)
-        return [Response(one.request_id, [next(rows) for _ in range(one.n)]) for one in requests]
 
 
 class _Sampling(LogitsProcessor):
@@ -117,10 +111,6 @@ class _Sampling(LogitsProcessor):
         self._version = version
         self._count = 0
         self.completions = [SampledCompletion([], [], [], "abort") for _ in self._limits]
-
-    @property
-    def ended(self) -> bool:
-        return all(one.finish_reason != "abort" for one in self.completions)
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         counters = np.full(len(self._seeds), self._count, dtype=np.uint64)
@@ -140,5 +130,5 @@ class _AllEnded(StoppingCriteria):
         self._sampling = sampling
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **others: object) -> torch.Tensor:
-        ended = self._sampling.ended
+        ended = all(one.finish_reason != "abort" for one in self._sampling.completions)
         return torch.full((len(input_ids),), ended, dtype=torch.bool, device=input_ids.device)

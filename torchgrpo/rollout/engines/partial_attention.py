@@ -7,7 +7,7 @@ from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, PreTrainedModel
+from transformers import AttentionInterface
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -45,11 +45,6 @@ def merge(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> Tensor:
     """Attention to both parts, [rows, heads, Q, D]; each as `attend_partly` returns it."""
     share = (one[1] - other[1]).sigmoid()[..., None]
     return torch.lerp(other[0].float(), one[0].float(), share).to(one[0].dtype)
-
-
-def attend_by_groups(model: PreTrainedModel) -> None:
-    """Make `model`, of plain causal attention, attend to running rows part by part."""
-    model.set_attn_implementation(NAME)
 
 
 def attend(

@@ -14,11 +14,10 @@ import logging
 import time
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import suppress
-from typing import Any
 
 import torch
 
-from torchgrpo.cluster.calls import Reference, wait_for_any
+from torchgrpo.cluster.calls import wait_for_any
 from torchgrpo.cluster.runtime import Place
 from torchgrpo.rollout.engines.host import Report
 from torchgrpo.rollout.engines.remote_calls import CallBroken
@@ -28,8 +27,6 @@ from torchgrpo.rollout.weights.host_copy import Transport
 from torchgrpo.rollout.weights.outgoing import Outgoing
 
 log = logging.getLogger(__name__)
-
-_POLL_S = 2.0  # an idle poll returns after this long and is sent again
 
 
 class RayPool:
@@ -82,7 +79,8 @@ class RayPool:
         """Wait until some engine answers, at most `timeout` seconds; handle every answer that is there."""
         for slot in self.supervisor.slots:
             if slot.polling is None and self._groups.busy(slot.number):
-                slot.polling = slot.actor.poll.options(concurrency_group="poll").remote(_POLL_S)
+                # An idle poll returns after two seconds and is sent again.
+                slot.polling = slot.actor.poll.options(concurrency_group="poll").remote(2.0)
         owners = {ref: slot for slot in self.supervisor.slots for ref in slot.references}
         if not owners:
             return []
@@ -91,18 +89,15 @@ class RayPool:
             slot = owners[ref]
             if ref in slot.references:  # else the engine was lost a moment ago
                 with suppress(HostLost):
-                    responses += self._answered(slot, ref, self.supervisor.result_of(slot, ref))
+                    value = self.supervisor.result_of(slot, ref)
+                    if ref == slot.polling:
+                        slot.polling = None
+                        responses += self._reported(slot, value)
+                    elif ref == slot.pending:
+                        self.supervisor.arrived(slot, value)
+                    else:
+                        slot.submitting.remove(ref)
         return responses
-
-    def _answered(self, slot: Slot, ref: Reference, value: Any) -> list[Response]:
-        if ref == slot.polling:
-            slot.polling = None
-            return self._reported(slot, value)
-        if ref == slot.pending:
-            self.supervisor.arrived(slot, value)
-        else:
-            slot.submitting.remove(ref)
-        return []
 
     def _reported(self, slot: Slot, report: Report) -> list[Response]:
         slot.steps = report.steps

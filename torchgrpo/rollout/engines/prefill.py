@@ -6,12 +6,11 @@ What is kept belongs to the weights: a push clears it.
 from bisect import bisect_left, insort
 from collections.abc import Sequence
 from itertools import takewhile
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
-from transformers.cache_utils import DynamicLayer
 
 from torchgrpo.rollout.engines.running_cache import Computed
 
@@ -56,29 +55,20 @@ class Prefill:
 
     def sequences(self, sequences: Sequence[Tokens]) -> list[Computed]:
         """As asked, none of which is kept; only what all begin with is."""
-        shared = self._shared(sequences)
-        prefix, known = self._nearest(shared)
+        # Without the last token of any, whose logits are wanted.
+        first, last = min(sequences), max(sequences)
+        shared = first[: min(common(first, last), min(map(len, sequences)) - 1)]
+        # Of all that is kept, what begins most like it is a neighbour in the alphabet.
+        place = bisect_left(self._sorted, shared)
+        near = self._sorted[max(place - 1, 0) : place + 1]
+        best = max(near, key=lambda one: common(one, shared), default=())
+        known = common(best, shared)
+        prefix, known = (self._use(best), known) if known >= _WORTH else (None, 0)
         if len(sequences) > 1 and len(shared) - known >= _WORTH:
             (prefix,) = self._forward([shared], prefix, known)
             self._keep(shared, prefix)
             known = len(shared)
         return self._forward(sequences, prefix, known)
-
-    def _shared(self, sequences: Sequence[Tokens]) -> Tokens:
-        """What all begin with, and without the last token of any, whose logits are wanted."""
-        first, last = min(sequences), max(sequences)
-        length = min(common(first, last), min(len(sequence) for sequence in sequences) - 1)
-        return first[:length]
-
-    def _nearest(self, wanted: Tokens) -> tuple[Computed | None, int]:
-        """Of all that is kept, what begins most like `wanted`, a neighbour in the alphabet; and for how long."""
-        place = bisect_left(self._sorted, wanted)
-        near = self._sorted[max(place - 1, 0) : place + 1]
-        if not near:
-            return None, 0
-        best = max(near, key=lambda one: common(one, wanted))
-        known = common(best, wanted)
-        return (self._use(best), known) if known >= _WORTH else (None, 0)
 
     def _use(self, tokens: Tokens) -> Computed:
         self._kept[tokens] = self._kept.pop(tokens)
@@ -104,7 +94,15 @@ class Prefill:
         for row, sequence in zip(ids, sequences, strict=True):
             row[: len(sequence) - known] = sequence[known:]
         last, where = map(torch.from_numpy, np.unique(lengths - known - 1, return_inverse=True))
-        cache, mask = _begun(prefix, known, ids.shape)
+        cache, mask = DynamicCache(), None
+        if prefix is not None:
+            rows, tokens = ids.shape
+            begun = prefix.part(0, known)
+            for layer, (keys, values) in enumerate(zip(begun.keys, begun.values, strict=True)):
+                cache.update(keys.expand(rows, -1, -1, -1), values.expand(rows, -1, -1, -1), layer)
+            # Of what comes behind [1, 1, tokens, known + tokens]; plain causal attention needs none.
+            seen = torch.ones(tokens, known + tokens, dtype=torch.bool, device=keys.device)
+            mask = seen.tril(known)[None, None]
         logits = self._model(
             torch.from_numpy(ids).to(device),
             attention_mask=mask,
@@ -113,32 +111,12 @@ class Prefill:
             use_cache=True,
             logits_to_keep=last.to(device),
         ).logits
-        layers = [_filled(layer) for layer in cache.layers]
+        layers: list[Any] = cache.layers
         return [
             Computed(
-                [keys[row, :, :length] for keys, _ in layers],
-                [values[row, :, :length] for _, values in layers],
+                [layer.keys[row, :, :length] for layer in layers],
+                [layer.values[row, :, :length] for layer in layers],
                 logits[row, column],
             )
             for row, (length, column) in enumerate(zip(lengths.tolist(), where.tolist(), strict=True))
         ]
-
-
-def _filled(layer: object) -> tuple[Tensor, Tensor]:
-    """Keys and values that a forward left, [rows, heads, length, D] each."""
-    assert isinstance(layer, DynamicLayer) and layer.keys is not None and layer.values is not None
-    return layer.keys, layer.values
-
-
-def _begun(prefix: Computed | None, known: int, shape: tuple[int, ...]) -> tuple[DynamicCache, Tensor | None]:
-    """A cache that holds the first `known` positions of every row, and the mask [1, 1, tokens, known + tokens] bool of
-    what comes behind; plain causal attention needs none. shape: rows and tokens."""
-    cache = DynamicCache()
-    if prefix is None:
-        return cache, None
-    rows, tokens = shape
-    begun = prefix.part(0, known)
-    for layer, (keys, values) in enumerate(zip(begun.keys, begun.values, strict=True)):
-        cache.update(keys.expand(rows, -1, -1, -1), values.expand(rows, -1, -1, -1), layer)
-    mask = torch.ones(tokens, known + tokens, dtype=torch.bool, device=keys.device).tril(known)
-    return cache, mask[None, None]

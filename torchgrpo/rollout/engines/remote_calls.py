@@ -71,18 +71,16 @@ def stacks_of(members: Sequence[Member]) -> str:
     """What every thread of these engines is doing now."""
     calls = {member.actor.stacks.options(concurrency_group="watch").remote(): member for member in members}
     there = wait_for_all(calls, _STACKS_S)
-    return "\n".join(
-        f"--- {member.title}\n{_stack(member, ref, ref in there)}" for ref, member in calls.items()
-    )
-
-
-def _stack(member: Member, ref: Reference, there: bool) -> str:
-    if not there:
-        return f"no answer within {_STACKS_S:.0f} s (pid {member.pid})"
-    try:
-        return str(ray.get(ref))
-    except Exception as error:  # of whatever kind: this is told beside another error
-        return str(error).splitlines()[0]
+    told = []
+    for ref, member in calls.items():
+        stack = f"no answer within {_STACKS_S:.0f} s (pid {member.pid})"
+        if ref in there:
+            try:
+                stack = str(ray.get(ref))
+            except Exception as error:  # of whatever kind: this is told beside another error
+                stack = str(error).splitlines()[0]
+        told.append(f"--- {member.title}\n{stack}")
+    return "\n".join(told)
 
 
 def _death(ref: Reference) -> str | None:

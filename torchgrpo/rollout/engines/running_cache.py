@@ -85,7 +85,13 @@ class Band:
             (_stacked([one.keys[i] for one in prompts]), _stacked([one.values[i] for one in prompts]))
             for i in layers
         ]
-        self._mask = self._visible()
+        # Is added to the scores of prompts, [groups, 1, 1, longest], where not all are as long.
+        self._mask: Tensor | None = None
+        if (self.lengths != self.lengths.max()).any():
+            keys = self._prompts[0][0]
+            hidden = torch.from_numpy(np.arange(self.lengths.max()) >= self.lengths[:, None])
+            mask = torch.zeros(hidden.shape, dtype=keys.dtype).masked_fill(hidden, -torch.inf)
+            self._mask = mask[:, None, None].to(keys.device)
         self.filled = 0 if answers is None else answers[0].length
         self._longest = longest
         self.capacity = self._enough()
@@ -111,19 +117,8 @@ class Band:
         return min(self._longest, max(_ROOM, self.filled + 1 + self.filled // 4))
 
     def _empty(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        def empty(like: Tensor) -> Tensor:
-            return like.new_empty(self.rows, like.shape[1], self.capacity, like.shape[3])
-
-        return empty(keys), empty(values)
-
-    def _visible(self) -> Tensor | None:
-        """What is added to the scores of prompts, [groups, 1, 1, longest]; None where all are as long."""
-        if (self.lengths == self.lengths.max()).all():
-            return None
-        keys = self._prompts[0][0]
-        hidden = np.arange(self.lengths.max()) >= self.lengths[:, None]
-        mask = torch.zeros(hidden.shape, dtype=keys.dtype).masked_fill(torch.from_numpy(hidden), -torch.inf)
-        return mask[:, None, None].to(keys.device)
+        shape = (self.rows, keys.shape[1], self.capacity)
+        return keys.new_empty(*shape, keys.shape[3]), values.new_empty(*shape, values.shape[3])
 
     def _seat(self) -> None:
         """Where the queries of each group are, [groups, most of its rows], and where each row is among them."""

@@ -20,13 +20,10 @@ from transformers import PreTrainedModel
 
 from envs.group import SampledCompletion
 from torchgrpo.rollout.engines.draw import Filter, append_token, draw, row_seeds
-from torchgrpo.rollout.engines.partial_attention import NAME, attend_by_groups
+from torchgrpo.rollout.engines.partial_attention import NAME
 from torchgrpo.rollout.engines.prefill import Prefill
 from torchgrpo.rollout.engines.running_cache import Band, Computed, RunningCache, alike
 from torchgrpo.rollout.engines.sampler import Request, Response
-
-_FREE_TO_ADMIT = 1 / 8
-"""Share of the places that is free before waiting requests are admitted: together they are one band of the cache."""
 
 
 @dataclass
@@ -47,14 +44,14 @@ class _Row:
 
 
 class RunningDecoder:
-    """A `Decoder` with keys and values of its own.
+    """Requests in, finished groups out, with keys and values of its own.
 
     Args:
         model: of an architecture with `plain_attention`; its attention is replaced.
     """
 
     def __init__(self, model: PreTrainedModel, eos_token_ids: Collection[int], max_num_seqs: int) -> None:
-        attend_by_groups(model)
+        model.set_attn_implementation(NAME)
         self.model = model
         self.eos_token_ids = eos_token_ids
         self.max_num_seqs = max_num_seqs
@@ -82,7 +79,10 @@ class RunningDecoder:
     def step(self, version: int) -> list[Response]:
         """One token for every row, those of waiting requests included."""
         self._version = version
-        self._restart()
+        stopped, self._stopped = self._stopped, []  # by a push, each to go on with its next token
+        stopped.sort(key=_age)
+        for age, together in groupby(stopped, key=_age):
+            self._continue(list(together), age)
         self._admit()
         return self.advance(version)
 
@@ -102,17 +102,16 @@ class RunningDecoder:
         self._prefill.clear()
 
     def clear(self) -> None:
+        self.renew()
         self._waiting.clear()
-        self._rows.clear()
         self._stopped.clear()
         self._groups.clear()
-        self._cache.bands.clear()
-        self._prefill.clear()
 
     def _admit(self) -> None:
         """Move waiting requests into free places and draw the first token of each new row."""
         free = self.max_num_seqs - len(self._rows)
-        if self._rows and free < self.max_num_seqs * _FREE_TO_ADMIT:
+        # Those that are admitted together are one band of the cache.
+        if self._rows and free < self.max_num_seqs / 8:
             return
         requests: list[Request] = []
         while self._waiting and (self._waiting[0].n <= free or not (self._rows or requests)):
@@ -168,11 +167,8 @@ class RunningDecoder:
         counters = np.array([len(row.completion.token_ids) for row in rows], dtype=np.uint64)
         tokens, log_probs = draw(samplings.log_probs(logits), seeds, counters)
         for row, token, log_prob in zip(rows, tokens.tolist(), log_probs.tolist(), strict=True):
-            self._extend(row, token, log_prob)
-
-    def _extend(self, row: _Row, token: int, log_prob: float) -> None:
-        limit = row.request.sampling.max_tokens
-        append_token(row.completion, token, log_prob, self._version, self.eos_token_ids, limit)
+            limit = row.request.sampling.max_tokens
+            append_token(row.completion, token, log_prob, self._version, self.eos_token_ids, limit)
 
     def _drop_ended(self) -> None:
         """Rows that ended leave the batch."""
@@ -186,13 +182,6 @@ class RunningDecoder:
         self._cache.bands = [band for band in self._cache.bands if band.rows]
         self._rows = rows
         self._filter = Filter([row.request.sampling for row in rows], self.model.device)
-
-    def _restart(self) -> None:
-        """Continue what a push has stopped, each row with its next token."""
-        stopped, self._stopped = self._stopped, []
-        stopped.sort(key=_age)
-        for age, together in groupby(stopped, key=_age):
-            self._continue(list(together), age)
 
     def _continue(self, rows: list[_Row], age: int) -> None:
         """Continue rows of `age` tokens each as one band; a group's prompt is that of its first row."""

@@ -94,11 +94,6 @@ class WeightTarget(Protocol):
     """What takes the learner's weights: an engine in this process, or all engines of a pool."""
 
     @property
-    def policy_version(self) -> int:
-        """Of the last push."""
-        ...
-
-    @property
     def members(self) -> tuple[int, ...]:
         """Process ids of the live engines; they change whenever one is replaced."""
         ...

@@ -212,7 +212,11 @@ class Supervisor:
             self.engine_lost(slot, cause_of(error))
             raise HostLost from None
         except RAISED as error:
-            raise _failure(slot, error) from None
+            # The remote traceback first, then which engine it was; of a user's error its message alone.
+            if isinstance(error, RayTaskError) and isinstance(error.cause, ConfigError):
+                raise ConfigError(f"{error.cause}\n({slot.place}, while {slot.state})") from None
+            failed = f"{error}\n{slot.place} failed while {slot.state}: {cause_of(error)}"
+            raise EngineLost(failed) from None
 
     # --- the life of an engine -----------------------------------------------------------------------------
 
@@ -234,26 +238,21 @@ class Supervisor:
     def arrived(self, slot: Slot, value: Any) -> None:
         """A start (value: process id) or a load is done."""
         slot.pending = None
-        if slot.state == "loading":
-            self._serve(slot)
-            return
-        slot.pid = value
-        if self._last_push is None:
-            self._serve(slot)
-        else:
-            self._begin_load(slot)
-
-    def _begin_load(self, slot: Slot) -> None:
-        assert self._last_push is not None
-        slot.state, slot.since = "loading", time.monotonic()
-        slot.pending = slot.actor.load.remote(self._last_push, self.version)
-
-    def _serve(self, slot: Slot) -> None:
+        if slot.state == "starting":
+            slot.pid = value
+            if self._last_push is not None:
+                self._begin_load(slot)
+                return
         if slot.replaces_lost:
             slot.replaces_lost = False
             log.warning("%s is back, with policy version %d (pid %d)", slot.place, self.version, slot.pid)
         slot.state = "live"
         self.groups.open(slot.number)
+
+    def _begin_load(self, slot: Slot) -> None:
+        assert self._last_push is not None
+        slot.state, slot.since = "loading", time.monotonic()
+        slot.pending = slot.actor.load.remote(self._last_push, self.version)
 
     def engine_lost(self, slot: Slot, why: str) -> None:
         """Queue the slot's groups anew and start another engine in its place.
@@ -270,7 +269,8 @@ class Supervisor:
         slot.end = why
         slot.pending, slot.polling, slot.submitting = None, None, []
         in_a_row = slot.lost_in_a_row + 1
-        if max(in_a_row, self.groups.times_lost(groups)) >= self.settings.max_attempts:
+        losses = [in_a_row, *(self.groups.times_lost[group.request_id] for group in groups)]
+        if max(losses) >= self.settings.max_attempts:
             raise EngineLost(
                 f"{slot.place} was lost {in_a_row} times in a row, the last time with {len(groups)} groups in "
                 f"flight: {why}"
@@ -309,10 +309,7 @@ class Supervisor:
                 f"{limit:.0f} s for it; it made {slot.steps} steps since its start (pid {slot.pid}); if it is only "
                 "slow, raise inference_model.request_timeout_s",
             )
-        self._check_absent(now)
-
-    def _check_absent(self, now: float) -> None:
-        """An engine that does not come back is told of once; when none does, that is the end."""
+        # An engine that does not come back is told of once; when none does, that is the end.
         absent = [slot for slot in self.slots if slot.state != "live"]
         late = [slot for slot in absent if now - slot.since > self.settings.start_timeout_s]
         if len(late) == len(self.slots):
@@ -333,10 +330,3 @@ class Supervisor:
     def stacks(self) -> str:
         """What every thread of every engine is doing now."""
         return stacks_of([slot.member for slot in self.slots])
-
-
-def _failure(slot: Slot, error: Exception) -> Exception:
-    """The remote traceback first, then which engine it was; of a user's error its message alone."""
-    if isinstance(error, RayTaskError) and isinstance(error.cause, ConfigError):
-        return ConfigError(f"{error.cause}\n({slot.place}, while {slot.state})")
-    return EngineLost(f"{error}\n{slot.place} failed while {slot.state}: {cause_of(error)}")

@@ -1,6 +1,6 @@
 """The rollout engine for any machine: a transformers model in this process.
 
-submit ─▶ Decoder ─▶ step() returns finished groups          load: weights between two steps
+submit ─▶ decoder ─▶ step() returns finished groups          load: weights between two steps
 
 Who decodes follows from the architecture. Where every layer is plain causal attention (`plain_attention`), requests of
 any length run together and share their prompts (`running_decoder.py`). Every other model, with sliding windows,
@@ -10,7 +10,6 @@ recurrent layers or an attention of its own, decodes by `generate` and the cache
 
 import os
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from typing import Protocol
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
@@ -25,36 +24,6 @@ from torchgrpo.rollout.weights.outgoing import Outgoing
 
 _SCORED_POSITIONS = 256
 """Positions that are scored at a time, each with the logits of the whole vocabulary, unless one sequence has more."""
-
-
-class Decoder(Protocol):
-    """Requests in, finished groups out, for one model. It is called in inference mode."""
-
-    @property
-    def in_flight(self) -> int:
-        """Requests submitted and not yet returned."""
-        ...
-
-    @property
-    def running(self) -> bool:
-        """Whether a completion has been begun and is not finished."""
-        ...
-
-    def submit(self, request: Request) -> None: ...
-
-    def step(self, version: int) -> list[Response]:
-        """Begin what waits, as far as there is room, and sample. version: of the weights, for each token."""
-        ...
-
-    def advance(self, version: int) -> list[Response]:
-        """Sample for what runs; nothing waiting is begun."""
-        ...
-
-    def renew(self) -> None:
-        """Compute by the new weights, before the next token, all that old ones computed."""
-        ...
-
-    def clear(self) -> None: ...
 
 
 class TransformersEngine:
@@ -78,8 +47,9 @@ class TransformersEngine:
         self.model = model.eval()
         self.update = update
         self.policy_version = 0
-        kind = RunningDecoder if plain_attention(model.config.to_dict()) else LibraryDecoder
-        self.decoder: Decoder = kind(self.model, frozenset(eos_token_ids), max_num_seqs)
+        plain = plain_attention(model.config.to_dict())
+        kind: type[RunningDecoder] | type[LibraryDecoder] = RunningDecoder if plain else LibraryDecoder
+        self.decoder = kind(self.model, frozenset(eos_token_ids), max_num_seqs)  # is called in inference mode
         self._finished: list[Response] = []
         self._weights: dict[str, torch.Tensor] = self.model.state_dict()
         self._constants: dict[str, Hashable] = {}

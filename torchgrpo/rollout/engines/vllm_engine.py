@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from config.schema.errors import ConfigError, DeadlineError, RunError
-from envs.group import ALONE, FinishReason, SampledCompletion, Sampling
+from envs.group import ALONE, SampledCompletion, Sampling
 from torchgrpo.rollout.engines.sampler import Request, Response, SequenceScores
 from torchgrpo.rollout.engines.vllm_engine_args import engine_arguments, model_seen_here
 from torchgrpo.rollout.engines.vllm_settings import (
@@ -41,12 +41,10 @@ if TYPE_CHECKING:
     from vllm import SamplingParams
     from vllm.outputs import CompletionOutput, RequestOutput
 
-_PAUSE_S = 0.001
 REMEDIES = (
     "inference_model.backend=transformers runs models that vLLM cannot; "
     "inference_model.gpu_memory_utilization, kv_cache_gib and max_num_seqs bound its memory"
 )
-INCOMPLETE = f"vLLM is there without a package that it needs; {INSTALL}"
 
 
 @dataclass
@@ -78,30 +76,27 @@ class VLLMEngine:
         self._adapter_folder: tempfile.TemporaryDirectory[str] | None = None
         others = communication_files()
         with process_state_kept(), self._stance(), output_into(settings.log):
-            self._llm = self._start()
+            try:
+                LLMEngine = import_in_thread("vllm.v1.engine.llm_engine").LLMEngine
+                # vLLM would import it while loading, and its constant tensor would lie in the engine's memory for ever.
+                import_in_thread("compressed_tensors")
+                with model_seen_here() if settings.tensor_parallel_size == 1 else nullcontext():
+                    self._llm: Any = LLMEngine.from_engine_args(engine_arguments(settings))
+            except Exception as error:
+                s = settings
+                incomplete = f"vLLM is there without a package that it needs; {INSTALL}"
+                remedies = incomplete if isinstance(error, ImportError) else REMEDIES
+                raise ConfigError(
+                    f"vLLM could not start {s.model} (dtype={s.dtype}, max_model_len={s.max_model_len}, "
+                    f"tensor_parallel_size={s.tensor_parallel_size}): {type(error).__name__}: {error}\n"
+                    f"Remedies: {remedies}{end_of_output(s.log)}"
+                ) from error
         self._files = communication_files() - others
         self._llm.set_weight_version("0")
 
     def _stance(self) -> Any:
         """`enforce_eager` also for the small functions that vLLM compiles on their own (20 s on a CPU)."""
         return torch.compiler.set_stance("force_eager" if self.settings.enforce_eager else "default")
-
-    def _start(self) -> Any:
-        try:
-            LLMEngine = import_in_thread("vllm.v1.engine.llm_engine").LLMEngine
-            # vLLM would import it while loading, and its constant tensor would lie in the engine's memory for ever.
-            import_in_thread("compressed_tensors")
-            alone = self.settings.tensor_parallel_size == 1
-            with model_seen_here() if alone else nullcontext():
-                return LLMEngine.from_engine_args(engine_arguments(self.settings))
-        except Exception as error:
-            s = self.settings
-            remedies = INCOMPLETE if isinstance(error, ImportError) else REMEDIES
-            raise ConfigError(
-                f"vLLM could not start {s.model} (dtype={s.dtype}, max_model_len={s.max_model_len}, "
-                f"tensor_parallel_size={s.tensor_parallel_size}): {type(error).__name__}: {error}\n"
-                f"Remedies: {remedies}{end_of_output(s.log)}"
-            ) from error
 
     @property
     def members(self) -> tuple[int, ...]:
@@ -175,7 +170,7 @@ class VLLMEngine:
     def _advance(self) -> None:
         """One token for every running request; none while a native transfer is half done."""
         if self._transferring:
-            time.sleep(_PAUSE_S)
+            time.sleep(0.001)
             return
         if not self._llm.has_unfinished_requests():
             return
@@ -206,7 +201,9 @@ class VLLMEngine:
             for span in part.weight_versions or ():
                 completion.policy_versions += [int(span.version)] * (span.end - span.start)
         if part.finish_reason is not None:
-            completion.finish_reason = _finish_reason(part.finish_reason)
+            if part.finish_reason not in ("stop", "length"):
+                raise RuntimeError(f"vLLM ended a completion with finish_reason={part.finish_reason!r}")
+            completion.finish_reason = "stop" if part.finish_reason == "stop" else "length"
             group.unfinished.discard(index)
 
     def load(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
@@ -218,7 +215,15 @@ class VLLMEngine:
         if self.settings.adapter is None:
             self._reload(Outgoing.of(weights))
         else:
-            self._load_adapter(weights)
+            from vllm.lora.request import LoRARequest
+
+            if self._adapter_folder is None:
+                self._adapter_folder = tempfile.TemporaryDirectory(prefix="grpo_adapter_")
+            folder = self._adapter_folder.name
+            self.settings.adapter.write(Path(folder), weights)
+            self._llm.add_lora(LoRARequest("policy", 1, folder, load_inplace=True))
+            # Requests name the adapter without the flag, which would load it again at every step.
+            self._adapter = LoRARequest("policy", 1, folder)
         self._set_version(version)
 
     def _settle(self) -> None:
@@ -252,18 +257,6 @@ class VLLMEngine:
         else:  # the workers are processes of their own: live tensors cannot reach them
             self._llm.collective_rpc("receive_mapped", args=(self._shared.write(weights), lacking.names))
         self._constants = weights.constants
-
-    def _load_adapter(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        from vllm.lora.request import LoRARequest
-
-        assert self.settings.adapter is not None
-        if self._adapter_folder is None:
-            self._adapter_folder = tempfile.TemporaryDirectory(prefix="grpo_adapter_")
-        folder = self._adapter_folder.name
-        self.settings.adapter.write(Path(folder), weights)
-        self._llm.add_lora(LoRARequest("policy", 1, folder, load_inplace=True))
-        # Requests name the adapter without the flag, which would load it again at every step.
-        self._adapter = LoRARequest("policy", 1, folder)
 
     def _set_version(self, version: int) -> None:
         self._llm.reset_prefix_cache(reset_running_requests=True)
@@ -375,9 +368,3 @@ def _base_seed(seed: int) -> int:
 def _flat(log_probs: Any) -> list[float]:
     """The numbers of vLLM's flat log-prob container (`flat_logprobs=True`), position after position."""
     return cast(list[float], log_probs.logprobs)
-
-
-def _finish_reason(reason: str) -> FinishReason:
-    if reason in ("stop", "length"):
-        return "stop" if reason == "stop" else "length"
-    raise RuntimeError(f"vLLM ended a completion with finish_reason={reason!r}")

@@ -7,9 +7,6 @@ from typing import Any, cast
 from torchgrpo.rollout.engines.vllm_settings import VLLMSettings
 from torchgrpo.rollout.engines.vllm_weights import WeightReceiver
 
-_PREFILL_TOKENS = 4096
-_LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # what vLLM allocates
-
 
 def engine_arguments(settings: VLLMSettings) -> Any:
     """vLLM's `EngineArgs`; what no setting decides is the same for every engine."""
@@ -17,6 +14,19 @@ def engine_arguments(settings: VLLMSettings) -> Any:
     from vllm.config import WeightTransferConfig
 
     s = settings
+    chosen: dict[str, Any] = {"max_num_batched_tokens": s.max_num_batched_tokens}
+    if s.device == "cpu":  # there a seeded request whose prompt is cut over two steps ends the engine
+        longest = max(4096, s.max_model_len)
+        chosen = {"enable_chunked_prefill": False, "max_num_batched_tokens": longest}
+    if s.adapter is not None:
+        allocated = (8, 16, 32, 64, 128, 256, 320, 512)
+        chosen |= {
+            "enable_lora": True,
+            "max_loras": 1,
+            "max_lora_rank": next(rank for rank in allocated if rank >= s.adapter.rank),
+            # Left unrestricted, vLLM wraps the head too and then fails on prompt log-probs of a batch.
+            "lora_target_modules": list(s.adapter.target_modules),
+        }
     return EngineArgs(
         model=s.model,
         skip_tokenizer_init=True,
@@ -42,8 +52,7 @@ def engine_arguments(settings: VLLMSettings) -> Any:
         disable_log_stats=True,
         seed=0,
         weight_transfer_config=WeightTransferConfig(backend=s.weight_transfer) if s.weight_transfer else None,
-        **_lora(s),
-        **_step_size(s),
+        **chosen,
     )
 
 
@@ -52,27 +61,6 @@ def _head(settings: VLLMSettings) -> dict[str, Any]:
     0.125, which every log-prob would carry. vLLM refuses it for quantized heads; online quantization leaves the
     head as it is."""
     return {} if settings.dtype == "float32" else {"head_dtype": "float32"}
-
-
-def _lora(settings: VLLMSettings) -> dict[str, Any]:
-    adapter = settings.adapter
-    if adapter is None:
-        return {}
-    return {
-        "enable_lora": True,
-        "max_loras": 1,
-        "max_lora_rank": next(rank for rank in _LORA_RANKS if rank >= adapter.rank),
-        # Left unrestricted, vLLM wraps the head too and then fails on prompt log-probs of a batch.
-        "lora_target_modules": list(adapter.target_modules),
-    }
-
-
-def _step_size(settings: VLLMSettings) -> dict[str, Any]:
-    """Tokens of one step. On a CPU a seeded request whose prompt is cut over two steps ends the engine."""
-    if settings.device == "cpu":
-        longest = max(_PREFILL_TOKENS, settings.max_model_len)
-        return {"enable_chunked_prefill": False, "max_num_batched_tokens": longest}
-    return {"max_num_batched_tokens": settings.max_num_batched_tokens}
 
 
 @contextmanager

@@ -23,9 +23,7 @@ from config.schema.errors import ConfigError
 from torchgrpo.cluster.sockets import make_room_for_sockets
 from torchgrpo.plan.machine import installed_vllm
 
-_INHERITED = ("LD_PRELOAD", "TORCHINDUCTOR_COMPILE_THREADS")
 _OUTPUT = (1, 2)
-_SHARED_MEMORY = Path("/dev/shm")
 TESTED = ((0, 32), (0, 33))
 INSTALL = "install it (`make vllm`: the CUDA build where an NVIDIA GPU is, else the CPU build)"
 
@@ -136,7 +134,7 @@ def process_state_kept() -> Iterator[None]:
     python_state, numpy_state, torch_state = random.getstate(), np.random.get_state(), torch.get_rng_state()
     cuda_states = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
     set_num_threads, num_threads = torch.set_num_threads, torch.get_num_threads()
-    variables = {name: os.environ.get(name) for name in _INHERITED}
+    variables = {name: os.environ.get(name) for name in ("LD_PRELOAD", "TORCHINDUCTOR_COMPILE_THREADS")}
     try:
         yield
     finally:
@@ -192,7 +190,7 @@ def end_of_output(path: str | None) -> str:
 
 def communication_files() -> set[Path]:
     """Through these the tensor-parallel workers of this process's CPU engines talk; vLLM does not remove them."""
-    files = set(_SHARED_MEMORY.glob("vllm_dist_*"))
+    files = set(Path("/dev/shm").glob("vllm_dist_*"))
     ours: set[Path] = set()
     for worker in psutil.Process().children(recursive=True) if files else []:
         with suppress(psutil.NoSuchProcess):

@@ -27,7 +27,7 @@ class WeightReceiver:
         """Raises RuntimeError when a matrix got some of its shards only."""
         model = self.get_model()
         if _plain(model, self.vllm_config):
-            InPlace(model).load(weights)
+            _load_in_place(model, weights)
         else:
             self.reload_weights(weights_iterator=iter(weights))
 
@@ -70,60 +70,48 @@ def _plain(model: nn.Module, config: Any) -> bool:
     return current_platform.is_cpu() and alone and all(map(plain, model.modules()))
 
 
-class InPlace:
+def _load_in_place(model: Any, weights: NamedTensors) -> None:
     """One push into a plain model on a CPU."""
-
-    def __init__(self, model: Any) -> None:
-        self._model = model
-        self._scratch: list[torch.Tensor] = []
-
-    def load(self, weights: NamedTensors) -> None:
-        matrices = [_Packed(layer, self._scratch) for layer in self._model.modules() if _only_packed(layer)]
-        try:
-            for matrix in matrices:
-                matrix.expect()
-            loaded = self._model.load_weights(iter(weights))
-        finally:
-            for matrix in matrices:
-                matrix.close()
-        partly = [matrix.layer.prefix for matrix in matrices if matrix.arrived]
-        if partly:
-            raise RuntimeError(f"the push brought some shards of {len(partly)} matrices only: {partly[:3]}")
-        self._pack_heads(loaded)
-
-    def _pack_heads(self, loaded: set[str] | None) -> None:
-        """An embedding that is no head is not multiplied with: what vLLM packed of it is dropped.
-
-        loaded: the parameters that were written; None where the model does not say.
-        """
-        from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
-
-        parameters = dict(self._model.named_parameters(remove_duplicate=False))
-        written = {id(one) for name, one in parameters.items() if loaded is None or name in loaded}
-        heads = {layer for name, layer in _embeddings(self._model) if name.endswith("lm_head")}
-        for _, layer in _embeddings(self._model):
-            if id(layer.weight) not in written:
-                continue
-            if layer in heads or isinstance(layer, ParallelLMHead):
-                layer.quant_method.process_weights_after_loading(layer)
-            else:
-                layer.cpu_linear = nn.functional.linear
-
-
-def _embeddings(model: Any) -> list[tuple[str, Any]]:
-    """Under each of its names: a tied head may be the embedding itself."""
-    from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
-
-    layers = model.named_modules(remove_duplicate=False)
-    return [(name, layer) for name, layer in layers if isinstance(layer, VocabParallelEmbedding)]
-
-
-def _only_packed(layer: Any) -> bool:
-    """vLLM leaves an empty tensor where it has packed a matrix."""
     from vllm.model_executor.layers.linear import LinearBase
 
-    linear = isinstance(layer, LinearBase)
-    return linear and layer.weight.numel() == 0
+    linear: list[Any] = [layer for layer in model.modules() if isinstance(layer, LinearBase)]
+    # vLLM leaves an empty tensor where it has packed a matrix.
+    scratch: list[torch.Tensor] = []
+    matrices = [_Packed(layer, scratch) for layer in linear if layer.weight.numel() == 0]
+    try:
+        for matrix in matrices:
+            matrix.expect()
+        loaded = model.load_weights(iter(weights))
+    finally:
+        for matrix in matrices:
+            matrix.close()
+    partly = [matrix.layer.prefix for matrix in matrices if matrix.arrived]
+    if partly:
+        raise RuntimeError(f"the push brought some shards of {len(partly)} matrices only: {partly[:3]}")
+    _pack_heads(model, loaded)
+
+
+def _pack_heads(model: Any, loaded: set[str] | None) -> None:
+    """An embedding that is no head is not multiplied with: what vLLM packed of it is dropped.
+
+    loaded: the parameters that were written; None where the model does not say.
+    """
+    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    written = {id(one) for name, one in parameters.items() if loaded is None or name in loaded}
+    # Under each of its names: a tied head may be the embedding itself.
+    named = model.named_modules(remove_duplicate=False)
+    embeddings: list[tuple[str, Any]]
+    embeddings = [(name, layer) for name, layer in named if isinstance(layer, VocabParallelEmbedding)]
+    heads = {layer for name, layer in embeddings if name.endswith("lm_head")}
+    for _, layer in embeddings:
+        if id(layer.weight) not in written:
+            continue
+        if layer in heads or isinstance(layer, ParallelLMHead):
+            layer.quant_method.process_weights_after_loading(layer)
+        else:
+            layer.cpu_linear = nn.functional.linear
 
 
 class _Packed:
@@ -157,27 +145,20 @@ class _Packed:
 
     def _take(self, param: Any, shard: torch.Tensor, *args: Any, **kwargs: Any) -> None:
         if self._matrix is None:
-            self._matrix = self._in_scratch()
+            size = self._expected.numel()
+            self._flat = self._buffers.pop() if self._buffers else torch.empty(0)
+            if self._flat.numel() < size or self._flat.dtype != self._expected.dtype:
+                self._flat = torch.empty(size, dtype=self._expected.dtype)
+            self._matrix = self._flat[:size].view(self._expected.shape)
+            self._matrix.__class__ = self._expected.__class__
+            self._matrix.__dict__ = self._expected.__dict__.copy()
         self._fill(self._matrix, shard, *args, **kwargs)
         self.arrived += shard.numel()
         if self.arrived == self._matrix.numel():
-            self._pack()
-
-    def _in_scratch(self) -> Any:
-        size = self._expected.numel()
-        self._flat = self._buffers.pop() if self._buffers else torch.empty(0)
-        if self._flat.numel() < size or self._flat.dtype != self._expected.dtype:
-            self._flat = torch.empty(size, dtype=self._expected.dtype)
-        matrix = self._flat[:size].view(self._expected.shape)
-        matrix.__class__ = self._expected.__class__
-        matrix.__dict__ = self._expected.__dict__.copy()
-        return matrix
-
-    def _pack(self) -> None:
-        self.layer.weight = self._matrix
-        self.layer.quant_method.process_weights_after_loading(self.layer)
-        self._buffers.append(self._flat)
-        self._matrix, self.arrived = None, 0
+            self.layer.weight = self._matrix
+            self.layer.quant_method.process_weights_after_loading(self.layer)
+            self._buffers.append(self._flat)
+            self._matrix, self.arrived = None, 0
 
     def close(self) -> None:
         """Of a matrix that got no shard, the packed one stays."""

@@ -176,14 +176,6 @@ class Engines(Protocol):
     def stacks(self) -> str: ...
 
 
-class RankSender(Protocol):
-    """A direct transfer as the ranks of a learner carry it out; see `rollout/weights/from_ranks.py`."""
-
-    def __call__(
-        self, tensors: Sequence[PublishedTensor], first: bool, version: int, engines: Engines
-    ) -> Exception | None: ...
-
-
 class DirectTransfer(Protocol):
     """From the learner's GPUs into those of the engines, past any host's memory."""
 

@@ -33,7 +33,10 @@ class Weights:
 
     def push(self) -> None:
         """Send all weights, as the next version."""
-        self._wake_engines()
+        if self.asleep:
+            self.learner.release_memory()
+            self.target.wake()
+            self.asleep = False
         self.version += 1
         self.target.load(Outgoing(self.learner.publish(), self.learner.ranks), self.version)
         self.pushed_at = self.learner.optimizer_steps
@@ -61,9 +64,3 @@ class Weights:
         if self.takes_turns and not self.asleep:
             self.target.sleep()
             self.asleep = True
-
-    def _wake_engines(self) -> None:
-        if self.asleep:
-            self.learner.release_memory()
-            self.target.wake()
-            self.asleep = False

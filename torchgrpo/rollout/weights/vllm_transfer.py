@@ -96,7 +96,7 @@ class _Client:
         self.version = 0
         self._workers_per_engine = workers_per_engine
 
-    def _all(self, call: str, **arguments: Any) -> None:
+    def call_all(self, call: str, **arguments: Any) -> None:
         count = len(self.engines.members)
         self.engines.call_each("transfer", [{"call": call, **arguments}] * count)
 
@@ -111,17 +111,13 @@ class _Client:
         self.engines.call_each("transfer", infos)
 
     def start_weight_update(self) -> None:
-        self._all("start_weight_update")
+        self.call_all("start_weight_update")
 
     def update_weights(self, update_info: Any) -> None:
-        self._all("update_weights", update_info=update_info)
+        self.call_all("update_weights", update_info=update_info)
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
-        self._all("finish_weight_update", version=self.version)
-
-    def release(self) -> None:
-        """The engines let go of what connected them to the learner, which vLLM would overwrite and keep."""
-        self._all("shutdown_weight_transfer_engine")
+        self.call_all("finish_weight_update", version=self.version)
 
 
 @dataclass
@@ -154,18 +150,14 @@ class NativeTransfer:
         self._source.weights = weights
         self._client.version, self._client.engines = version, engines
         try:
-            self._in_time(self._send, engines)
+            self._send_in_time(engines)
         finally:
             self._source.weights = Outgoing([])
 
-    def _send(self) -> None:
-        if self._members != self._client.engines.members:  # at first, and after an engine was replaced
-            self._connect()
-        self._trainer.send_weights()
-
     def _connect(self) -> None:
         if self._trainer is not None:
-            self._client.release()
+            # The engines let go of what connected them to the learner, which vLLM would overwrite and keep.
+            self._client.call_all("shutdown_weight_transfer_engine")
         self.close()
         members = self._client.engines.members
         end = Endpoint(
@@ -176,7 +168,7 @@ class NativeTransfer:
         )
         self._members = members
 
-    def _in_time(self, action: Callable[[], None], engines: Engines) -> None:
+    def _send_in_time(self, engines: Engines) -> None:
         """A collective that lost its peer never returns, so it runs in a thread that may be left behind."""
         outcome: list[BaseException | None] = []
         device = self._source.weights.devices[0]
@@ -185,7 +177,9 @@ class NativeTransfer:
             try:
                 if device.type == "cuda":  # a new thread would be on GPU 0
                     torch.cuda.set_device(device)
-                action()
+                if self._members != engines.members:  # at first, and after an engine was replaced
+                    self._connect()
+                self._trainer.send_weights()
                 outcome.append(None)
             except BaseException as error:
                 outcome.append(error)

@@ -148,18 +148,7 @@ class WeightCheck:
             return "the engine's log-probs are not finite: tensors arrived damaged, or its dtype overflows"
         if replaced:
             return "old weights: an engine was replaced since the last check and lacks what was pushed"
-        temperature = self._temperature(sequences, engine)
-        left = (engine - _flat(self.learner.score(sequences, temperature))).norm()
-        if left < 0.2 * (engine - learner).norm() and abs(math.log(temperature)) > 0.02:
-            return f"another temperature: the engine answers as at temperature {temperature:.2g}, not 1"
-        if first:
-            return "wrong from the start: take another inference_model.backend or dtype, or look at the model's files"
-        if float(gap(engine, learner).mean()) < 2 * self.plan.bounds.mean:
-            return "rounding: just beyond the bound; inference_model.dtype=float32 rounds less"
-        return "old weights in a part, or tensors that arrived cut, permuted or rounded (compare layout and dtype)"
-
-    def _temperature(self, sequences: Sequence[Sequence[int]], engine: Tensor) -> float:
-        """The temperature, from 0.2 to 5, at which the learner is nearest to the engine."""
+        # The temperature, from 0.2 to 5, at which the learner is nearest to the engine.
         low, high = math.log(0.2), math.log(5.0)
         for _ in range(3):
             grid = [low + (high - low) * step / 8 for step in range(9)]
@@ -168,7 +157,15 @@ class WeightCheck:
                 key=lambda at: float((engine - _flat(self.learner.score(sequences, math.exp(at)))).norm()),
             )
             low, high = best - (high - low) / 8, best + (high - low) / 8
-        return math.exp(best)
+        temperature = math.exp(best)
+        left = (engine - _flat(self.learner.score(sequences, temperature))).norm()
+        if left < 0.2 * (engine - learner).norm() and abs(math.log(temperature)) > 0.02:
+            return f"another temperature: the engine answers as at temperature {temperature:.2g}, not 1"
+        if first:
+            return "wrong from the start: take another inference_model.backend or dtype, or look at the model's files"
+        if float(gap(engine, learner).mean()) < 2 * self.plan.bounds.mean:
+            return "rounding: just beyond the bound; inference_model.dtype=float32 rounds less"
+        return "old weights in a part, or tensors that arrived cut, permuted or rounded (compare layout and dtype)"
 
 
 def _refuse_divergence(what: str, learner: Tensor) -> None:
