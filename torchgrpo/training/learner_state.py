@@ -81,7 +81,9 @@ def _states(optimizer: Optimizer, whole: Mapping[Tensor, Tensor]) -> Mapping[Ten
         return states
     if isinstance(optimizer, JointOptimizer):
         return {key: kept for member in optimizer.members for key, kept in _states(member, whole).items()}
-    for group in optimizer.param_groups if isinstance(optimizer, Resumable) else ():
+    if not isinstance(optimizer, Resumable):
+        return optimizer.state
+    for group in optimizer.param_groups:
         for parameter in group["params"]:
             if not optimizer.state[parameter]:
                 like = torch.zeros_like(whole.get(parameter, parameter), dtype=parameter.dtype)
