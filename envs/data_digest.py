@@ -125,7 +125,13 @@ def compare(setting: str, before: DataDigest, now: DataDigest, rows: Sequence[in
     """
     count, appended, changed = before.count, now.count - before.count, now.changed(before)
     if appended < 0 or 2 * len(changed) > count:
-        raise ConfigError(_other_data(setting, count, rows, changed))
+        first = f"row {rows[changed[0]]}" if changed else f"row {rows[-1] + 1}, which is gone"
+        others = f", {len(changed)} of them others" if changed else ""
+        raise ConfigError(
+            f"{setting}: not the data of the checkpoint: it had {count} rows, there are {len(rows)} now{others}; the "
+            f"first that differs is {first}. Give the data as they were, or begin another run from the checkpoint's "
+            "weights: model.name=CHECKPOINT without train.resume"
+        )
     found = []
     if changed:
         listed = ", ".join(str(rows[place]) for place in changed[:_LISTED])
@@ -140,13 +146,3 @@ def compare(setting: str, before: DataDigest, now: DataDigest, rows: Sequence[in
     if appended:
         found.append(f"{appended} rows appended to {count}, asked once the epoch that was begun is over")
     return DataChange(frozenset(changed), (f"{setting}: {'; '.join(found)}",) if found else ())
-
-
-def _other_data(setting: str, count: int, rows: Sequence[int], changed: Sequence[int]) -> str:
-    first = f"row {rows[changed[0]]}" if changed else f"row {rows[-1] + 1}, which is gone"
-    others = f", {len(changed)} of them others" if changed else ""
-    return (
-        f"{setting}: not the data of the checkpoint: it had {count} rows, there are {len(rows)} now{others}; the first "
-        f"that differs is {first}. Give the data as they were, or begin another run from the checkpoint's weights: "
-        "model.name=CHECKPOINT without train.resume"
-    )

@@ -156,7 +156,17 @@ def make_task(env: EnvConfig) -> Task:
         ConfigError: an unknown name, listing the known ones; a class that is no task, or cannot be made; a weight of
             a part that its reward does not give.
     """
-    task = _own_task(env) if is_own(env.dataset) else _registered_task(env)
+    if is_own(env.dataset):
+        task = _own_task(env)
+    else:
+        known = known_tasks()
+        if env.dataset not in _REGISTRY:
+            raise ConfigError(
+                f"env.dataset={env.dataset!r} is not a known task; known: {', '.join(known)}; a class of your own is "
+                "named module:Class"
+            )
+        _check_source(env, _REGISTRY[env.dataset])
+        task = _REGISTRY[env.dataset](env)
     absent = sorted(set(env.reward_weights or ()) - set(task.weights))
     if env.reward is None and absent:
         raise ConfigError(
@@ -164,17 +174,6 @@ def make_task(env: EnvConfig) -> Task:
             f"{', '.join(sorted(task.weights))}"
         )
     return task
-
-
-def _registered_task(env: EnvConfig) -> Task:
-    known = known_tasks()
-    if env.dataset not in _REGISTRY:
-        raise ConfigError(
-            f"env.dataset={env.dataset!r} is not a known task; known: {', '.join(known)}; a class of your own is "
-            "named module:Class"
-        )
-    _check_source(env, _REGISTRY[env.dataset])
-    return _REGISTRY[env.dataset](env)
 
 
 def _check_source(env: EnvConfig, task: type[Task]) -> None:

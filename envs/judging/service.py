@@ -73,7 +73,10 @@ class RewardService:
     def submit(self, completions: Sequence[Completion], examples: Sequence[Example]) -> Ticket:
         """Queue a batch, and begin it where a worker is free; `poll` says when it is done. Raises as `poll`."""
         ticket = Ticket([None] * len(completions), len(completions))
-        known = self._with_progress(completions)
+        known = [without_run(one) for one in completions]
+        if self._reads_progress:
+            step, total = self.step(), self.total_steps
+            known = [replace(in_run(one), step=step, total_steps=total) for one in completions]
         with self._lock:
             for position, (completion, example) in enumerate(zip(known, examples, strict=True)):
                 if completion.control_tokens:
@@ -128,13 +131,6 @@ class RewardService:
         with self._lock:
             if self._pool is not None:
                 self._pool.close()
-
-    def _with_progress(self, completions: Sequence[Completion]) -> Sequence[Completion]:
-        """Completions with the run's progress and their tokens, where a reward asks for them."""
-        if self._reads_progress:
-            step, total = self.step(), self.total_steps
-            return [replace(in_run(one), step=step, total_steps=total) for one in completions]
-        return [without_run(one) for one in completions]
 
     def _enqueue(self, item: Verification, first: bool = False) -> None:
         self._items[self._next] = item
@@ -225,7 +221,12 @@ class RewardService:
         self._tally.replaced += len(lost)
         self._progressed = time.monotonic()
         ran = [(loss, self._items[loss.running]) for loss in lost if loss.running != IDLE]
-        self._count_early_death(not ran)
+        self._early_deaths += not ran
+        if self._early_deaths > MOST_EARLY_DEATHS:
+            raise ConfigError(
+                f"{self._early_deaths} times in a row reward workers ended before they judged anything; is "
+                f"env.reward_memory_gib={self.env.reward_memory_gib:g} enough for the reward's imports and its rows?"
+            )
         self._blame.workers_lost([item for _, item in ran])
         for loss in lost:
             for index in reversed(loss.unanswered):
@@ -234,14 +235,6 @@ class RewardService:
         for loss, item in ran:
             del self._items[loss.running]
             self._finish(item, self._blame.of_lost_worker(item, loss, alone=len(ran) == 1))
-
-    def _count_early_death(self, early: bool) -> None:
-        self._early_deaths += early
-        if self._early_deaths > MOST_EARLY_DEATHS:
-            raise ConfigError(
-                f"{self._early_deaths} times in a row reward workers ended before they judged anything; is "
-                f"env.reward_memory_gib={self.env.reward_memory_gib:g} enough for the reward's imports and its rows?"
-            )
 
     def _finish(self, item: Verification, result: Result | None) -> None:
         """Finish a verification; where it has no result yet, it is the next to be judged."""

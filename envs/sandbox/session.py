@@ -1,6 +1,7 @@
 """A session with one supervisor process, as the grader sees it: started, given jobs, held to deadlines, ended."""
 
 import fcntl
+import itertools
 import marshal
 import os
 import select
@@ -97,7 +98,13 @@ class Session:
         settings = _settings(level, limits, without, directory)
         settings |= {"interpreter": list(interpreter), "file": file}
         self.watched = self.directory if settings["files"] == "landlock" else None
-        command = [*_interpreter(), f"sandbox of process {self.owner}"]
+        root = str(Path(__file__).resolve().parents[2])
+        start = (
+            f"import sys; sys.path.insert(0, {root!r}); "
+            "from envs.sandbox.runner import main; sys.path.pop(0); main()"
+        )
+        command = [os.path.realpath(sys.executable), "-s", "-S", "-P", "-B", "-X", "utf8", "-c", start]
+        command.append(f"sandbox of process {self.owner}")
         if level == "bubblewrap":
             command = [*_bubblewrap(limits, interpreter), *command]
         self.socket, theirs = socket.socketpair()
@@ -222,12 +229,6 @@ def _in_memory(name: str, data: bytes) -> int:
     return fd
 
 
-def _interpreter() -> list[str]:
-    root = str(Path(__file__).resolve().parents[2])
-    start = f"import sys; sys.path.insert(0, {root!r}); from envs.sandbox.runner import main; sys.path.pop(0); main()"
-    return [os.path.realpath(sys.executable), "-s", "-S", "-P", "-B", "-X", "utf8", "-c", start]
-
-
 def _bubblewrap(limits: Limits, interpreter: Sequence[str]) -> list[str]:
     project = Path(__file__).resolve().parent
     modules = [project.parent / "__init__.py", *sorted(project.rglob("*.py"))]
@@ -268,13 +269,11 @@ def _settings(level: str, limits: Limits, without: tuple[str, ...], directory: s
     }
 
 
-_sessions = 0
+_sessions = itertools.count(1)
 
 
 def _unprivileged_user() -> int:
     """A user number that no other sandbox uses at this moment, so that limits on processes are its own."""
-    global _sessions
-    _sessions += 1
-    number = os.getpid() * 16 + _sessions % 16
+    number = os.getpid() * 16 + next(_sessions) % 16
     mapped = sum(int(line.split()[2]) for line in Path("/proc/self/uid_map").read_text().splitlines())
     return 2_000_000_000 + number if mapped > 2_100_000_000 else 20_000 + number % 40_000

@@ -253,19 +253,14 @@ def refused(files: Files, starts_programs: bool = False) -> dict[str, Number]:
     return {name: calls[name] for name in calls if not (starts_programs and name in STARTS)}
 
 
-def _clone(starts_programs: bool) -> list[Instruction]:
-    """Threads, or processes too but no namespaces."""
-    if starts_programs:
-        return _body(0, [(JUMP_ANY_BIT, CLONE_NEW)])
-    return _body(0, [(JUMP_ANY_BIT, CLONE_THREAD)], ALLOW, REFUSE)
-
-
 def _rules(pid: int, files: Files, starts_programs: bool) -> list[tuple[Number, list[Instruction]]]:
     itself = [(JUMP_EQUAL, pid)]
+    threads = _body(0, [(JUMP_ANY_BIT, CLONE_THREAD)], ALLOW, REFUSE)
+    processes = _body(0, [(JUMP_ANY_BIT, CLONE_NEW)])  # but no namespaces
     return [
         *((number, [_returns(REFUSE)]) for number in refused(files, starts_programs).values()),
         (CLONE3, [_returns(UNKNOWN)]),  # the C library then makes threads by clone, whose flags can be read
-        (CLONE, _clone(starts_programs)),
+        (CLONE, processes if starts_programs else threads),
         (KILL, _body(0, itself, ALLOW, REFUSE)),
         (TGKILL, _body(0, itself, ALLOW, REFUSE)),
         (PRLIMIT, _body(0, [(JUMP_EQUAL, 0), *itself], ALLOW, REFUSE)),

@@ -99,7 +99,9 @@ def unwrapped(text: str, keep_latex: bool = False) -> str:
         text = text.strip()
         if not _WRAPPED.search(text) or (keep_latex and ("\\boxed" in text or _FORMULA.fullmatch(text))):
             return text
-        inner = _only_element(text) or _last_answer(text) or _claim(text) or _formula(text)
+        elements = _elements(text)
+        only = elements[0].strip() if len(elements) == 1 else None
+        inner = only or _last_answer(text) or _claim(text) or _formula(text)
         if not inner:
             return text
         text = inner
@@ -119,11 +121,6 @@ def _elements(text: str) -> list[str]:
             continue
         return found if all(isinstance(each, str) for each in found) else []
     return []
-
-
-def _only_element(text: str) -> str | None:
-    found = _elements(text)
-    return found[0].strip() if len(found) == 1 else None
 
 
 def _last_answer(text: str) -> str | None:

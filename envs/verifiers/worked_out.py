@@ -99,9 +99,7 @@ class _Reader:
         return _quotient(_product(above), _product(below)) if below else _product(above)
 
     def factor(self) -> Form:
-        if self.token() == "-":
-            self.take()
-        base = self.base()
+        base = self.argument()
         while self.token() in ("^", "!"):
             factorial = self.take() == "!"
             base = Form(base.work + 1, base.reduced) if factorial else _power(base, self.argument())
