@@ -44,7 +44,8 @@ def local_rows(path: Path) -> Iterator[tuple[dict[str, Any], str]]:
     if path.suffix in (".csv", ".tsv") and not data.lstrip().startswith((b"{", b"[")):
         raise ConfigError(f"{path}: a {path.suffix[1:].upper()} file; save it as parquet or JSONL")
     if data.lstrip().startswith(b"["):
-        return _json_array(path, data)
+        rows = enumerate(parse_json(decode(data, str(path)), str(path), "mend the file"))
+        return ((checked_row(row, f"{path}[{index}]"), f"{path}[{index}]") for index, row in rows)
     return _json_lines(path, data)
 
 
@@ -73,13 +74,6 @@ def _json_lines(path: Path, data: bytes) -> Iterator[tuple[dict[str, Any], str]]
         if line.strip():
             place = f"{path}:{number}"
             yield checked_row(parse_json(decode(line, place), place, REMEDY), place), place
-
-
-def _json_array(path: Path, data: bytes) -> Iterator[tuple[dict[str, Any], str]]:
-    text = decode(data, str(path))
-    for index, row in enumerate(parse_json(text, str(path), "mend the file")):
-        place = f"{path}[{index}]"
-        yield checked_row(row, place), place
 
 
 def decode(data: bytes, place: str) -> str:

@@ -100,7 +100,14 @@ def make_levels(examples: Sequence[Example], column: str | None, config: Curricu
         return Levels([0] * len(examples), ["1"], config)
     values = [_value(example, column) for example in examples]
     if isinstance(config.order, list):
-        return _listed(values, column, config)
+        for row, value in enumerate(values):
+            if value not in config.order:
+                raise ConfigError(
+                    f"env.curriculum.order={config.order!r} lacks {value!r}, which column {column!r} has "
+                    f"(example {row}): list every value, easiest first"
+                )
+        there = [value for value in config.order if value in values]
+        return Levels([there.index(value) for value in values], [_label(value) for value in there], config)
     hardness = [_hardness(value, column, values) for value in values]
     if config.order == "descending":
         hardness = [-hard for hard in hardness]
@@ -127,17 +134,6 @@ def _value(example: Example, column: str) -> Any:
             + (", or {MEMBER: column} for the members that have one" if example.source else "")
         )
     return example.row_data[column]
-
-
-def _listed(values: Sequence[Any], column: str, config: CurriculumConfig) -> Levels:
-    for row, value in enumerate(values):
-        if value not in config.order:
-            raise ConfigError(
-                f"env.curriculum.order={config.order!r} lacks {value!r}, which column {column!r} has (example {row}): "
-                "list every value, easiest first"
-            )
-    there = [value for value in config.order if value in values]
-    return Levels([there.index(value) for value in values], [_label(value) for value in there], config)
 
 
 def _hardness(value: Any, column: str, values: Sequence[Any]) -> float:

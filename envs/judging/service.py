@@ -162,16 +162,13 @@ class RewardService:
             if worker.batches < BATCHES_AHEAD:
                 share = len(self._queue) // (BATCHES_AHEAD * len(pool.workers)) + 1
                 batch = [self._queue.popleft() for _ in range(min(share, LARGEST_BATCH, len(self._queue)))]
-                self._send(pool, worker, batch)
-
-    def _send(self, pool: Pool, worker: Worker, batch: list[int]) -> None:
-        self._progressed = time.monotonic()
-        items = [(index, self._items[index]) for index in batch]
-        try:
-            if not worker.send([(index, item.judged_next, item.example) for index, item in items]):
-                self._queue.extendleft(reversed(batch))
-        except OSError:
-            self._replace(pool, worker, worker.lost(DIED))
+                items = [(index, self._items[index]) for index in batch]
+                self._progressed = time.monotonic()
+                try:
+                    if not worker.send([(index, item.judged_next, item.example) for index, item in items]):
+                        self._queue.extendleft(reversed(batch))
+                except OSError:
+                    self._replace(pool, worker, worker.lost(DIED))
 
     def _receive(self, pool: Pool, worker: Worker) -> None:
         try:

@@ -152,7 +152,15 @@ def run_program(source: bytes, function: str | None, arguments: str) -> NoReturn
             code = 0 if stop.code is None else stop.code & 0xFF if isinstance(stop.code, int) else 1
         except BaseException:
             sys.excepthook(*sys.exc_info())
-        code = _finish(code)
+        # What the interpreter does at its end: wait for threads, run exit functions, flush.
+        if "threading" in sys.modules:
+            sys.modules["threading"]._shutdown()
+        atexit._run_exitfuncs()
+        try:
+            sys.stdout.flush()
+            sys.stderr.flush()
+        except (OSError, ValueError):
+            code = code or 120
     finally:
         os._exit(code)
 
@@ -174,16 +182,3 @@ def run_interpreter(interpreter: Sequence[str], file: str, source: bytes) -> NoR
 def offer_exit() -> None:
     """`exit` and `quit`, which the interpreter has from `site`, and this one has no `site`."""
     vars(builtins).update(exit=sys.exit, quit=sys.exit)
-
-
-def _finish(code: int) -> int:
-    """What the interpreter does at its end: wait for threads, run exit functions, flush."""
-    if "threading" in sys.modules:
-        sys.modules["threading"]._shutdown()
-    atexit._run_exitfuncs()
-    try:
-        sys.stdout.flush()
-        sys.stderr.flush()
-    except (OSError, ValueError):
-        return code or 120
-    return code

@@ -205,12 +205,6 @@ def _body(
     return [load, *jumps, _returns(otherwise), _returns(matched)]
 
 
-def _fcntl() -> list[Instruction]:
-    flags = _body(2, [(JUMP_ANY_BIT, os.O_ASYNC)])
-    allowed = _body(1, [(JUMP_EQUAL, command) for command in FCNTL_ALLOWED], ALLOW, REFUSE)
-    return [(LOAD, 0, 0, OFFSET_ARGUMENTS + 8), (JUMP_EQUAL, 0, len(flags), F_SETFL), *flags, *allowed]
-
-
 def _sendto() -> list[Instruction]:
     """Only to the socket at the other end: no address, in neither half of the pointer."""
     address = OFFSET_ARGUMENTS + 8 * 4
@@ -256,6 +250,9 @@ def refused(files: Files, starts_programs: bool = False) -> dict[str, Number]:
 def _rules(pid: int, files: Files, starts_programs: bool) -> list[tuple[Number, list[Instruction]]]:
     itself = [(JUMP_EQUAL, pid)]
     threads = _body(0, [(JUMP_ANY_BIT, CLONE_THREAD)], ALLOW, REFUSE)
+    number: Instruction = (LOAD, 0, 0, OFFSET_ARGUMENTS + 8)
+    flags = _body(2, [(JUMP_ANY_BIT, os.O_ASYNC)])
+    commands = _body(1, [(JUMP_EQUAL, command) for command in FCNTL_ALLOWED], ALLOW, REFUSE)
     processes = _body(0, [(JUMP_ANY_BIT, CLONE_NEW)])  # but no namespaces
     return [
         *((number, [_returns(REFUSE)]) for number in refused(files, starts_programs).values()),
@@ -265,7 +262,7 @@ def _rules(pid: int, files: Files, starts_programs: bool) -> list[tuple[Number, 
         (TGKILL, _body(0, itself, ALLOW, REFUSE)),
         (PRLIMIT, _body(0, [(JUMP_EQUAL, 0), *itself], ALLOW, REFUSE)),
         (PRCTL, _body(0, [(JUMP_EQUAL, PR_SET_PDEATHSIG)])),
-        (FCNTL, _fcntl()),
+        (FCNTL, [number, (JUMP_EQUAL, 0, len(flags), F_SETFL), *flags, *commands]),
         (IOCTL, _body(1, [(JUMP_EQUAL, command) for command in IOCTL_ALLOWED], ALLOW, REFUSE)),
         (SOCKETPAIR, _body(1, [(JUMP_ANY_BIT, STREAM_BITS)])),
         (SENDTO, _sendto()),

@@ -77,9 +77,9 @@ _KINDS: Mapping[str, tuple[Rule, *tuple[str, ...]]] = {
 RULES: Mapping[str, Rule] = {name: rule for name, (rule, *_) in _KINDS.items()}
 """Every instruction of the data set by its id."""
 NEEDED_ARGUMENTS: Mapping[str, tuple[str, ...]] = {
-    name: tuple(needed) for name, (_, *needed) in _KINDS.items()
+    name: tuple(needed) for name, (_, *needed) in _KINDS.items() if needed
 }
-"""What each rule reads from its arguments."""
+"""What each rule reads from its arguments; rules that are not listed read nothing."""
 SENTENCE_RULES = frozenset(
     (
         *("count:pronouns", "ratio:sentence_type", "ratio:sentence_balance", "ratio:sentence_words"),

@@ -210,9 +210,9 @@ _KINDS: Mapping[str, tuple[Rule, *tuple[str, ...]]] = {
 RULES: Mapping[str, Rule] = {name: rule for name, (rule, *_) in _KINDS.items()}
 """Every instruction of the data set by its id."""
 NEEDED_ARGUMENTS: Mapping[str, tuple[str, ...]] = {
-    name: tuple(needed) for name, (_, *needed) in _KINDS.items()
+    name: tuple(needed) for name, (_, *needed) in _KINDS.items() if needed
 }
-"""What each rule reads from its arguments."""
+"""What each rule reads from its arguments; rules that are not listed read nothing."""
 SENTENCE_RULES = frozenset(("length_constraints:number_sentences", "change_case:capital_word_frequency"))
 LANGUAGE_RULES = frozenset(
     ("language:response_language", "change_case:english_capital", "change_case:english_lowercase")

@@ -104,10 +104,12 @@ class Tests:
         if entry_point is not None:
             self.names["candidate"] = self.names[entry_point] = self.ask("lookup", entry_point)
         written = "\n".join((setup, *sources))
+        # Modules of Python that the tests use, as `math` in `math.isclose`: where they leave the import to the program,
+        # it must not put a `math` of its own in their place.
+        used = {node.value for node in ast.walk(ast.parse(written)) if isinstance(node, ast.Attribute)}
+        modules = {node.id for node in used if isinstance(node, ast.Name)} & sys.stdlib_module_names
         for name in self._wanted(written, entry_point):
-            self.names[name] = (
-                importlib.import_module(name) if name in _modules(written) else self.found(name)
-            )
+            self.names[name] = importlib.import_module(name) if name in modules else self.found(name)
         sys.modules["solution"] = _module(self)
         sys.modules["pytest"] = pytest_module.module()
         sys.modules["numpy"] = numpy_module.module()
@@ -147,13 +149,6 @@ def _said(error: BaseException) -> str:
         return f"{type(error).__name__}: {error}"[:500]
     except BaseException:  # the message is made of something of the program
         return type(error).__name__
-
-
-def _modules(written: str) -> set[str]:
-    """Modules of Python that tests use, as `math` in `math.isclose`: where they leave the import to the program, it
-    must not put a `math` of its own in their place."""
-    used = {node.value for node in ast.walk(ast.parse(written)) if isinstance(node, ast.Attribute)}
-    return {node.id for node in used if isinstance(node, ast.Name)}.intersection(sys.stdlib_module_names)
 
 
 def _module(tests: Tests) -> ModuleType:
