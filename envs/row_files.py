@@ -46,7 +46,10 @@ def local_rows(path: Path) -> Iterator[tuple[dict[str, Any], str]]:
     if data.lstrip().startswith(b"["):
         rows = enumerate(parse_json(decode(data, str(path)), str(path), "mend the file"))
         return ((checked_row(row, f"{path}[{index}]"), f"{path}[{index}]") for index, row in rows)
-    return _json_lines(path, data)
+    lines = [
+        (f"{path}:{number}", line) for number, line in enumerate(data.split(b"\n"), start=1) if line.strip()
+    ]
+    return ((checked_row(parse_json(decode(line, at), at, REMEDY), at), at) for at, line in lines)
 
 
 def _parquet(path: Path) -> list[tuple[dict[str, Any], str]]:
@@ -67,13 +70,6 @@ def _parquet(path: Path) -> list[tuple[dict[str, Any], str]]:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ConfigError(f"{place}: cannot be read as parquet ({reason}); write the file anew") from error
     return [(values, f"{path}[{index}]") for index, values in enumerate(rows)]
-
-
-def _json_lines(path: Path, data: bytes) -> Iterator[tuple[dict[str, Any], str]]:
-    for number, line in enumerate(data.split(b"\n"), start=1):
-        if line.strip():
-            place = f"{path}:{number}"
-            yield checked_row(parse_json(decode(line, place), place, REMEDY), place), place
 
 
 def decode(data: bytes, place: str) -> str:

@@ -157,7 +157,17 @@ def make_task(env: EnvConfig) -> Task:
             a part that its reward does not give.
     """
     if is_own(env.dataset):
-        task = _own_task(env)
+        place, found = f"env.dataset={env.dataset}", load_own("env.dataset", env.dataset)
+        if not (inspect.isclass(found) and issubclass(found, Task)):
+            raise ConfigError(f"{place}: {found!r} is no task; derive a class from envs.task.Task")
+        if inspect.isabstract(found):
+            raise ConfigError(f"{place}: the class lacks {', '.join(sorted(found.__abstractmethods__))}")
+        try:
+            task = found(env)
+        except ConfigError:
+            raise
+        except Exception as error:
+            raise ConfigError(f"{place}: making one failed: {described(error)}") from error
     else:
         known = known_tasks()
         if env.dataset not in _REGISTRY:
@@ -192,20 +202,6 @@ def _check_source(env: EnvConfig, task: type[Task]) -> None:
         raise ConfigError(
             f"{revision} with {files}: local files have no revision of the hub; leave one of the two out"
         )
-
-
-def _own_task(env: EnvConfig) -> Task:
-    place, found = f"env.dataset={env.dataset}", load_own("env.dataset", env.dataset)
-    if not (inspect.isclass(found) and issubclass(found, Task)):
-        raise ConfigError(f"{place}: {found!r} is no task; derive a class from envs.task.Task")
-    if inspect.isabstract(found):
-        raise ConfigError(f"{place}: the class lacks {', '.join(sorted(found.__abstractmethods__))}")
-    try:
-        return found(env)
-    except ConfigError:
-        raise
-    except Exception as error:
-        raise ConfigError(f"{place}: making one failed: {described(error)}") from error
 
 
 def checked_examples(task: Task, split: str) -> Sequence[Example]:

@@ -111,16 +111,14 @@ class BySuccess:
                     return chance.choice(sorted(answered)), 1.0
                 self.rows.check(self.start, self.end)
             elif self.rows.accepts(self.start + place):
-                return self.start + place, self._weight(place)
+                if not self.favoured.total:
+                    return self.start + place, 1.0
+                mean = self.favoured.total / self.even.total
+                # 1 over the probability of this row to that of an even draw
+                weight = 1 / (self.floor + (1 - self.floor) * self.favoured[place] / mean)
+                return self.start + place, weight
             else:
                 self.changed(self.start + place)
-
-    def _weight(self, place: int) -> float:
-        """1 over the probability of this row to that of an even draw."""
-        if not self.favoured.total:
-            return 1.0
-        mean = self.favoured.total / self.even.total
-        return 1 / (self.floor + (1 - self.floor) * self.favoured[place] / mean)
 
     def changed(self, row: int) -> None:
         self.even[row - self.start], self.favoured[row - self.start] = self._weights(row)

@@ -145,8 +145,16 @@ class RewardService:
         ready = wait(list(busy), timeout)
         for worker in self._pool.present(busy[connection] for connection in ready):  # type: ignore[index]
             self._receive(self._pool, worker)
+        patience = STALLED_SECONDS + self.env.reward_timeout_s
         for worker in self._pool.present(list(self._pool.workers)):
-            self._check_deadline(self._pool, worker)
+            now = worker.lost(self._too_late)
+            if now.running != IDLE and self._is_late(now.seconds):
+                self._replace(self._pool, worker, now)
+            elif worker.batches and time.monotonic() - self._progressed > patience:
+                raise DeadlineError(
+                    f"the reward service waited {time.monotonic() - self._progressed:.0f} s for any of "
+                    f"{len(self._pool.workers)} workers to judge one of {len(self._items)} completions"
+                )
         self._tally.check_error_rate()
 
     def _send_batches(self, pool: Pool) -> None:
@@ -191,17 +199,6 @@ class RewardService:
     @property
     def _too_late(self) -> str:
         return f"it took longer than env.reward_timeout_s={self.env.reward_timeout_s:g}"
-
-    def _check_deadline(self, pool: Pool, worker: Worker) -> None:
-        patience = STALLED_SECONDS + self.env.reward_timeout_s
-        now = worker.lost(self._too_late)
-        if now.running != IDLE and self._is_late(now.seconds):
-            self._replace(pool, worker, now)
-        elif worker.batches and time.monotonic() - self._progressed > patience:
-            raise DeadlineError(
-                f"the reward service waited {time.monotonic() - self._progressed:.0f} s for any of "
-                f"{len(pool.workers)} workers to judge one of {len(self._items)} completions"
-            )
 
     def _replace(self, pool: Pool, worker: Worker, loss: LostWorker) -> None:
         """Kill a worker. `blame` decides on what it was judging; the rest of its batch goes back to the queue."""

@@ -145,18 +145,14 @@ class Supervisor:
             self.libraries = [os.open(path, os.O_PATH) for path in sys.path if os.path.isdir(path)]
 
     def serve(self) -> None:
-        while (given := self._next()) is not None:
-            self._run(given)
-            self._tidy()
-
-    def _next(self) -> list[int] | None:
-        """The descriptors of the next test; None when the grader has closed its socket."""
+        """Runs tests until the grader closes its socket."""
         while True:
             said, given, _, _ = socket.recv_fds(self.grader, 1, DESCRIPTORS)
             if not said:
-                return None
+                return
             if said == START:  # else END, of a test that had ended by itself
-                return given
+                self._run(given)
+                self._tidy()
 
     def _run(self, given: list[int]) -> None:
         reason, code, cpu = 0, 0, 0.0

@@ -18,13 +18,8 @@ _NAMES = {
     "ampere": "amp", "radian": "rad",
     **dict.fromkeys(("joule", "newton", "kelvin", "watt", "volt", "cent"), ""),
 }  # fmt: skip
-_ONE_NAME = {other: name for name, others in _NAMES.items() for other in others.split()} | {
-    "m": "meter",
-    "s": "second",
-    "h": "hour",
-    "g": "gram",
-    "l": "liter",
-}
+_ONE_NAME = {other: name for name, others in _NAMES.items() for other in others.split()}
+_ONE_NAME |= {"m": "meter", "s": "second", "h": "hour", "g": "gram", "l": "liter"}
 _KNOWN = frozenset((*_NAMES, "cubic", "unit", "units"))
 _LETTERS = {
     "m": "meters", "s": "seconds", "g": "grams", "h": "hours", "L": "liters",

@@ -53,7 +53,13 @@ class Tests:
         text, mine = encoded((target, list(arguments), named), self._number)
         self.channel.send({"do": what, "given": text})
         while "call" in (reply := self.channel.receive()):
-            self.channel.send(self._called(reply))
+            try:  # calls a function that the tests gave the program
+                given, by_name = self._decoded(reply["given"])
+                value = self.lent[-1 - int(reply["call"])](*given, **by_name)
+                answer: dict[str, Any] = {"value": encoded(value, self._number)[0]}
+            except Exception as error:
+                answer = {"raised": lineage(type(error)), "message": str(error)[:1000]}
+            self.channel.send(answer)
         if "raised" in reply:
             original = StandIn(self, int(reply["object"]))
             raise exception(reply["raised"], str(reply["message"]), self.exceptions, original)
@@ -61,15 +67,6 @@ class Tests:
         if not isinstance(came, tuple) or len(came) != 3:
             raise AnswerEnded("no reply")
         return came[0]
-
-    def _called(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """Calls a function that the tests gave the program."""
-        try:
-            arguments, named = self._decoded(asked["given"])
-            value = self.lent[-1 - int(asked["call"])](*arguments, **named)
-            return {"value": encoded(value, self._number)[0]}
-        except Exception as error:
-            return {"raised": lineage(type(error)), "message": str(error)[:1000]}
 
     def _decoded(self, text: str, mine: dict[int, Any] | None = None) -> Any:
         return Decoded(text, self._stood, self.shared.get, mine).value
