@@ -58,19 +58,14 @@ class ByEpoch:
             if row is None:
                 self.rows.check(order.start, order.end)
                 continue
-            is_open = self.levels.is_open(row - order.start)
-            if is_open and self.rows.accepts(row) and not self._passed_over(row):
+            if not self.levels.is_open(row - order.start) or not self.rows.accepts(row):
+                continue
+            rate, epoch = self.rates.get(row, (self.difficulty.low, order.epoch))
+            recent = not order.unfiltered and order.epoch - epoch <= self.difficulty.retry_epochs
+            # Too easy or too hard lately: it is passed over.
+            if not recent or self.difficulty.low <= rate <= self.difficulty.high:
                 order.served += 1
                 return row, 1.0
-
-    def _passed_over(self, row: int) -> bool:
-        """Too easy or too hard lately."""
-        if self.order.unfiltered:
-            return False
-        known = self.rates.get(row)
-        if known is None or self.order.epoch - known[1] > self.difficulty.retry_epochs:
-            return False
-        return not self.difficulty.low <= known[0] <= self.difficulty.high
 
     def changed(self, row: int) -> None:
         """A row was drawn, or judged, and the order stays."""

@@ -120,11 +120,6 @@ def _one_number(given: str, entry: Entry) -> bool:
     return found == {float(entry["answer"])}
 
 
-def _solution_exactly(given: str, entry: Entry) -> bool:
-    """The scorer is content with a hundredth, by which another of the candidates may be off."""
-    return abs(float(given.replace(",", "")) - float(entry["metadata"]["solution"])) <= 1e-6
-
-
 def _same_numbers(given: str, entry: Entry) -> bool:
     """The scorer lets each be off by 1."""
     sides = (json.loads(given.replace("'", '"')), ast.literal_eval(entry["answer"]))
@@ -167,7 +162,10 @@ FULL_MARKS: Mapping[str, Rule] = {
     "game_of_life_halting": _same_text,
     "gsm_symbolic": _one_number,
     "letter_jumble": _same_text,
-    "number_format": _solution_exactly,
+    # The scorer is content with a hundredth, by which another of the candidates may be off.
+    "number_format": lambda given, entry: (
+        abs(float(given.replace(",", "")) - float(entry["metadata"]["solution"])) <= 1e-6
+    ),
     "number_sorting": _same_numbers,
     "polynomial_equations": _all_numbers,
     # The scorer takes any four numbers in the range, and cuts off what is behind the point.
