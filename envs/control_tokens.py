@@ -112,10 +112,8 @@ class ControlTokens:
         names = {text: self._private(text) for text in self.texts.values()}
         for token in state["added_tokens"]:
             token["content"] = names.get(token["content"], token["content"])
-        model, vocabulary = (
-            state["model"],
-            state["model"]["vocab"],
-        )  # no text can be cut into the renamed pieces
+        # Pieces of the vocabulary get these names too, so that no text can be cut into them.
+        model, vocabulary = state["model"], state["model"]["vocab"]
         if isinstance(vocabulary, dict):
             model["vocab"] = {names.get(piece, piece): token for piece, token in vocabulary.items()}
         else:

@@ -53,9 +53,8 @@ class ParserReward:
         answer = {"role": "assistant", "content": completion.text}
         chat = History.from_chats([[*example.messages, answer]])
         history = {"prompt": chat[..., :-1], "response": chat[..., -1:], "full": chat}
-        gold = str(
-            example.answer
-        )  # as the parser's environment would write it, for rows without a column "answer"
+        # As the environment of this parser would write it, for rows that have no column "answer".
+        gold = str(example.answer)
         if isinstance(self.parser, GSM8KRewardParser):
             gold = f"#### {gold}"
         elif isinstance(self.parser, CountdownRewardParser) and isinstance(example.answer, Mapping):

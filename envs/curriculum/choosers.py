@@ -60,10 +60,12 @@ class ByEpoch:
                 continue
             if not self.levels.is_open(row - order.start) or not self.rows.accepts(row):
                 continue
-            rate, epoch = self.rates.get(row, (self.difficulty.low, order.epoch))
-            recent = not order.unfiltered and order.epoch - epoch <= self.difficulty.retry_epochs
-            # Too easy or too hard lately: it is passed over.
-            if not recent or self.difficulty.low <= rate <= self.difficulty.high:
+            known = None if order.unfiltered else self.rates.get(row)
+            if (  # else too easy or too hard lately
+                known is None
+                or order.epoch - known[1] > self.difficulty.retry_epochs
+                or self.difficulty.low <= known[0] <= self.difficulty.high
+            ):
                 order.served += 1
                 return row, 1.0
 

@@ -111,9 +111,8 @@ def make_levels(examples: Sequence[Example], column: str | None, config: Curricu
     hardness = [_hardness(value, column, values) for value in values]
     if config.order == "descending":
         hardness = [-hard for hard in hardness]
-    if (
-        config.bins is not None
-    ):  # equal values share a level: that of the first of them among all rows in order
+    if config.bins is not None:
+        # Equal values share a level: that of the first of them among all rows in order.
         first: dict[float, int] = {}
         for rank, hard in enumerate(sorted(hardness)):
             first.setdefault(hard, rank * config.bins // len(hardness))
