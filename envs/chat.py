@@ -25,22 +25,17 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, example: Example) -> list[
         ConfigError: as `render_prompt`.
     """
     text = render_prompt(tokenizer, example)
-    if not tokenizer.chat_template:
-        return _encode_plain(tokenizer, text)
+    if not tokenizer.chat_template:  # a document: one token for its beginning, and none for its end
+        plain: list[int] = tokenizer.encode(text)
+        if len(plain) > 1 and plain[0] == plain[1] == tokenizer.bos_token_id:
+            plain = plain[1:]
+        ends = plain[-1:] == [tokenizer.eos_token_id] and not text.endswith(tokenizer.eos_token)
+        return plain[:-1] if ends else plain
     control = control_tokens(tokenizer)
     if control.spelled_in(example.messages, example.tools, example.prefill):
         return control.encode(control.render(example.messages, example.tools) + example.prefill)
     ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
     return ids
-
-
-def _encode_plain(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    """Encode a document, with one token for its beginning and none for its end."""
-    ids: list[int] = tokenizer.encode(text)
-    if len(ids) > 1 and ids[0] == ids[1] == tokenizer.bos_token_id:
-        ids = ids[1:]
-    ends = ids[-1:] == [tokenizer.eos_token_id] and not text.endswith(tokenizer.eos_token)
-    return ids[:-1] if ends else ids
 
 
 def answer_prefill(prompt_text: str, prefill: str = "") -> str:

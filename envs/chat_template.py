@@ -22,30 +22,26 @@ def render_prompt(tokenizer: PreTrainedTokenizerBase, example: Example) -> str:
         ConfigError: the template refuses the roles of the messages, or what they hold.
     """
     place = f"{example.source} row {example.row}".strip()
-    roles = ", ".join(message["role"] for message in example.messages)
-    spoken = [message["role"] for message in example.messages if message["role"] not in SYSTEM_ROLES]
+    roles = [message["role"] for message in example.messages]
+    spoken, listed = [role for role in roles if role not in SYSTEM_ROLES], ", ".join(roles)
     if not tokenizer.chat_template and spoken != ["user"]:
         raise ConfigError(
-            f"{place}: its messages ({roles}) are a conversation, and without a chat template a prompt is one message "
+            f"{place}: its messages ({listed}) are a conversation, and without a chat template a prompt is one message "
             "of the user; give a template, model.chat_template=FILE"
         )
     try:
         return render_chat(tokenizer, example.messages, example.tools) + example.prefill
     except Exception as error:  # a template is a program, and raises what it likes
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        remedy = "mend or remove the row"
+        if len(spoken) < len(roles):
+            remedy = "env.system_prompt='' leaves system messages out"
+        elif any(first == second for first, second in pairwise(roles)):
+            remedy = "join messages of one role that follow each other"
         raise ConfigError(
-            f"{place}: the chat template refuses its messages ({roles}): {reason}; {_remedy(example)}, or give another "
+            f"{place}: the chat template refuses its messages ({listed}): {reason}; {remedy}, or give another "
             "template: model.chat_template=FILE"
         ) from error
-
-
-def _remedy(example: Example) -> str:
-    roles = [message["role"] for message in example.messages]
-    if any(role in SYSTEM_ROLES for role in roles):
-        return "env.system_prompt='' leaves system messages out"
-    if any(first == second for first, second in pairwise(roles)):
-        return "join messages of one role that follow each other"
-    return "mend or remove the row"
 
 
 def render_chat(
@@ -58,20 +54,12 @@ def render_chat(
     """
     if not tokenizer.chat_template:
         return "\n\n".join(message["content"] for message in messages)
+    options: dict[str, Any] = {"tools": list(tools) or None, "add_generation_prompt": True, "tokenize": False}
     try:
-        return _apply_template(tokenizer, messages, tools)
+        return str(tokenizer.apply_chat_template(list(messages), **options))
     except TypeError:  # some templates join the arguments of a call to a text, most write an object as JSON
-        return _apply_template(tokenizer, [_with_json_arguments(message) for message in messages], tools)
-
-
-def _apply_template(
-    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], tools: Sequence[dict[str, Any]]
-) -> str:
-    return str(
-        tokenizer.apply_chat_template(
-            list(messages), tools=list(tools) or None, add_generation_prompt=True, tokenize=False
-        )
-    )
+        written = [_with_json_arguments(message) for message in messages]
+        return str(tokenizer.apply_chat_template(written, **options))
 
 
 def _with_json_arguments(message: Message) -> Message:

@@ -112,26 +112,24 @@ class ControlTokens:
         names = {text: self._private(text) for text in self.texts.values()}
         for token in state["added_tokens"]:
             token["content"] = names.get(token["content"], token["content"])
-        _rename_pieces(state["model"], names)
+        # Pieces of the vocabulary get these names too, so that no text can be cut into them.
+        model, vocabulary = state["model"], state["model"]["vocab"]
+        if isinstance(vocabulary, dict):
+            model["vocab"] = {names.get(piece, piece): token for piece, token in vocabulary.items()}
+        else:
+            model["vocab"] = [[names.get(piece, piece), score] for piece, score in vocabulary]
+        if model.get("unk_token") in names:
+            model["unk_token"] = names[model["unk_token"]]
+        if "merges" in model:
+            pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"]]
+            model["merges"] = [
+                pair for pair in pairs if not names.keys() & {pair[0], pair[1], pair[0] + pair[1]}
+            ]
         state["post_processor"] = state["truncation"] = state["padding"] = None
         copy = Tokenizer.from_str(json.dumps(state))
         wrong = [text for token, text in self.texts.items() if copy.token_to_id(names[text]) != token]
         assert not wrong, f"{wrong[0]} has another id in the copy of the tokenizer"
         return copy
-
-
-def _rename_pieces(model: dict[str, Any], names: dict[str, str]) -> None:
-    """Gives pieces of a model's vocabulary other names, so that no text can be cut into them."""
-    vocabulary = model["vocab"]
-    if isinstance(vocabulary, dict):
-        model["vocab"] = {names.get(piece, piece): token for piece, token in vocabulary.items()}
-    else:
-        model["vocab"] = [[names.get(piece, piece), score] for piece, score in vocabulary]
-    if model.get("unk_token") in names:
-        model["unk_token"] = names[model["unk_token"]]
-    if "merges" in model:
-        pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"]]
-        model["merges"] = [pair for pair in pairs if not names.keys() & {pair[0], pair[1], pair[0] + pair[1]}]
 
 
 @lru_cache(maxsize=4)

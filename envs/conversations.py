@@ -49,7 +49,15 @@ def read_messages(row: Row, given: Any, column: str) -> list[Message]:
             f'{place}: "{column}" must be {{"role": ..., "content": ...}} or a list of them, it is {shown(given)}'
         )
     messages = [_read_message(row, entry, column) for entry in listed]
-    _check_roles([message["role"] for message in messages], place, column)
+    unknown = [message["role"] for message in messages if message["role"] not in ROLES]
+    if unknown:
+        raise ConfigError(f'{place}: "{column}" has the role {shown(unknown[0])}; known: {", ".join(ROLES)}')
+    last = messages[-1]["role"]
+    if last not in ASKING:
+        raise ConfigError(
+            f'{place}: the last of "{column}" is of the {last}, but the model is to answer it; end with one of '
+            'the user, and put the answer that is wanted into the column "answer", or its beginning into "prefill"'
+        )
     if not messages[-1]["content"].strip():
         raise ConfigError(f'{place}: the last of "{column}" is empty; give a question, or remove the row')
     return messages
@@ -101,17 +109,6 @@ def _read_calls(row: Row, calls: Any) -> list[dict[str, Any]]:
             call = call | {"function": function} if "function" in call else function
         found.append(call)
     return found
-
-
-def _check_roles(roles: list[str], place: str, column: str) -> None:
-    unknown = [role for role in roles if role not in ROLES]
-    if unknown:
-        raise ConfigError(f'{place}: "{column}" has the role {shown(unknown[0])}; known: {", ".join(ROLES)}')
-    if roles[-1] not in ASKING:
-        raise ConfigError(
-            f'{place}: the last of "{column}" is of the {roles[-1]}, but the model is to answer it; end with one of '
-            'the user, and put the answer that is wanted into the column "answer", or its beginning into "prefill"'
-        )
 
 
 def read_tools(row: Row) -> tuple[dict[str, Any], ...]:

@@ -38,7 +38,13 @@ class DataDigest:
         """
         system = _commonest(map(_system_prompt, examples))
         prefill = _commonest(one.prefill for one in examples)
-        rows = "".join(_digest(_own_parts(example, system, prefill)) for example in examples)
+        rows = ""
+        for one in examples:
+            is_shared = system is not None and _system_prompt(one) == system
+            messages = one.messages[1:] if is_shared else one.messages
+            own_prefill = "" if one.prefill == prefill else one.prefill
+            answer = str(one.answer) if isinstance(one.answer, int | float) else one.answer
+            rows += _digest([one.row, messages, answer, own_prefill, one.tools])
         names = tuple(sorted(map(str, examples[0].row_data))) if examples else ()
         return cls(rows, "".join(_digest(example.row_data) for example in examples) if names else "", names)
 
@@ -71,15 +77,6 @@ def _system_prompt(example: Example) -> str | None:
 def _commonest(texts: Iterable[str | None]) -> str | None:
     found = Counter(texts).most_common(1)
     return found[0][0] if found else None
-
-
-def _own_parts(example: Example, system: str | None, prefill: str | None) -> list[Any]:
-    """Parts of an example without the commonest system prompt and prefill."""
-    is_shared = system is not None and _system_prompt(example) == system
-    messages = example.messages[1:] if is_shared else example.messages
-    own_prefill = "" if example.prefill == prefill else example.prefill
-    answer = str(example.answer) if isinstance(example.answer, int | float) else example.answer
-    return [example.row, messages, answer, own_prefill, example.tools]
 
 
 def _digest(value: Any) -> str:
@@ -125,7 +122,13 @@ def compare(setting: str, before: DataDigest, now: DataDigest, rows: Sequence[in
     """
     count, appended, changed = before.count, now.count - before.count, now.changed(before)
     if appended < 0 or 2 * len(changed) > count:
-        raise ConfigError(_other_data(setting, count, rows, changed))
+        first = f"row {rows[changed[0]]}" if changed else f"row {rows[-1] + 1}, which is gone"
+        others = f", {len(changed)} of them others" if changed else ""
+        raise ConfigError(
+            f"{setting}: not the data of the checkpoint: it had {count} rows, there are {len(rows)} now{others}; the "
+            f"first that differs is {first}. Give the data as they were, or begin another run from the checkpoint's "
+            "weights: model.name=CHECKPOINT without train.resume"
+        )
     found = []
     if changed:
         listed = ", ".join(str(rows[place]) for place in changed[:_LISTED])
@@ -140,13 +143,3 @@ def compare(setting: str, before: DataDigest, now: DataDigest, rows: Sequence[in
     if appended:
         found.append(f"{appended} rows appended to {count}, asked once the epoch that was begun is over")
     return DataChange(frozenset(changed), (f"{setting}: {'; '.join(found)}",) if found else ())
-
-
-def _other_data(setting: str, count: int, rows: Sequence[int], changed: Sequence[int]) -> str:
-    first = f"row {rows[changed[0]]}" if changed else f"row {rows[-1] + 1}, which is gone"
-    others = f", {len(changed)} of them others" if changed else ""
-    return (
-        f"{setting}: not the data of the checkpoint: it had {count} rows, there are {len(rows)} now{others}; the first "
-        f"that differs is {first}. Give the data as they were, or begin another run from the checkpoint's weights: "
-        "model.name=CHECKPOINT without train.resume"
-    )

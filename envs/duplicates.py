@@ -4,7 +4,6 @@ import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from envs.task import Example, Task, checked_examples
 from envs.verifiers.equivalence import same_answer
@@ -57,10 +56,6 @@ def _asked(example: Example) -> Asked:
     return (*texts, json.dumps(more, sort_keys=True, default=str)) if more else tuple(texts)
 
 
-def _same(first: Any, second: Any) -> bool:
-    return isinstance(first, str) and isinstance(second, str) and same_answer(first, second)
-
-
 def resolve_duplicates(examples: Sequence[Example], mode: str) -> tuple[Sequence[Example], DuplicateReport]:
     """Examples in their order, with one prompt kept as often as `mode` says.
 
@@ -83,5 +78,9 @@ def resolve_duplicates(examples: Sequence[Example], mode: str) -> tuple[Sequence
 def _other(group: Sequence[Example]) -> Example | None:
     """The first example of one prompt whose answer is not that of the first; None when all agree."""
     gold = group[0].answer
-    others = (example for example in group[1:] if example.answer != gold)
-    return next((example for example in others if not _same(example.answer, gold)), None)
+    for example in group[1:]:
+        answer = example.answer
+        texts = isinstance(answer, str) and isinstance(gold, str)
+        if answer != gold and not (texts and same_answer(answer, gold)):
+            return example
+    return None

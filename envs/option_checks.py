@@ -18,7 +18,14 @@ from envs.user_code import is_own
 
 def option_problems(config: Config) -> list[str]:
     """Problems of `env` and of each of `eval.sets`, one message each; no row is read."""
-    return [f"{place}{error}" for place, env in _sections(config) for error in _problems(env)]
+    found = []
+    for place, env in _sections(config):
+        for look in (data_files, find_rewards, find_second_opinion, make_task, find_tools):
+            try:
+                look(env)
+            except ConfigError as error:
+                found.append(f"{place}{error}")
+    return found
 
 
 def hub_notes(config: Config) -> list[str]:
@@ -57,16 +64,6 @@ def _sections(config: Config) -> list[tuple[str, EnvConfig]]:
     """Message prefix and `env` section of training and of each evaluation set."""
     keys = {f"eval.sets.{name}": chosen for name, chosen in config.eval.sets.items()}
     return [("", config.env), *((f"{key}: ", chosen.env(key, config.env)) for key, chosen in keys.items())]
-
-
-def _problems(env: EnvConfig) -> list[str]:
-    found = []
-    for look in (data_files, find_rewards, find_second_opinion, make_task, find_tools):
-        try:
-            look(env)
-        except ConfigError as error:
-            found.append(str(error))
-    return found
 
 
 def row_problems(config: Config) -> Iterator[str]:

@@ -90,11 +90,6 @@ class Signature:
         """Whether it asks for what only `CompletionInRun` has."""
         return (self.lists and self.rest) or any(name in OF_RUN for name in self.asked)
 
-    @property
-    def reads_texts(self) -> bool:
-        """Whether prompts are texts even where the row holds messages, as OpenRLHF's are."""
-        return "queries" in self.asked or ("labels" in self.asked and "completions" not in self.asked)
-
     def check(self, examples: Sequence[Example], dataset: str) -> None:
         """Raises ConfigError for a column that no row has."""
         missing = [name for name in self.columns if not any(name in each.row_data for each in examples)]
@@ -253,8 +248,12 @@ class _Verification:
         self.logged[name] = value
 
     def _in_list(self, name: str) -> Any:
-        is_chat = _is_chat(self.example, self.env)
-        chat = is_chat and not self.signature.reads_texts
+        row, chosen, asked = self.example.row_data, self.env.options.get("prompt"), self.signature.asked
+        columns = ("messages", "prompt") if chosen is None else (chosen,)
+        prompt = next((row[column] for column in columns if row.get(column) is not None), None)
+        is_chat = isinstance(prompt, list | dict)  # then the row is conversational
+        # OpenRLHF's prompts are texts even there.
+        chat = is_chat and "queries" not in asked and ("labels" not in asked or "completions" in asked)
         text = self.completion.text
         if name == "completions":
             return [{"role": "assistant", "content": text}] if chat else text
@@ -279,13 +278,6 @@ class _Verification:
 
 def _log_nothing(column: str, values: Any) -> None:
     """TRL's `log_extra`: its table of completions is the ledger here."""
-
-
-def _is_chat(example: Example, env: EnvConfig) -> bool:
-    """Whether the row is conversational: the column of its prompt holds messages."""
-    row, chosen = example.row_data, env.options.get("prompt")
-    columns = ("messages", "prompt") if chosen is None else (chosen,)
-    return isinstance(next((row[name] for name in columns if row.get(name) is not None), None), list | dict)
 
 
 def _prompt(example: Example, is_chat: bool) -> str:

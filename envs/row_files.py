@@ -44,8 +44,12 @@ def local_rows(path: Path) -> Iterator[tuple[dict[str, Any], str]]:
     if path.suffix in (".csv", ".tsv") and not data.lstrip().startswith((b"{", b"[")):
         raise ConfigError(f"{path}: a {path.suffix[1:].upper()} file; save it as parquet or JSONL")
     if data.lstrip().startswith(b"["):
-        return _json_array(path, data)
-    return _json_lines(path, data)
+        rows = enumerate(parse_json(decode(data, str(path)), str(path), "mend the file"))
+        return ((checked_row(row, f"{path}[{index}]"), f"{path}[{index}]") for index, row in rows)
+    lines = [
+        (f"{path}:{number}", line) for number, line in enumerate(data.split(b"\n"), start=1) if line.strip()
+    ]
+    return ((checked_row(parse_json(decode(line, at), at, REMEDY), at), at) for at, line in lines)
 
 
 def _parquet(path: Path) -> list[tuple[dict[str, Any], str]]:
@@ -66,20 +70,6 @@ def _parquet(path: Path) -> list[tuple[dict[str, Any], str]]:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ConfigError(f"{place}: cannot be read as parquet ({reason}); write the file anew") from error
     return [(values, f"{path}[{index}]") for index, values in enumerate(rows)]
-
-
-def _json_lines(path: Path, data: bytes) -> Iterator[tuple[dict[str, Any], str]]:
-    for number, line in enumerate(data.split(b"\n"), start=1):
-        if line.strip():
-            place = f"{path}:{number}"
-            yield checked_row(parse_json(decode(line, place), place, REMEDY), place), place
-
-
-def _json_array(path: Path, data: bytes) -> Iterator[tuple[dict[str, Any], str]]:
-    text = decode(data, str(path))
-    for index, row in enumerate(parse_json(text, str(path), "mend the file")):
-        place = f"{path}[{index}]"
-        yield checked_row(row, place), place
 
 
 def decode(data: bytes, place: str) -> str:

@@ -156,7 +156,27 @@ def make_task(env: EnvConfig) -> Task:
         ConfigError: an unknown name, listing the known ones; a class that is no task, or cannot be made; a weight of
             a part that its reward does not give.
     """
-    task = _own_task(env) if is_own(env.dataset) else _registered_task(env)
+    if is_own(env.dataset):
+        place, found = f"env.dataset={env.dataset}", load_own("env.dataset", env.dataset)
+        if not (inspect.isclass(found) and issubclass(found, Task)):
+            raise ConfigError(f"{place}: {found!r} is no task; derive a class from envs.task.Task")
+        if inspect.isabstract(found):
+            raise ConfigError(f"{place}: the class lacks {', '.join(sorted(found.__abstractmethods__))}")
+        try:
+            task = found(env)
+        except ConfigError:
+            raise
+        except Exception as error:
+            raise ConfigError(f"{place}: making one failed: {described(error)}") from error
+    else:
+        known = known_tasks()
+        if env.dataset not in _REGISTRY:
+            raise ConfigError(
+                f"env.dataset={env.dataset!r} is not a known task; known: {', '.join(known)}; a class of your own is "
+                "named module:Class"
+            )
+        _check_source(env, _REGISTRY[env.dataset])
+        task = _REGISTRY[env.dataset](env)
     absent = sorted(set(env.reward_weights or ()) - set(task.weights))
     if env.reward is None and absent:
         raise ConfigError(
@@ -164,17 +184,6 @@ def make_task(env: EnvConfig) -> Task:
             f"{', '.join(sorted(task.weights))}"
         )
     return task
-
-
-def _registered_task(env: EnvConfig) -> Task:
-    known = known_tasks()
-    if env.dataset not in _REGISTRY:
-        raise ConfigError(
-            f"env.dataset={env.dataset!r} is not a known task; known: {', '.join(known)}; a class of your own is "
-            "named module:Class"
-        )
-    _check_source(env, _REGISTRY[env.dataset])
-    return _REGISTRY[env.dataset](env)
 
 
 def _check_source(env: EnvConfig, task: type[Task]) -> None:
@@ -193,20 +202,6 @@ def _check_source(env: EnvConfig, task: type[Task]) -> None:
         raise ConfigError(
             f"{revision} with {files}: local files have no revision of the hub; leave one of the two out"
         )
-
-
-def _own_task(env: EnvConfig) -> Task:
-    place, found = f"env.dataset={env.dataset}", load_own("env.dataset", env.dataset)
-    if not (inspect.isclass(found) and issubclass(found, Task)):
-        raise ConfigError(f"{place}: {found!r} is no task; derive a class from envs.task.Task")
-    if inspect.isabstract(found):
-        raise ConfigError(f"{place}: the class lacks {', '.join(sorted(found.__abstractmethods__))}")
-    try:
-        return found(env)
-    except ConfigError:
-        raise
-    except Exception as error:
-        raise ConfigError(f"{place}: making one failed: {described(error)}") from error
 
 
 def checked_examples(task: Task, split: str) -> Sequence[Example]:

@@ -30,15 +30,22 @@ class TeacherPrompt:
         Raises:
             ConfigError: no message is the user's, or the answer is neither a text nor a number.
         """
-        users = [place for place, message in enumerate(example.messages) if message["role"] == "user"]
+        place = f"{example.source} row {example.row}".strip()
+        users = [index for index, message in enumerate(example.messages) if message["role"] == "user"]
         if not users:
             roles = ", ".join(message["role"] for message in example.messages)
             raise ConfigError(
-                f"{_place(example)}: none of its messages ({roles}) is the user's, so there is none that "
+                f"{place}: none of its messages ({roles}) is the user's, so there is none that "
                 f"policy.teacher_prompt could replace: {_OTHERWISE}"
             )
         last = example.messages[users[-1]]
-        parts = {PROMPT: last["content"], ANSWER: _answer(example)}
+        answer = example.answer
+        if isinstance(answer, bool) or not isinstance(answer, str | Number) or not str(answer).strip():
+            raise ConfigError(
+                f"{place}: its reference answer is {shown(answer)}, neither a text nor a number, and "
+                f"policy.teacher_prompt shows it to the teacher: {_OTHERWISE}"
+            )
+        parts = {PROMPT: last["content"], ANSWER: str(answer)}
         # In one pass, so that what a message or an answer spells stays as it is.
         text = _PLACES.sub(lambda found: parts[found[0]], self.text)
         messages = list(example.messages)
@@ -52,20 +59,6 @@ class TeacherPrompt:
                 self.example(example)
             except ConfigError as error:
                 raise ConfigError(f"{name}: {error}") from error
-
-
-def _answer(example: Example) -> str:
-    answer = example.answer
-    if isinstance(answer, bool) or not isinstance(answer, str | Number) or not str(answer).strip():
-        raise ConfigError(
-            f"{_place(example)}: its reference answer is {shown(answer)}, neither a text nor a number, and "
-            f"policy.teacher_prompt shows it to the teacher: {_OTHERWISE}"
-        )
-    return str(answer)
-
-
-def _place(example: Example) -> str:
-    return f"{example.source} row {example.row}".strip()
 
 
 def teacher_prompt(policy: PolicyConfig) -> TeacherPrompt | None:

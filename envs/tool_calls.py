@@ -110,24 +110,23 @@ def make_tools(env: EnvConfig) -> list[Tool]:
     Raises:
         ConfigError: as `find_tools`, or a class cannot be made.
     """
-    pairs = zip(env.tools, find_tools(env), strict=True)
-    return [_make(path, name, found, env) for path, (name, found) in pairs]
-
-
-def _make(path: str, name: str, found: Any, env: EnvConfig) -> Tool:
-    made, is_class = found, inspect.isclass(found)
-    if is_class:
-        try:
-            made = found(env)
-        except ConfigError:
-            raise
-        except Exception as error:
-            raise ConfigError(f"env.tools={path}: making one failed: {described(error)}") from error
-    run, close = (made.run, made.close) if is_class else (made, lambda: None)
-    if is_own(path):
-        guarded = Guarded(name, run, close, env.tool_timeout_s)
-        return Tool(name, guarded.run, slow=True, close=guarded.close)
-    return Tool(name, run, slow=is_class, close=close)
+    tools = []
+    for path, (name, found) in zip(env.tools, find_tools(env), strict=True):
+        made, is_class = found, inspect.isclass(found)
+        if is_class:
+            try:
+                made = found(env)
+            except ConfigError:
+                raise
+            except Exception as error:
+                raise ConfigError(f"env.tools={path}: making one failed: {described(error)}") from error
+        run, close = (made.run, made.close) if is_class else (made, lambda: None)
+        if is_own(path):
+            guarded = Guarded(name, run, close, env.tool_timeout_s)
+            tools.append(Tool(name, guarded.run, slow=True, close=guarded.close))
+        else:
+            tools.append(Tool(name, run, slow=is_class, close=close))
+    return tools
 
 
 class Guarded:

@@ -53,7 +53,14 @@ class ParserReward:
         answer = {"role": "assistant", "content": completion.text}
         chat = History.from_chats([[*example.messages, answer]])
         history = {"prompt": chat[..., :-1], "response": chat[..., -1:], "full": chat}
-        columns = {"answer": _gold(self.parser, example), **example.row_data}
+        # As the environment of this parser would write it, for rows that have no column "answer".
+        gold = str(example.answer)
+        if isinstance(self.parser, GSM8KRewardParser):
+            gold = f"#### {gold}"
+        elif isinstance(self.parser, CountdownRewardParser) and isinstance(example.answer, Mapping):
+            numbers = ",".join(map(str, example.answer["numbers"]))
+            gold = f"target={example.answer['target']}, numbers={numbers}"
+        columns = {"answer": gold, **example.row_data}
         before = TensorDict({"history": TensorDict(history, [1])}, [1])
         for name, value in columns.items():
             if name not in self.parser.out_keys:
@@ -75,16 +82,6 @@ def _made(path: str, found: Any) -> Transform:
             f"env.reward={path}: making one without arguments failed: {described(error)}; make it in a module of "
             "yours (graded = Parser(...)) and name that: env.reward=my_module:graded"
         ) from error
-
-
-def _gold(parser: Transform, example: Example) -> str:
-    """The gold as the environment of this parser would write it, for rows that have no column "answer"."""
-    if isinstance(parser, GSM8KRewardParser):
-        return f"#### {example.answer}"
-    if isinstance(parser, CountdownRewardParser) and isinstance(example.answer, Mapping):
-        numbers = ",".join(map(str, example.answer["numbers"]))
-        return f"target={example.answer['target']}, numbers={numbers}"
-    return str(example.answer)
 
 
 def _reward(written: TensorDictBase) -> Reward:

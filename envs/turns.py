@@ -53,17 +53,16 @@ def with_instructions(examples: Sequence[Example], env: EnvConfig) -> Sequence[E
     if not env.tools:
         return examples
     said = instructions(env)
-    told = [_told(example, said) for example in examples]
+    told = []
+    for example in examples:
+        head, *rest = example.messages
+        messages = ({"role": "system", "content": said}, head, *rest)
+        if head["role"] in SYSTEM_ROLES:
+            messages = ({**head, "content": f"{head['content']}\n\n{said}"}, *rest)
+        told.append(replace(example, messages=messages))
     if not isinstance(examples, Mixed):
         return told
     return Mixed({name: told[slice(*bounds)] for name, bounds in examples.bounds.items()}, examples.weights)
-
-
-def _told(example: Example, said: str) -> Example:
-    head, *rest = example.messages
-    if head["role"] in SYSTEM_ROLES:
-        return replace(example, messages=({**head, "content": f"{head['content']}\n\n{said}"}, *rest))
-    return replace(example, messages=({"role": "system", "content": said}, head, *rest))
 
 
 class Conversation:

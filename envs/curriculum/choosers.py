@@ -58,19 +58,16 @@ class ByEpoch:
             if row is None:
                 self.rows.check(order.start, order.end)
                 continue
-            is_open = self.levels.is_open(row - order.start)
-            if is_open and self.rows.accepts(row) and not self._passed_over(row):
+            if not self.levels.is_open(row - order.start) or not self.rows.accepts(row):
+                continue
+            known = None if order.unfiltered else self.rates.get(row)
+            if (  # else too easy or too hard lately
+                known is None
+                or order.epoch - known[1] > self.difficulty.retry_epochs
+                or self.difficulty.low <= known[0] <= self.difficulty.high
+            ):
                 order.served += 1
                 return row, 1.0
-
-    def _passed_over(self, row: int) -> bool:
-        """Too easy or too hard lately."""
-        if self.order.unfiltered:
-            return False
-        known = self.rates.get(row)
-        if known is None or self.order.epoch - known[1] > self.difficulty.retry_epochs:
-            return False
-        return not self.difficulty.low <= known[0] <= self.difficulty.high
 
     def changed(self, row: int) -> None:
         """A row was drawn, or judged, and the order stays."""
@@ -111,16 +108,14 @@ class BySuccess:
                     return chance.choice(sorted(answered)), 1.0
                 self.rows.check(self.start, self.end)
             elif self.rows.accepts(self.start + place):
-                return self.start + place, self._weight(place)
+                if not self.favoured.total:
+                    return self.start + place, 1.0
+                mean = self.favoured.total / self.even.total
+                # 1 over the probability of this row to that of an even draw
+                weight = 1 / (self.floor + (1 - self.floor) * self.favoured[place] / mean)
+                return self.start + place, weight
             else:
                 self.changed(self.start + place)
-
-    def _weight(self, place: int) -> float:
-        """1 over the probability of this row to that of an even draw."""
-        if not self.favoured.total:
-            return 1.0
-        mean = self.favoured.total / self.even.total
-        return 1 / (self.floor + (1 - self.floor) * self.favoured[place] / mean)
 
     def changed(self, row: int) -> None:
         self.even[row - self.start], self.favoured[row - self.start] = self._weights(row)

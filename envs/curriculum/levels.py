@@ -100,16 +100,28 @@ def make_levels(examples: Sequence[Example], column: str | None, config: Curricu
         return Levels([0] * len(examples), ["1"], config)
     values = [_value(example, column) for example in examples]
     if isinstance(config.order, list):
-        return _listed(values, column, config)
+        for row, value in enumerate(values):
+            if value not in config.order:
+                raise ConfigError(
+                    f"env.curriculum.order={config.order!r} lacks {value!r}, which column {column!r} has "
+                    f"(example {row}): list every value, easiest first"
+                )
+        there = [value for value in config.order if value in values]
+        return Levels([there.index(value) for value in values], [_label(value) for value in there], config)
     hardness = [_hardness(value, column, values) for value in values]
     if config.order == "descending":
         hardness = [-hard for hard in hardness]
     if config.bins is not None:
-        return _binned(hardness, config.bins, config)
+        # Equal values share a level: that of the first of them among all rows in order.
+        first: dict[float, int] = {}
+        for rank, hard in enumerate(sorted(hardness)):
+            first.setdefault(hard, rank * config.bins // len(hardness))
+        numbers = {bin_: number for number, bin_ in enumerate(sorted(set(first.values())))}
+        labels = [str(number + 1) for number in range(len(numbers))]
+        return Levels([numbers[first[hard]] for hard in hardness], labels, config)
     found = dict(zip(hardness, values, strict=True))
-    numbers = {hard: number for number, hard in enumerate(sorted(found))}
-    labels = [_label(found[hard]) for hard in sorted(found)]
-    return Levels([numbers[hard] for hard in hardness], labels, config)
+    places = {hard: place for place, hard in enumerate(sorted(found))}
+    return Levels([places[hard] for hard in hardness], [_label(found[hard]) for hard in places], config)
 
 
 def _value(example: Example, column: str) -> Any:
@@ -121,17 +133,6 @@ def _value(example: Example, column: str) -> Any:
             + (", or {MEMBER: column} for the members that have one" if example.source else "")
         )
     return example.row_data[column]
-
-
-def _listed(values: Sequence[Any], column: str, config: CurriculumConfig) -> Levels:
-    for row, value in enumerate(values):
-        if value not in config.order:
-            raise ConfigError(
-                f"env.curriculum.order={config.order!r} lacks {value!r}, which column {column!r} has (example {row}): "
-                "list every value, easiest first"
-            )
-    there = [value for value in config.order if value in values]
-    return Levels([there.index(value) for value in values], [_label(value) for value in there], config)
 
 
 def _hardness(value: Any, column: str, values: Sequence[Any]) -> float:
@@ -149,16 +150,6 @@ def _hardness(value: Any, column: str, values: Sequence[Any]) -> float:
         f"env.curriculum.column={column!r} has the value {value!r}, in which there is no number to sort by: give "
         f"env.curriculum.order a list of the values, easiest first ({', '.join(distinct[:_LISTED])}{more})"
     )
-
-
-def _binned(hardness: Sequence[float], bins: int, config: CurriculumConfig) -> Levels:
-    """Equal values share a level: that of the first of them among all rows in order."""
-    first: dict[float, int] = {}
-    for rank, hard in enumerate(sorted(hardness)):
-        first.setdefault(hard, rank * bins // len(hardness))
-    numbers = {bin_: number for number, bin_ in enumerate(sorted(set(first.values())))}
-    labels = [str(number + 1) for number in range(len(numbers))]
-    return Levels([numbers[first[hard]] for hard in hardness], labels, config)
 
 
 def _label(value: Any) -> str:

@@ -23,7 +23,6 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
-from typing import IO
 
 from envs.judging.judge import make_judge, warm_up
 from envs.judging.outcome import Judge
@@ -111,7 +110,12 @@ class ForkServer:
 
     def _fork(self) -> None:
         ours, theirs = socket.socketpair()
-        with _page() as page:
+        # In memory, where that can be: writing to a mapped file on a full disk would kill the writer.
+        with (
+            os.fdopen(os.memfd_create("grpo_reward_progress"), "w+b")
+            if sys.platform == "linux"
+            else tempfile.TemporaryFile()
+        ) as page:
             page.truncate(mmap.PAGESIZE)
             pid = os.fork()
             if pid == 0:
@@ -160,16 +164,6 @@ class ForkServer:
                 deadline = time.monotonic() + TIDY_SECONDS
             else:
                 time.sleep(0.002)
-
-
-def _page() -> IO[bytes]:
-    """Make an empty file to share with a worker.
-
-    On Linux it lies in memory: writing to a mapped file on a full disk would kill the writer.
-    """
-    if sys.platform == "linux":
-        return os.fdopen(os.memfd_create("grpo_reward_progress"), "w+b")
-    return tempfile.TemporaryFile()
 
 
 def _children() -> list[int]:

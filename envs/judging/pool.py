@@ -30,8 +30,6 @@ _BODY = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from envs.judging.fork_server import serve; serve(int(sys.argv[2]))"
 )
-
-
 DIED = "its process died"
 
 

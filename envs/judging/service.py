@@ -73,7 +73,10 @@ class RewardService:
     def submit(self, completions: Sequence[Completion], examples: Sequence[Example]) -> Ticket:
         """Queue a batch, and begin it where a worker is free; `poll` says when it is done. Raises as `poll`."""
         ticket = Ticket([None] * len(completions), len(completions))
-        known = self._with_progress(completions)
+        known = [without_run(one) for one in completions]
+        if self._reads_progress:
+            step, total = self.step(), self.total_steps
+            known = [replace(in_run(one), step=step, total_steps=total) for one in completions]
         with self._lock:
             for position, (completion, example) in enumerate(zip(known, examples, strict=True)):
                 if completion.control_tokens:
@@ -129,13 +132,6 @@ class RewardService:
             if self._pool is not None:
                 self._pool.close()
 
-    def _with_progress(self, completions: Sequence[Completion]) -> Sequence[Completion]:
-        """Completions with the run's progress and their tokens, where a reward asks for them."""
-        if self._reads_progress:
-            step, total = self.step(), self.total_steps
-            return [replace(in_run(one), step=step, total_steps=total) for one in completions]
-        return [without_run(one) for one in completions]
-
     def _enqueue(self, item: Verification, first: bool = False) -> None:
         self._items[self._next] = item
         (self._queue.appendleft if first else self._queue.append)(self._next)
@@ -149,8 +145,16 @@ class RewardService:
         ready = wait(list(busy), timeout)
         for worker in self._pool.present(busy[connection] for connection in ready):  # type: ignore[index]
             self._receive(self._pool, worker)
+        patience = STALLED_SECONDS + self.env.reward_timeout_s
         for worker in self._pool.present(list(self._pool.workers)):
-            self._check_deadline(self._pool, worker)
+            now = worker.lost(self._too_late)
+            if now.running != IDLE and self._is_late(now.seconds):
+                self._replace(self._pool, worker, now)
+            elif worker.batches and time.monotonic() - self._progressed > patience:
+                raise DeadlineError(
+                    f"the reward service waited {time.monotonic() - self._progressed:.0f} s for any of "
+                    f"{len(self._pool.workers)} workers to judge one of {len(self._items)} completions"
+                )
         self._tally.check_error_rate()
 
     def _send_batches(self, pool: Pool) -> None:
@@ -166,16 +170,13 @@ class RewardService:
             if worker.batches < BATCHES_AHEAD:
                 share = len(self._queue) // (BATCHES_AHEAD * len(pool.workers)) + 1
                 batch = [self._queue.popleft() for _ in range(min(share, LARGEST_BATCH, len(self._queue)))]
-                self._send(pool, worker, batch)
-
-    def _send(self, pool: Pool, worker: Worker, batch: list[int]) -> None:
-        self._progressed = time.monotonic()
-        items = [(index, self._items[index]) for index in batch]
-        try:
-            if not worker.send([(index, item.judged_next, item.example) for index, item in items]):
-                self._queue.extendleft(reversed(batch))
-        except OSError:
-            self._replace(pool, worker, worker.lost(DIED))
+                items = [(index, self._items[index]) for index in batch]
+                self._progressed = time.monotonic()
+                try:
+                    if not worker.send([(index, item.judged_next, item.example) for index, item in items]):
+                        self._queue.extendleft(reversed(batch))
+                except OSError:
+                    self._replace(pool, worker, worker.lost(DIED))
 
     def _receive(self, pool: Pool, worker: Worker) -> None:
         try:
@@ -199,17 +200,6 @@ class RewardService:
     def _too_late(self) -> str:
         return f"it took longer than env.reward_timeout_s={self.env.reward_timeout_s:g}"
 
-    def _check_deadline(self, pool: Pool, worker: Worker) -> None:
-        patience = STALLED_SECONDS + self.env.reward_timeout_s
-        now = worker.lost(self._too_late)
-        if now.running != IDLE and self._is_late(now.seconds):
-            self._replace(pool, worker, now)
-        elif worker.batches and time.monotonic() - self._progressed > patience:
-            raise DeadlineError(
-                f"the reward service waited {time.monotonic() - self._progressed:.0f} s for any of "
-                f"{len(pool.workers)} workers to judge one of {len(self._items)} completions"
-            )
-
     def _replace(self, pool: Pool, worker: Worker, loss: LostWorker) -> None:
         """Kill a worker. `blame` decides on what it was judging; the rest of its batch goes back to the queue."""
         lost = [loss]
@@ -225,7 +215,12 @@ class RewardService:
         self._tally.replaced += len(lost)
         self._progressed = time.monotonic()
         ran = [(loss, self._items[loss.running]) for loss in lost if loss.running != IDLE]
-        self._count_early_death(not ran)
+        self._early_deaths += not ran
+        if self._early_deaths > MOST_EARLY_DEATHS:
+            raise ConfigError(
+                f"{self._early_deaths} times in a row reward workers ended before they judged anything; is "
+                f"env.reward_memory_gib={self.env.reward_memory_gib:g} enough for the reward's imports and its rows?"
+            )
         self._blame.workers_lost([item for _, item in ran])
         for loss in lost:
             for index in reversed(loss.unanswered):
@@ -234,14 +229,6 @@ class RewardService:
         for loss, item in ran:
             del self._items[loss.running]
             self._finish(item, self._blame.of_lost_worker(item, loss, alone=len(ran) == 1))
-
-    def _count_early_death(self, early: bool) -> None:
-        self._early_deaths += early
-        if self._early_deaths > MOST_EARLY_DEATHS:
-            raise ConfigError(
-                f"{self._early_deaths} times in a row reward workers ended before they judged anything; is "
-                f"env.reward_memory_gib={self.env.reward_memory_gib:g} enough for the reward's imports and its rows?"
-            )
 
     def _finish(self, item: Verification, result: Result | None) -> None:
         """Finish a verification; where it has no result yet, it is the next to be judged."""

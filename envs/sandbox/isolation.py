@@ -6,6 +6,7 @@ site-packages, and imports little: every millisecond here is paid at each start.
 
 import ctypes
 import os
+import struct
 from collections.abc import Sequence
 
 libc = ctypes.CDLL(None, use_errno=True)
@@ -19,6 +20,7 @@ SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 SYS_MOUNT_SETATTR, AT_RECURSIVE, MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID = 442, 0x8000, 1, 2
 SYS_LANDLOCK_CREATE, SYS_LANDLOCK_ADD, SYS_LANDLOCK_RESTRICT = 444, 445, 446
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS = 1, 4, 38
+EXECUTE, WRITE_FILE, READ_FILE, READ_DIRECTORY, TRUNCATE = 1, 2, 4, 8, 1 << 14
 CAPABILITY_VERSION_3 = 0x20080522
 INNER_ID = 1000
 DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
@@ -78,20 +80,6 @@ def _mount(source: str | None, target: str, kind: str | None, flags: int, data: 
     _check(libc.mount(*arguments, flags, None if data is None else data.encode()), f"mount {target}")
 
 
-def _bind_read_only(source: str, target: str) -> None:
-    if os.path.isdir(source):
-        os.makedirs(target, exist_ok=True)
-    else:
-        os.makedirs(os.path.dirname(target), exist_ok=True)
-        os.close(os.open(target, os.O_CREAT | os.O_RDONLY, 0o644))
-    _mount(source, target, None, MS_BIND | MS_REC)
-    attributes = (ctypes.c_uint64 * 4)(MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID, 0, 0, 0)
-    result = libc.syscall(
-        SYS_MOUNT_SETATTR, -100, os.fsencode(target), AT_RECURSIVE, attributes, ctypes.sizeof(attributes)
-    )
-    _check(result, f"mount_setattr {target}")
-
-
 def build_root(disk_bytes: int, more: Sequence[str] = ()) -> None:
     """Changes the root to one that holds `readable_paths`, `more`, a few devices and an empty /tmp, and nothing else.
 
@@ -103,15 +91,24 @@ def build_root(disk_bytes: int, more: Sequence[str] = ()) -> None:
     os.mkdir("/tmp/old")
     _check(libc.syscall(SYS_PIVOT_ROOT[os.uname().machine], b"/tmp", b"/tmp/old"), "pivot_root")
     os.chdir("/")
+    read_only = (ctypes.c_uint64 * 4)(MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID, 0, 0, 0)
     for source, target in seen:
-        _bind_read_only("/old" + source, target)
+        if os.path.isdir("/old" + source):
+            os.makedirs(target, exist_ok=True)
+        else:
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+            os.close(os.open(target, os.O_CREAT | os.O_RDONLY, 0o644))
+        _mount("/old" + source, target, None, MS_BIND | MS_REC)
+        place, size = os.fsencode(target), ctypes.sizeof(read_only)
+        result = libc.syscall(SYS_MOUNT_SETATTR, -100, place, AT_RECURSIVE, read_only, size)
+        _check(result, f"mount_setattr {target}")
     _check(libc.umount2(b"/old", MNT_DETACH), "umount /old")
     os.rmdir("/old")
     os.mkdir("/tmp")
     flags = MS_NOSUID | MS_NODEV
     _mount(None, "/", None, MS_REMOUNT | MS_BIND | MS_RDONLY | flags)
-    size = f"size={disk_bytes},nr_inodes={DISK_ENTRIES},mode=1777"
-    _mount("tmpfs", "/tmp", "tmpfs", flags | MS_NOEXEC, size)
+    options = f"size={disk_bytes},nr_inodes={DISK_ENTRIES},mode=1777"
+    _mount("tmpfs", "/tmp", "tmpfs", flags | MS_NOEXEC, options)
 
 
 def drop_privileges(user: int) -> None:
@@ -128,15 +125,6 @@ def drop_privileges(user: int) -> None:
 def landlock_version() -> int:
     """Landlock's interface version; 0 where the kernel has none or the container refuses it."""
     return max(0, int(libc.syscall(SYS_LANDLOCK_CREATE, None, 0, 1)))
-
-
-class _PathRule(ctypes.Structure):
-    _pack_ = 1
-    _fields_ = [("access", ctypes.c_uint64), ("directory", ctypes.c_int32)]
-
-
-EXECUTE, WRITE_FILE, READ_FILE, READ_DIRECTORY = 1, 2, 4, 8
-TRUNCATE = 1 << 14
 
 
 def confine_files(readable: list[str], writable: str, version: int) -> None:
@@ -157,14 +145,10 @@ def confine_files(readable: list[str], writable: str, version: int) -> None:
     wanted += [(path, (READ_FILE | WRITE_FILE | TRUNCATE) & everything) for path in DEVICES]
     wanted.append((writable, everything & ~EXECUTE))
     for path, access in wanted:
-        _allow(rules, path, access)
+        place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        rule = struct.pack("=Qi", access, place)
+        _check(libc.syscall(SYS_LANDLOCK_ADD, rules, 1, rule, 0), f"landlock_add_rule {path}")
+        os.close(place)
     _check(libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "prctl(PR_SET_NO_NEW_PRIVS)")
     _check(libc.syscall(SYS_LANDLOCK_RESTRICT, rules, 0), "landlock_restrict_self")
     os.close(rules)
-
-
-def _allow(rules: int, path: str, access: int) -> None:
-    place = os.open(path, os.O_PATH | os.O_CLOEXEC)
-    rule = _PathRule(access, place)
-    _check(libc.syscall(SYS_LANDLOCK_ADD, rules, 1, ctypes.byref(rule), 0), f"landlock_add_rule {path}")
-    os.close(place)

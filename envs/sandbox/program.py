@@ -65,7 +65,10 @@ class Tested:
             os.setsid()
             with open(file, "rb") as opened:
                 job = marshal.load(opened)
-            self._take_streams(streams)
+            kept = [os.dup2(fd, 100 + place) for place, fd in enumerate((*streams, *self.libraries))]
+            for place, fd in enumerate(kept):
+                os.dup2(fd, place)
+            os.closerange(len(kept), 1 << 16)
             os.chdir(self.settings["directory"])
             self._limit()
             self._confine(len(streams))
@@ -75,12 +78,6 @@ class Tested:
             sys.excepthook(*sys.exc_info())
             sys.stderr.flush()
             os._exit(SETUP_FAILED)
-
-    def _take_streams(self, streams: list[int]) -> None:
-        kept = [os.dup2(fd, 100 + place) for place, fd in enumerate((*streams, *self.libraries))]
-        for place, fd in enumerate(kept):
-            os.dup2(fd, place)
-        os.closerange(len(kept), 1 << 16)
 
     def _limit(self) -> None:
         settings = self.settings
@@ -147,13 +144,23 @@ def run_program(source: bytes, function: str | None, arguments: str) -> NoReturn
         try:
             exec(compile(source, "solution.py", "exec"), module.__dict__)
             if function is not None:
-                _call(module.__dict__, function, arguments)
+                names = module.__dict__
+                called = names[function] if function in names else getattr(names["Solution"](), function)
+                write_all(VALUE_FD, json.dumps(called(*json.loads(arguments))).encode())
             code = 0
         except SystemExit as stop:
             code = 0 if stop.code is None else stop.code & 0xFF if isinstance(stop.code, int) else 1
         except BaseException:
             sys.excepthook(*sys.exc_info())
-        code = _finish(code)
+        # What the interpreter does at its end: wait for threads, run exit functions, flush.
+        if "threading" in sys.modules:
+            sys.modules["threading"]._shutdown()
+        atexit._run_exitfuncs()
+        try:
+            sys.stdout.flush()
+            sys.stderr.flush()
+        except (OSError, ValueError):
+            code = code or 120
     finally:
         os._exit(code)
 
@@ -175,22 +182,3 @@ def run_interpreter(interpreter: Sequence[str], file: str, source: bytes) -> NoR
 def offer_exit() -> None:
     """`exit` and `quit`, which the interpreter has from `site`, and this one has no `site`."""
     vars(builtins).update(exit=sys.exit, quit=sys.exit)
-
-
-def _call(names: dict[str, Any], function: str, arguments: str) -> None:
-    called = names[function] if function in names else getattr(names["Solution"](), function)
-    result = called(*json.loads(arguments))
-    write_all(VALUE_FD, json.dumps(result).encode())
-
-
-def _finish(code: int) -> int:
-    """What the interpreter does at its end: wait for threads, run exit functions, flush."""
-    if "threading" in sys.modules:
-        sys.modules["threading"]._shutdown()
-    atexit._run_exitfuncs()
-    try:
-        sys.stdout.flush()
-        sys.stderr.flush()
-    except (OSError, ValueError):
-        return code or 120
-    return code

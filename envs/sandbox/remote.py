@@ -93,7 +93,20 @@ class RemoteSandbox:
             "run_timeout": seconds,
             "memory_limit_MB": self.limits.memory_mib,
         }
-        return _run_of(self.url, self._answer(request, seconds))
+        said = self._answer(request, seconds)
+        result = said.get("run_result") or {}
+        status = result.get("status")
+        if status not in ("Finished", "TimeLimitExceeded"):
+            compiled = said.get("compile_result") or {}
+            why = said.get("message") or compiled.get("stderr") or result or said
+            raise SandboxError(f"{self.url}/run_code: the program was not run: {str(why)[:300]}")
+        took = float(result.get("execution_time") or 0.0)
+        exit_code = result.get("return_code")
+        stdout, stderr = (
+            str(result.get(stream) or "").encode("utf-8", "replace") for stream in ("stdout", "stderr")
+        )
+        ended: Status = "finished" if status == "Finished" else "time"
+        return Run(ended, -9 if exit_code is None else int(exit_code), stdout, stderr, b"", took, took)
 
     def _answer(self, request: dict[str, Any], seconds: float) -> dict[str, Any]:
         """Send a request, again while the server is busy and there is time."""
@@ -133,23 +146,6 @@ class RemoteSandbox:
     def close(self) -> None:
         """Closes its connections."""
         self._client.close()
-
-
-def _run_of(url: str, said: dict[str, Any]) -> Run:
-    """A server's answer as a `Run`. Raises SandboxError where it says that nothing was run."""
-    result = said.get("run_result") or {}
-    status = result.get("status")
-    if status not in ("Finished", "TimeLimitExceeded"):
-        compiled = said.get("compile_result") or {}
-        why = said.get("message") or compiled.get("stderr") or result or said
-        raise SandboxError(f"{url}/run_code: the program was not run: {str(why)[:300]}")
-    seconds = float(result.get("execution_time") or 0.0)
-    code = result.get("return_code")
-    stdout, stderr = (
-        str(result.get(stream) or "").encode("utf-8", "replace") for stream in ("stdout", "stderr")
-    )
-    ended: Status = "finished" if status == "Finished" else "time"
-    return Run(ended, -9 if code is None else int(code), stdout, stderr, b"", seconds, seconds)
 
 
 @functools.cache

@@ -36,14 +36,6 @@ def call(source: str, function: str) -> None:
     os.write(1, f"\n{given['mark']}{value}".encode())
 
 
-def _drop_capabilities() -> None:
-    """Raises OSError where that fails."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    header = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION_3, 0)
-    if libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) or libc.capset(header, (ctypes.c_uint32 * 6)()):
-        raise OSError(ctypes.get_errno(), "a program could not be kept from its tests")
-
-
 def check(source: str, texts: dict[str, str]) -> None:
     """Runs tests on a module, each side in a process of its own; prints the mark and a line for each test.
 
@@ -72,7 +64,9 @@ def check(source: str, texts: dict[str, str]) -> None:
         null = os.open(os.devnull, os.O_RDWR)
         for fd in (0, 1):
             os.dup2(null, fd)
-        _drop_capabilities()
+        libc, header = ctypes.CDLL(None, use_errno=True), (ctypes.c_uint32 * 2)(CAPABILITY_VERSION_3, 0)
+        if libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) or libc.capset(header, (ctypes.c_uint32 * 6)()):
+            raise OSError(ctypes.get_errno(), "a program could not be kept from its tests")
         with open(preamble_read, "rb") as file:
             preamble = file.read()
         answer_side["run_answer"](preamble, source.encode(), theirs.fileno())

@@ -68,8 +68,15 @@ def main() -> None:
     settings = marshal.loads(_receive(grader, size))
     for name in PRELOADED:
         __import__(name)
+    if settings["level"] == "namespaces":
+        isolation.unshare_namespaces()
     if settings["level"] != "bubblewrap":
-        _become_child(settings["level"] == "namespaces", grader)
+        # A child goes on, in new namespaces as their process 1; this process only waits for it. At level rlimits the
+        # child outlives this one if that is killed as the orphan of a killed grader: then it has files to remove.
+        child = os.fork()
+        if child:
+            grader.close()
+            os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) & 0xFF)
     if settings["level"] == "namespaces":
         isolation.die_with_parent()
         interpreter = settings["interpreter"]
@@ -88,20 +95,6 @@ def main() -> None:
         if settings["level"] == "rlimits":
             empty(settings["directory"])
             os.rmdir(settings["directory"])
-
-
-def _become_child(in_namespaces: bool, grader: socket.socket) -> None:
-    """Returns in a child; this process only waits for it. In new namespaces, the child is their process 1.
-
-    At level rlimits the child outlives this process if that is killed as the orphan of a killed grader: then it
-    still has files to remove.
-    """
-    if in_namespaces:
-        isolation.unshare_namespaces()
-    child = os.fork()
-    if child:
-        grader.close()
-        os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) & 0xFF)
 
 
 def empty(directory: str) -> None:
@@ -152,18 +145,14 @@ class Supervisor:
             self.libraries = [os.open(path, os.O_PATH) for path in sys.path if os.path.isdir(path)]
 
     def serve(self) -> None:
-        while (given := self._next()) is not None:
-            self._run(given)
-            self._tidy()
-
-    def _next(self) -> list[int] | None:
-        """The descriptors of the next test; None when the grader has closed its socket."""
+        """Runs tests until the grader closes its socket."""
         while True:
             said, given, _, _ = socket.recv_fds(self.grader, 1, DESCRIPTORS)
             if not said:
-                return None
+                return
             if said == START:  # else END, of a test that had ended by itself
-                return given
+                self._run(given)
+                self._tidy()
 
     def _run(self, given: list[int]) -> None:
         reason, code, cpu = 0, 0, 0.0

@@ -69,7 +69,7 @@ class Sandbox:
         Raises:
             SandboxError: when it could not be run, through no fault of its own.
         """
-        return self._job(Job(_encoded(source), self._seconds(wall_seconds), stdin))
+        return self._job(source, wall_seconds, stdin=stdin)
 
     def call(
         self, source: str, function: str, arguments: Sequence[Any], wall_seconds: float | None = None
@@ -80,8 +80,7 @@ class Sandbox:
             SandboxError: as for `run`.
             TypeError, ValueError: arguments that JSON cannot hold.
         """
-        seconds = self._seconds(wall_seconds)
-        return self._job(Job(_encoded(source), seconds, b"", function, json.dumps(arguments)))
+        return self._job(source, wall_seconds, function=function, arguments=json.dumps(arguments))
 
     def check(self, source: str, tests: dict[str, Any], wall_seconds: float | None = None) -> Run:
         """Runs tests that are Python code on the module; the value has a line of JSON for each test that ended.
@@ -91,15 +90,15 @@ class Sandbox:
         Raises:
             SandboxError: as for `run`.
         """
-        run = self._job(Job(_encoded(source), self._seconds(wall_seconds), tests=tests))
+        run = self._job(source, wall_seconds, tests=tests)
         if run.code == SETUP_FAILED:
             raise SandboxError("the program could not be shut in")
         return run
 
-    def _seconds(self, asked: float | None) -> float:
-        return self.limits.wall_seconds if asked is None else min(asked, self.limits.wall_seconds)
-
-    def _job(self, job: Job) -> Run:
+    def _job(self, source: str, asked: float | None, **given: Any) -> Run:
+        limit = self.limits.wall_seconds
+        seconds = limit if asked is None else min(asked, limit)
+        job = Job(source.encode("utf-8", "replace"), seconds, **given)
         if self._session is not None and self._session.usable():
             with contextlib.suppress(SandboxError):
                 return self._session.job(job)
@@ -122,10 +121,6 @@ class Sandbox:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-
-def _encoded(source: str) -> bytes:
-    return source.encode("utf-8", "replace")
 
 
 @functools.cache

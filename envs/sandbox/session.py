@@ -1,6 +1,7 @@
 """A session with one supervisor process, as the grader sees it: started, given jobs, held to deadlines, ended."""
 
 import fcntl
+import itertools
 import marshal
 import os
 import select
@@ -29,6 +30,7 @@ CPU_SLACK_SECONDS = 0.1
 """The kernel counts CPU time in ticks where it holds a program to its limit, and more finely where it reports it."""
 RUNS_PER_SESSION = 500
 INSIDE_DIRECTORY = "/tmp"
+_sessions = itertools.count(1)
 
 
 class SandboxError(RuntimeError):
@@ -97,7 +99,13 @@ class Session:
         settings = _settings(level, limits, without, directory)
         settings |= {"interpreter": list(interpreter), "file": file}
         self.watched = self.directory if settings["files"] == "landlock" else None
-        command = [*_interpreter(), f"sandbox of process {self.owner}"]
+        root = str(Path(__file__).resolve().parents[2])
+        start = (
+            f"import sys; sys.path.insert(0, {root!r}); "
+            "from envs.sandbox.runner import main; sys.path.pop(0); main()"
+        )
+        command = [os.path.realpath(sys.executable), "-s", "-S", "-P", "-B", "-X", "utf8", "-c", start]
+        command.append(f"sandbox of process {self.owner}")
         if level == "bubblewrap":
             command = [*_bubblewrap(limits, interpreter), *command]
         self.socket, theirs = socket.socketpair()
@@ -222,12 +230,6 @@ def _in_memory(name: str, data: bytes) -> int:
     return fd
 
 
-def _interpreter() -> list[str]:
-    root = str(Path(__file__).resolve().parents[2])
-    start = f"import sys; sys.path.insert(0, {root!r}); from envs.sandbox.runner import main; sys.path.pop(0); main()"
-    return [os.path.realpath(sys.executable), "-s", "-S", "-P", "-B", "-X", "utf8", "-c", start]
-
-
 def _bubblewrap(limits: Limits, interpreter: Sequence[str]) -> list[str]:
     project = Path(__file__).resolve().parent
     modules = [project.parent / "__init__.py", *sorted(project.rglob("*.py"))]
@@ -250,12 +252,16 @@ def _settings(level: str, limits: Limits, without: tuple[str, ...], directory: s
 
     files: what keeps the user's files from the program: a `root of its own`, `landlock`, or that it may change none.
     """
+    # A user number that no other sandbox uses at this moment, so that limits on processes are its own.
+    number = os.getpid() * 16 + next(_sessions) % 16
+    mapped = sum(int(line.split()[2]) for line in Path("/proc/self/uid_map").read_text().splitlines())
+    user = 2_000_000_000 + number if mapped > 2_100_000_000 else 20_000 + number % 40_000
     version = 0 if "landlock" in without else isolation.landlock_version()
     files = "root of its own" if level != "rlimits" else "landlock" if version else "none"
     return {
         "level": level,
         "directory": directory,
-        "user": _unprivileged_user(),
+        "user": user,
         "files": files,
         "landlock": version,
         "filter": "filter" not in without,
@@ -266,15 +272,3 @@ def _settings(level: str, limits: Limits, without: tuple[str, ...], directory: s
         "file_bytes": 0 if files == "none" else limits.file_mib << 20,
         "disk_bytes": limits.disk_mib << 20,
     }
-
-
-_sessions = 0
-
-
-def _unprivileged_user() -> int:
-    """A user number that no other sandbox uses at this moment, so that limits on processes are its own."""
-    global _sessions
-    _sessions += 1
-    number = os.getpid() * 16 + _sessions % 16
-    mapped = sum(int(line.split()[2]) for line in Path("/proc/self/uid_map").read_text().splitlines())
-    return 2_000_000_000 + number if mapped > 2_100_000_000 else 20_000 + number % 40_000

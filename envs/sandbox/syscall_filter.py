@@ -26,128 +26,51 @@ import os
 MACHINES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
 
 REFUSED = {  # name: (x86_64, aarch64); None: the machine has no such call
-    "fork": (57, None),
-    "vfork": (58, None),
-    "execve": (59, 221),
-    "execveat": (322, 281),
-    "socket": (41, 198),
-    "connect": (42, 203),
-    "bind": (49, 200),
-    "listen": (50, 201),
-    "accept": (43, 202),
-    "accept4": (288, 242),
-    "sendmsg": (46, 211),
-    "sendmmsg": (307, 269),
-    "ptrace": (101, 117),
-    "process_vm_readv": (310, 270),
-    "process_vm_writev": (311, 271),
-    "process_madvise": (440, 440),
-    "process_mrelease": (448, 448),
-    "pidfd_open": (434, 434),
-    "pidfd_getfd": (438, 438),
-    "pidfd_send_signal": (424, 424),
-    "tkill": (200, 130),
-    "rt_sigqueueinfo": (129, 138),
-    "rt_tgsigqueueinfo": (297, 240),
-    "kcmp": (312, 272),
-    "migrate_pages": (256, 238),
-    "move_pages": (279, 239),
-    "setpriority": (141, 140),
-    "ioprio_set": (251, 30),
-    "sched_setscheduler": (144, 119),
-    "sched_setparam": (142, 118),
-    "sched_setattr": (314, 274),
-    "sched_setaffinity": (203, 122),
-    "unshare": (272, 97),
-    "setns": (308, 268),
-    "mount": (165, 40),
-    "umount2": (166, 39),
-    "pivot_root": (155, 41),
-    "chroot": (161, 51),
-    "move_mount": (429, 429),
-    "open_tree": (428, 428),
-    "fsopen": (430, 430),
-    "fsconfig": (431, 431),
-    "fsmount": (432, 432),
-    "mount_setattr": (442, 442),
-    "name_to_handle_at": (303, 264),
-    "open_by_handle_at": (304, 265),
-    "fspick": (433, 433),
-    "quotactl": (179, 60),
-    "quotactl_fd": (443, 443),
-    "fanotify_init": (300, 262),
-    "keyctl": (250, 219),
-    "add_key": (248, 217),
-    "request_key": (249, 218),
-    "bpf": (321, 280),
-    "perf_event_open": (298, 241),
-    "userfaultfd": (323, 282),
-    "io_uring_setup": (425, 425),
-    "memfd_create": (319, 279),
-    "memfd_secret": (447, 447),
-    "shmget": (29, 194),
-    "semget": (64, 190),
-    "msgget": (68, 186),
-    "shmat": (30, 196),  # what others have made is reached by its number alone
-    "shmctl": (31, 195),
-    "semop": (65, 193),
-    "semtimedop": (220, 192),
-    "semctl": (66, 191),
-    "msgsnd": (69, 189),
-    "msgrcv": (70, 188),
-    "msgctl": (71, 187),
-    "mq_open": (240, 180),
-    "mq_unlink": (241, 181),
-    "inotify_init": (253, None),
-    "inotify_init1": (294, 26),
-    "sync": (162, 81),
-    "syncfs": (306, 267),
-    "syslog": (103, 116),
-    "mknod": (133, None),
-    "mknodat": (259, 33),
-}
+    "fork": (57, None), "vfork": (58, None), "execve": (59, 221), "execveat": (322, 281),
+    "socket": (41, 198), "connect": (42, 203), "bind": (49, 200), "listen": (50, 201),
+    "accept": (43, 202), "accept4": (288, 242), "sendmsg": (46, 211), "sendmmsg": (307, 269),
+    "ptrace": (101, 117), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271), "kcmp": (312, 272),
+    "process_madvise": (440, 440), "process_mrelease": (448, 448),
+    "migrate_pages": (256, 238), "move_pages": (279, 239),
+    "pidfd_open": (434, 434), "pidfd_getfd": (438, 438), "pidfd_send_signal": (424, 424),
+    "tkill": (200, 130), "rt_sigqueueinfo": (129, 138), "rt_tgsigqueueinfo": (297, 240),
+    "setpriority": (141, 140), "ioprio_set": (251, 30), "sched_setaffinity": (203, 122),
+    "sched_setscheduler": (144, 119), "sched_setparam": (142, 118), "sched_setattr": (314, 274),
+    "unshare": (272, 97), "setns": (308, 268), "chroot": (161, 51), "pivot_root": (155, 41),
+    "mount": (165, 40), "umount2": (166, 39), "mount_setattr": (442, 442),
+    "open_tree": (428, 428), "move_mount": (429, 429),
+    "fsopen": (430, 430), "fsconfig": (431, 431), "fsmount": (432, 432), "fspick": (433, 433),
+    "name_to_handle_at": (303, 264), "open_by_handle_at": (304, 265),
+    "quotactl": (179, 60), "quotactl_fd": (443, 443),
+    "fanotify_init": (300, 262), "inotify_init": (253, None), "inotify_init1": (294, 26),
+    "keyctl": (250, 219), "add_key": (248, 217), "request_key": (249, 218),
+    "bpf": (321, 280), "perf_event_open": (298, 241), "userfaultfd": (323, 282), "io_uring_setup": (425, 425),
+    "memfd_create": (319, 279), "memfd_secret": (447, 447),
+    "shmget": (29, 194), "semget": (64, 190), "msgget": (68, 186),
+    # what others have made is reached by its number alone
+    "shmat": (30, 196), "shmctl": (31, 195), "msgsnd": (69, 189), "msgrcv": (70, 188), "msgctl": (71, 187),
+    "semop": (65, 193), "semtimedop": (220, 192), "semctl": (66, 191),
+    "mq_open": (240, 180), "mq_unlink": (241, 181),
+    "sync": (162, 81), "syncfs": (306, 267), "syslog": (103, 116),
+    "mknod": (133, None), "mknodat": (259, 33),
+}  # fmt: skip
 
 FILE_CHANGES = {
-    "creat": (85, None),
-    "unlink": (87, None),
-    "unlinkat": (263, 35),
-    "rmdir": (84, None),
-    "rename": (82, None),
-    "renameat": (264, 38),
-    "renameat2": (316, 276),
-    "mkdir": (83, None),
-    "mkdirat": (258, 34),
-    "link": (86, None),
-    "linkat": (265, 37),
-    "symlink": (88, None),
-    "symlinkat": (266, 36),
-}
+    "creat": (85, None), "mkdir": (83, None), "mkdirat": (258, 34),
+    "unlink": (87, None), "unlinkat": (263, 35), "rmdir": (84, None),
+    "rename": (82, None), "renameat": (264, 38), "renameat2": (316, 276),
+    "link": (86, None), "linkat": (265, 37), "symlink": (88, None), "symlinkat": (266, 36),
+}  # fmt: skip
 
 KEPT = {
-    "openat2": (437, 437),
-    "truncate": (76, 45),
-    "chmod": (90, None),
-    "fchmod": (91, 52),
-    "fchmodat": (268, 53),
-    "fchmodat2": (452, 452),
-    "chown": (92, None),
-    "lchown": (94, None),
-    "fchown": (93, 55),
-    "fchownat": (260, 54),
-    "utime": (132, None),
-    "utimes": (235, None),
-    "futimesat": (261, None),
-    "utimensat": (280, 88),
-    "setxattr": (188, 5),
-    "lsetxattr": (189, 6),
-    "fsetxattr": (190, 7),
-    "removexattr": (197, 14),
-    "lremovexattr": (198, 15),
-    "fremovexattr": (199, 16),
-    "setxattrat": (463, 463),
-    "removexattrat": (466, 466),
-    "file_setattr": (469, 469),
-}
+    "openat2": (437, 437), "truncate": (76, 45),
+    "chmod": (90, None), "fchmod": (91, 52), "fchmodat": (268, 53), "fchmodat2": (452, 452),
+    "chown": (92, None), "lchown": (94, None), "fchown": (93, 55), "fchownat": (260, 54),
+    "utime": (132, None), "utimes": (235, None), "futimesat": (261, None), "utimensat": (280, 88),
+    "setxattr": (188, 5), "lsetxattr": (189, 6), "fsetxattr": (190, 7), "setxattrat": (463, 463),
+    "removexattr": (197, 14), "lremovexattr": (198, 15), "fremovexattr": (199, 16),
+    "removexattrat": (466, 466), "file_setattr": (469, 469),
+}  # fmt: skip
 """Changes of a file that Landlock does not see, and a call whose flags cannot be read here."""
 
 CLONE, CLONE3, KILL, TGKILL = (56, 220), (435, 435), (62, 129), (234, 131)
@@ -205,12 +128,6 @@ def _body(
     return [load, *jumps, _returns(otherwise), _returns(matched)]
 
 
-def _fcntl() -> list[Instruction]:
-    flags = _body(2, [(JUMP_ANY_BIT, os.O_ASYNC)])
-    allowed = _body(1, [(JUMP_EQUAL, command) for command in FCNTL_ALLOWED], ALLOW, REFUSE)
-    return [(LOAD, 0, 0, OFFSET_ARGUMENTS + 8), (JUMP_EQUAL, 0, len(flags), F_SETFL), *flags, *allowed]
-
-
 def _sendto() -> list[Instruction]:
     """Only to the socket at the other end: no address, in neither half of the pointer."""
     address = OFFSET_ARGUMENTS + 8 * 4
@@ -253,24 +170,22 @@ def refused(files: Files, starts_programs: bool = False) -> dict[str, Number]:
     return {name: calls[name] for name in calls if not (starts_programs and name in STARTS)}
 
 
-def _clone(starts_programs: bool) -> list[Instruction]:
-    """Threads, or processes too but no namespaces."""
-    if starts_programs:
-        return _body(0, [(JUMP_ANY_BIT, CLONE_NEW)])
-    return _body(0, [(JUMP_ANY_BIT, CLONE_THREAD)], ALLOW, REFUSE)
-
-
 def _rules(pid: int, files: Files, starts_programs: bool) -> list[tuple[Number, list[Instruction]]]:
     itself = [(JUMP_EQUAL, pid)]
+    threads = _body(0, [(JUMP_ANY_BIT, CLONE_THREAD)], ALLOW, REFUSE)
+    number: Instruction = (LOAD, 0, 0, OFFSET_ARGUMENTS + 8)
+    flags = _body(2, [(JUMP_ANY_BIT, os.O_ASYNC)])
+    commands = _body(1, [(JUMP_EQUAL, command) for command in FCNTL_ALLOWED], ALLOW, REFUSE)
+    processes = _body(0, [(JUMP_ANY_BIT, CLONE_NEW)])  # but no namespaces
     return [
         *((number, [_returns(REFUSE)]) for number in refused(files, starts_programs).values()),
         (CLONE3, [_returns(UNKNOWN)]),  # the C library then makes threads by clone, whose flags can be read
-        (CLONE, _clone(starts_programs)),
+        (CLONE, processes if starts_programs else threads),
         (KILL, _body(0, itself, ALLOW, REFUSE)),
         (TGKILL, _body(0, itself, ALLOW, REFUSE)),
         (PRLIMIT, _body(0, [(JUMP_EQUAL, 0), *itself], ALLOW, REFUSE)),
         (PRCTL, _body(0, [(JUMP_EQUAL, PR_SET_PDEATHSIG)])),
-        (FCNTL, _fcntl()),
+        (FCNTL, [number, (JUMP_EQUAL, 0, len(flags), F_SETFL), *flags, *commands]),
         (IOCTL, _body(1, [(JUMP_EQUAL, command) for command in IOCTL_ALLOWED], ALLOW, REFUSE)),
         (SOCKETPAIR, _body(1, [(JUMP_ANY_BIT, STREAM_BITS)])),
         (SENDTO, _sendto()),

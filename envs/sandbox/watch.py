@@ -3,7 +3,6 @@
 import os
 import select
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -61,8 +60,8 @@ class Watch:
 
     def given(self) -> None:
         """The program has its ends of the pipes; ours of them close."""
-        _close(self.theirs)
-        self.theirs = []
+        while self.theirs:
+            os.close(self.theirs.pop())
 
     def until(self, reply: int, deadline: float) -> Status:
         """Reads until the descriptor `reply` can be read, or a limit is broken: then it says which."""
@@ -119,9 +118,6 @@ class Watch:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        _close([*self.theirs, *(stream.fd for stream in self.streams)])
-
-
-def _close(fds: Sequence[int]) -> None:
-    for fd in fds:
-        os.close(fd)
+        self.given()
+        for stream in self.streams:
+            os.close(stream.fd)

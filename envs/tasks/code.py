@@ -60,8 +60,15 @@ class Code(Task):
 
 def tests_of(row: Row) -> Any:
     """The row's tests, as `Tests.parse` reads them. Raises ConfigError where none can be used."""
-    if any(name in row.values for name in HUB_TESTS):
-        found = _hub_tests(row)
+    if any(name in row.values for name in HUB_TESTS):  # CodeContests' columns, one after the other
+        given = [row[name] for name in HUB_TESTS if row.values.get(name)]
+        if not all(isinstance(tests, dict) and {"input", "output"} <= tests.keys() for tests in given):
+            raise ConfigError(
+                f"{row.place}: {', '.join(HUB_TESTS)} must each be {{input: [...], output: [...]}}"
+            )
+        found = {
+            f"{side}s": [each for tests in given for each in tests[side]] for side in ("input", "output")
+        }
     elif "test_cases" in row.values:
         found = row["test_cases"]
         if isinstance(found, str):
@@ -80,11 +87,3 @@ def checked_tests(found: Any, place: str) -> Any:
     except (ValueError, TypeError, RecursionError) as error:
         raise ConfigError(f"{place}: {error}") from error
     return found
-
-
-def _hub_tests(row: Row) -> dict[str, list[Any]]:
-    """CodeContests' columns of tests, one after the other."""
-    given = [row[name] for name in HUB_TESTS if row.values.get(name)]
-    if not all(isinstance(tests, dict) and {"input", "output"} <= tests.keys() for tests in given):
-        raise ConfigError(f"{row.place}: {', '.join(HUB_TESTS)} must each be {{input: [...], output: [...]}}")
-    return {f"{side}s": [each for tests in given for each in tests[side]] for side in ("input", "output")}

@@ -61,15 +61,13 @@ class JSONLines(Task):
         judged_here = not self.judged_by_user and "answer" not in self.env.options
         messages = self._messages(row)
         answer = tests_of(row) if judged_here and "test_cases" in row.values else self._answer(row)
-        row_data, prefill = self.row_data(row), self._prefill(row)
+        row_data, prefill = (
+            self.row_data(row),
+            row["prefill"] if row.has("prefill") else self.env.prefill or "",
+        )
+        if not isinstance(prefill, str):
+            raise ConfigError(f"{row.place}: column 'prefill' must be text, it is {shown(prefill)}")
         return Example(messages, answer, row.index, row_data=row_data, prefill=prefill, tools=read_tools(row))
-
-    def _prefill(self, row: Row) -> str:
-        """The beginning of the answer; of a row that has none that of the config."""
-        given = row["prefill"] if row.has("prefill") else self.env.prefill or ""
-        if not isinstance(given, str):
-            raise ConfigError(f"{row.place}: column 'prefill' must be text, it is {shown(given)}")
-        return given
 
     def _answer(self, row: Row) -> Any:
         """The reference answer: text, tests, or any value where a reward of the user's judges."""

@@ -76,16 +76,12 @@ def _is_small(exponent: ast.expr) -> bool:
         return True  # it has a name in it
 
 
-def _moves_of_cars(given: str, entry: Entry) -> bool:
-    """A car moves less than ten spaces at a time: the scorer counts them one by one."""
-    return _MOVES.fullmatch(given) is not None
-
-
 READABLE: Mapping[str, Rule] = {
     **dict.fromkeys(("binary_matrix", "n_queens", "spiral_matrix", "string_insertion"), _literal_or_right),
     **dict.fromkeys(("countdown", "puzzle24", "polynomial_multiplication"), _formula),
     **dict.fromkeys(("intermediate_integration", "simple_integration"), _formula),
-    "rush_hour": _moves_of_cars,
+    # A car moves less than ten spaces at a time: the scorer counts them one by one.
+    "rush_hour": lambda given, entry: _MOVES.fullmatch(given) is not None,
 }
 """By generator, what the scorer may be given; any other answer scores 0."""
 
@@ -96,21 +92,11 @@ def _same_text(given: str, entry: Entry) -> bool:
     return "".join(given.casefold().split()) == "".join(answer.casefold().split())
 
 
-def _same_words(given: str, entry: Entry) -> bool:
-    right: list[str] = entry["metadata"]["sorted_words"]
-    return [word.strip() for word in given.split(",")] == right
-
-
 def _same_json(given: str, entry: Entry) -> bool:
     try:
         return bool(json.loads(given) == json.loads(entry["answer"]))
     except (ValueError, RecursionError):
         return False
-
-
-def _as_many_commas(given: str, entry: Entry) -> bool:
-    answer: str = entry["answer"]
-    return given.count(",") == answer.count(",")
 
 
 def _near_probability(given: str, entry: Entry) -> bool:
@@ -123,20 +109,6 @@ def _near_probability(given: str, entry: Entry) -> bool:
     return distance <= min(PROBABILITY_TOLERANCE, right / 100)
 
 
-def _holds_a_number(given: str, entry: Entry) -> bool:
-    return "nan" not in given.casefold()
-
-
-def _makes_24(given: str, entry: Entry) -> bool:
-    """The scorer takes any four numbers in the range, and cuts off what is behind the point."""
-    return makes(given, entry["metadata"]["numbers"], 24)
-
-
-def _makes_target(given: str, entry: Entry) -> bool:
-    """The scorer is content with a hundred-thousandth."""
-    return makes(given, entry["metadata"]["numbers"], entry["metadata"]["target"])
-
-
 def _one_fraction(given: str, entry: Entry) -> bool:
     parts = ("simplified_numerator", "simplified_denominator")
     return re.findall(r"\d+", given) == [str(abs(entry["metadata"][part])) for part in parts]
@@ -146,11 +118,6 @@ def _one_number(given: str, entry: Entry) -> bool:
     """However often: of "44 or 8" the scorer reads the first, and of -44 no sign."""
     found = {float(number.replace(",", "").replace("−", "-")) for number in _NUMBER.findall(given)}
     return found == {float(entry["answer"])}
-
-
-def _solution_exactly(given: str, entry: Entry) -> bool:
-    """The scorer is content with a hundredth, by which another of the candidates may be off."""
-    return abs(float(given.replace(",", "")) - float(entry["metadata"]["solution"])) <= 1e-6
 
 
 def _same_numbers(given: str, entry: Entry) -> bool:
@@ -183,40 +150,35 @@ def _legal_moves(given: str, entry: Entry) -> bool:
     return bool(board.solved)
 
 
-def _only_steps(given: str, entry: Entry) -> bool:
-    """The scorer passes over all that is no step."""
-    return re.fullmatch(r"[LRUD\s,]+", given) is not None
-
-
-def _only_buttons(given: str, entry: Entry) -> bool:
-    return re.fullmatch(r"[A-Ca-c\s,→>-]+", given) is not None
-
-
-def _one_duration(given: str, entry: Entry) -> bool:
-    return _DURATION.fullmatch(given.strip()) is not None
-
-
 FULL_MARKS: Mapping[str, Rule] = {
-    "advanced_geometry": _as_many_commas,
+    "advanced_geometry": lambda given, entry: given.count(",") == entry["answer"].count(","),
     "coin_flip": _near_probability,
-    "complex_arithmetic": _holds_a_number,
-    "countdown": _makes_target,
+    "complex_arithmetic": lambda given, entry: "nan" not in given.casefold(),
+    # The scorer is content with a hundred-thousandth.
+    "countdown": lambda given, entry: makes(given, entry["metadata"]["numbers"], entry["metadata"]["target"]),
     "figlet_font": _same_text,
     "fraction_simplification": _one_fraction,
     "game_of_life": _same_json,
     "game_of_life_halting": _same_text,
     "gsm_symbolic": _one_number,
     "letter_jumble": _same_text,
-    "number_format": _solution_exactly,
+    # The scorer is content with a hundredth, by which another of the candidates may be off.
+    "number_format": lambda given, entry: (
+        abs(float(given.replace(",", "")) - float(entry["metadata"]["solution"])) <= 1e-6
+    ),
     "number_sorting": _same_numbers,
     "polynomial_equations": _all_numbers,
-    "puzzle24": _makes_24,
-    "quantum_lock": _only_buttons,
+    # The scorer takes any four numbers in the range, and cuts off what is behind the point.
+    "puzzle24": lambda given, entry: makes(given, entry["metadata"]["numbers"], 24),
+    "quantum_lock": lambda given, entry: re.fullmatch(r"[A-Ca-c\s,→>-]+", given) is not None,
     "rush_hour": _legal_moves,
-    "sokoban": _only_steps,
+    # The scorer passes over all that is no step.
+    "sokoban": lambda given, entry: re.fullmatch(r"[LRUD\s,]+", given) is not None,
     "spell_backward": _same_text,
-    "time_intervals": _one_duration,
-    "word_sorting": _same_words,
+    "time_intervals": lambda given, entry: _DURATION.fullmatch(given.strip()) is not None,
+    "word_sorting": lambda given, entry: (
+        [word.strip() for word in given.split(",")] == entry["metadata"]["sorted_words"]
+    ),
 }
 """By generator, what must hold too where the scorer gives 1 or more; else the answer scores 0."""
 

@@ -32,15 +32,11 @@ class PythonTool:
 
     def run(self, request: str) -> str:
         """What the program printed, or why it failed."""
-        run = self._sandbox().run(request.strip("\n"))
-        return shortened(_told(run))
-
-    def _sandbox(self) -> Programs:
         if self._own.sandbox is None:
             self._own.sandbox = make_sandbox(self.env)
             with self._lock:
                 self._sandboxes.append(self._own.sandbox)
-        return self._own.sandbox
+        return shortened(_told(self._own.sandbox.run(request.strip("\n"))))
 
     def close(self) -> None:
         """Ends every sandbox; nothing may be running."""

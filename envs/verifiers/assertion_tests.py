@@ -55,7 +55,9 @@ class Assertions:
             sources = [f"{source}\n\ncheck(candidate)" for source in sources]
         imports = value.get("test_imports") or []
         setup = _code(value.get("test_setup_code") or "", "test_setup_code")
-        lines = [*(imports if isinstance(imports, list) else [imports]), *_imports(setup)]
+        lines = list(imports) if isinstance(imports, list) else [imports]
+        body = ast.parse(setup).body  # of which the imports at the top run before the program too
+        lines += [ast.unparse(node) for node in body if isinstance(node, ast.Import | ast.ImportFrom)]
         prompt = value.get("prompt")
         program = prompt if isinstance(prompt, str) and is_program(prompt) else ""  # such as HumanEval's
         preamble = "\n".join([program, *(_code(line, "test_imports") for line in lines)])
@@ -79,29 +81,14 @@ def _code(value: Any, column: str) -> str:
     return value
 
 
-def _imports(code: str) -> list[str]:
-    """The imports at the top of some code."""
-    body = ast.parse(code).body
-    return [ast.unparse(node) for node in body if isinstance(node, ast.Import | ast.ImportFrom)]
-
-
 def is_program(text: str) -> bool:
     """Whether all of a text is Python that does something: `print(1)` is, a word or a number is not."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, MemoryError, RecursionError):
         return False
-    acting = (
-        ast.Call
-        | ast.FunctionDef
-        | ast.ClassDef
-        | ast.Import
-        | ast.ImportFrom
-        | ast.Assign
-        | ast.For
-        | ast.While
-    )
-    return any(isinstance(node, acting) for node in ast.walk(tree))
+    defining = ast.FunctionDef | ast.ClassDef | ast.Import | ast.ImportFrom | ast.Assign
+    return any(isinstance(node, defining | ast.Call | ast.For | ast.While) for node in ast.walk(tree))
 
 
 def failures(run: Run, total: int) -> list[str]:

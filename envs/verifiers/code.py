@@ -215,20 +215,16 @@ def _failure(run: Run, expected: Any, options: CodeOptions, of_function: bool) -
     if not run.succeeded:
         return run.status if run.status != "finished" else f"exit code {run.code}"
     if of_function:
-        right = _returned(run, expected, options.wrapped_outputs)
+        try:
+            value = json.loads(run.value)
+        except (ValueError, RecursionError):  # not JSON, or numbers and nesting beyond what JSON readers take
+            return "wrong answer"
+        if options.wrapped_outputs and isinstance(expected, list) and len(expected) == 1:
+            expected = expected[0]
+        right = same_value(value, expected)
     else:
         right = COMPARISONS[options.comparison](run.stdout.decode(errors="replace"), expected)
     return "" if right else "wrong answer"
-
-
-def _returned(run: Run, expected: Any, wrapped: bool) -> bool:
-    try:
-        value = json.loads(run.value)
-    except (ValueError, RecursionError):  # not JSON, or numbers and nesting beyond what JSON readers take
-        return False
-    if wrapped and isinstance(expected, list) and len(expected) == 1:
-        expected = expected[0]
-    return same_value(value, expected)
 
 
 _sandboxes: dict[tuple[object, ...], Programs] = {}

@@ -144,25 +144,20 @@ coati_boxed = partial(_coati_reward, lambda text: (compat_text.coati_boxed_solut
 # TRL, verl, TorchRL --------------------------------------------------------------------------------------------
 
 
-@cache
-def _trl_config() -> list[Any]:
+def trl_accuracy(text: str, gold: str) -> float | None:
+    """1 or 0 for LaTeX in a formula or box; None where the gold cannot be read."""
     from latex2sympy2_extended import NormalizationConfig
     from math_verify import LatexExtractionConfig
 
-    normalization = NormalizationConfig(units=True)
-    return [
-        LatexExtractionConfig(
-            normalization_config=normalization, boxed_match_priority=0, try_extract_without_anchor=False
-        )
-    ]
-
-
-def trl_accuracy(text: str, gold: str) -> float | None:
-    """1 or 0 for LaTeX in a formula or box; None where the gold cannot be read."""
     expected = _parse(gold)
     if not expected:
         return None
-    given = _parse(text, extraction_config=_trl_config(), extraction_mode="first_match")
+    anchored = LatexExtractionConfig(
+        normalization_config=NormalizationConfig(units=True),
+        boxed_match_priority=0,
+        try_extract_without_anchor=False,
+    )
+    given = _parse(text, extraction_config=[anchored], extraction_mode="first_match")
     return float(_verify(expected, given))
 
 
@@ -172,18 +167,13 @@ def trl_reasoning_accuracy(text: str, gold: str) -> float | None:
     return trl_accuracy(spoken, gold) if closed else 0.0
 
 
-@cache
-def _verl_configs() -> tuple[list[Any], list[Any]]:
-    from math_verify import ExprExtractionConfig, LatexExtractionConfig
-
-    return [LatexExtractionConfig()], [ExprExtractionConfig(), LatexExtractionConfig()]
-
-
 def verl_math_verify(text: str, gold: str) -> float:
     """1 where math-verify matches the boxed gold with anything it extracts."""
-    for_gold, for_answer = _verl_configs()
-    expected = _parse(f"\\boxed{{{gold}}}", extraction_config=for_gold)
-    return float(_verify(expected, _parse(text, extraction_config=for_answer)))
+    from math_verify import ExprExtractionConfig, LatexExtractionConfig
+
+    latex, plain = LatexExtractionConfig(), ExprExtractionConfig()
+    expected = _parse(f"\\boxed{{{gold}}}", extraction_config=[latex])
+    return float(_verify(expected, _parse(text, extraction_config=[plain, latex])))
 
 
 def torchrl_math(text: str, gold: str, format_reward: float = 0.1) -> dict[str, Any]:

@@ -3,17 +3,9 @@
 import re
 
 _MINERVA_REPLACED = (
-    ("an ", ""),
-    ("a ", ""),
-    (".$", "$"),
-    ("\\$", ""),
-    ("\\ ", ""),
-    (" ", ""),
-    ("mbox", "text"),
-    (",\\text{and}", ","),
-    ("\\text{and}", ","),
-    ("\\text{m}", "\\text{}"),
-)
+    ("an ", ""), ("a ", ""), (".$", "$"), ("\\$", ""), ("\\ ", ""), (" ", ""), ("mbox", "text"),
+    (",\\text{and}", ","), ("\\text{and}", ","), ("\\text{m}", "\\text{}"),
+)  # fmt: skip
 _MINERVA_WORDS = (
     "square ways integers dollars mph inches hours km units \\ldots sue points feet minutes digits cents degrees cm gm "
     "pounds meters meals edges students childrentickets multiples"
@@ -50,17 +42,9 @@ def minerva(answer: str) -> str:
 
 
 _HENDRYCKS_REPLACED = (
-    ("\n", ""),
-    ("\\!", ""),
-    ("\\\\", "\\"),
-    ("tfrac", "frac"),
-    ("dfrac", "frac"),
-    ("\\left", ""),
-    ("\\right", ""),
-    ("^{\\circ}", ""),
-    ("^\\circ", ""),
-    ("\\$", ""),
-)
+    ("\n", ""), ("\\!", ""), ("\\\\", "\\"), ("tfrac", "frac"), ("dfrac", "frac"),
+    ("\\left", ""), ("\\right", ""), ("^{\\circ}", ""), ("^\\circ", ""), ("\\$", ""),
+)  # fmt: skip
 _SHORT_SLASH = re.compile(r"(-?\d+)/(-?\d+)")
 
 

@@ -5,6 +5,7 @@ task has: a text, or the numbers and the target of countdown. What the systems l
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from config.schema.env import EnvConfig
@@ -15,8 +16,9 @@ from envs.verifiers import compat, compat_text
 Graded = Callable[[Completion, Example], Any]
 
 
-def _as_reward(graded: Any) -> Reward:
+def _judge(grader: Graded, completion: Completion, example: Example, env: EnvConfig) -> Reward:
     """A grader's own verdict as a reward. Raises ValueError where it cannot read the gold."""
+    graded = grader(completion, example)
     if graded is None:
         raise ValueError("this grader cannot read the gold of the row")
     if isinstance(graded, Mapping) and "acc" in graded:
@@ -48,26 +50,20 @@ def _of_coati(grader: Callable[..., list[float]]) -> Graded:
     )
 
 
-def _megatron_math(completion: Completion, example: Example) -> float:
-    reason = "length" if completion.truncated else "stop"
-    return compat.megatron_math(completion.text, str(example.answer), finish_reason=reason)
-
-
-def _torchrl_math(completion: Completion, example: Example) -> Any:
-    """TorchRL takes the gold out of the box of a solution."""
-    return compat.torchrl_math(completion.text, compat_text.torchrl_boxed(str(example.answer)))
-
-
 REWARDS: Mapping[str, Graded] = {
     "coati_boxed": _of_coati(compat.coati_boxed),
     "coati_think_answer_tags": _of_coati(compat.coati_think_answer_tags),
     "megatron_countdown": _of_countdown(compat.megatron_countdown),
-    "megatron_math": _megatron_math,
+    "megatron_math": lambda completion, example: compat.megatron_math(
+        completion.text, str(example.answer), "length" if completion.truncated else "stop"
+    ),
     "nanochat_gsm8k": _of_text(compat_text.nanochat_gsm8k),
     "openai_gsm8k": _of_text(compat_text.openai_gsm8k),
     "torchrl_countdown": _of_countdown(compat.torchrl_countdown),
     "torchrl_gsm8k": _of_text(compat_text.torchrl_gsm8k),
-    "torchrl_math": _torchrl_math,
+    "torchrl_math": lambda completion, example: compat.torchrl_math(
+        completion.text, compat_text.torchrl_boxed(str(example.answer))
+    ),
     "trl_accuracy": _of_text(compat.trl_accuracy),
     "trl_reasoning_accuracy": _of_text(compat.trl_reasoning_accuracy),
     "trl_think_format": lambda completion, example: compat_text.trl_think_format(completion.text),
@@ -80,11 +76,5 @@ REWARDS: Mapping[str, Graded] = {
 LEAST = {"verl_dapo": -1.0}
 
 
-def _register(name: str, graded: Graded) -> None:
-    @reward(f"compat_{name}", min_score=LEAST.get(name))
-    def judge(completion: Completion, example: Example, env: EnvConfig) -> Reward:
-        return _as_reward(graded(completion, example))
-
-
 for _name, _graded in REWARDS.items():
-    _register(_name, _graded)
+    reward(f"compat_{_name}", min_score=LEAST.get(_name))(partial(_judge, _graded))

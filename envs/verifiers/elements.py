@@ -122,7 +122,11 @@ def _named(text: str) -> Named | None:
     if whole := _NAMES.fullmatch(text):
         return _points(whole["names"], whole["values"])
     if all(tuples := [_NAMES.fullmatch(part) for part in parts]):
-        return _joined([_points(each["names"], each["values"]) for each in tuples if each])
+        records = [_points(each["names"], each["values"]) for each in tuples if each]
+        alike = [each for each in records if each and records[0] and each.names == records[0].names]
+        if len(alike) < len(records):
+            return None
+        return Named(alike[0].names, tuple(chunk for each in alike for chunk in each.values))
     found = [_NAME.fullmatch(part) for part in parts]
     first = found[0]
     if first is None:
@@ -150,14 +154,6 @@ def _points(names: str, values: str) -> Named | None:
     if any(brackets != "()" or len(parts) != len(keys) for brackets, parts in points):
         return None
     return Named(keys, tuple(tuple(parts) for _, parts in points))
-
-
-def _joined(records: list[Named | None]) -> Named | None:
-    """Records of the same names, one after the other, as one."""
-    alike = [each for each in records if each and records[0] and each.names == records[0].names]
-    if len(alike) < len(records):
-        return None
-    return Named(alike[0].names, tuple(chunk for each in alike for chunk in each.values))
 
 
 def _names_value(name: str, value: str) -> bool:

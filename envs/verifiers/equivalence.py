@@ -24,8 +24,9 @@ caller that needs a deadline runs it in a process of its own.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
+from typing import Any
 
 from envs.verifiers.bounds import is_bounded
 from envs.verifiers.characters import in_latex
@@ -127,13 +128,8 @@ def _same_listed(left: str, elements: Sequence[str]) -> bool:
     brackets, rest = items(left) or ("", [left])
     if brackets not in ("", "{}") or len(rest) != len(elements):
         return False
-    for element in elements:
-        same, right = _same_text if is_text(element) else _same, canonical(element)
-        match = next((other for other in rest if same(other.strip(), right)), None)
-        if match is None:
-            return False
-        rest.remove(match)
-    return True
+    wanted = [(_same_text if is_text(element) else _same, canonical(element)) for element in elements]
+    return _pairs_up(wanted, rest, lambda want, other: want[0](other.strip(), want[1]))
 
 
 def _claims(given: str, left: str) -> list[str]:
@@ -263,13 +259,7 @@ def _same_reals(left: str, right: str) -> bool | None:
         return None  # two pairs of numbers may as well be points
     if first.name and second.name and first.name != second.name:
         return False
-    rest = list(second.intervals)
-    for interval in first.intervals:
-        match = next((other for other in rest if _same_interval(interval, other)), None)
-        if match is None:
-            return False
-        rest.remove(match)
-    return not rest
+    return _pairs_up(first.intervals, second.intervals, _same_interval)
 
 
 def _same_interval(left: Interval, right: Interval) -> bool:
@@ -351,13 +341,18 @@ def _all_same(left: Sequence[str], right: Sequence[str]) -> bool:
 def _same_in_any_order(left: Sequence[str], right: Sequence[str]) -> bool:
     if len(left) != len(right) or len(left) > MAX_ELEMENTS:
         return False
+    return _pairs_up(left, right, lambda element, other: _same(element.strip(), other.strip()))
+
+
+def _pairs_up(left: Sequence[Any], right: Sequence[Any], same: Callable[[Any, Any], bool]) -> bool:
+    """Whether each of the left is the same as one of the right, of which there are no more, in any order."""
     rest = list(right)
     for element in left:
-        match = next((other for other in rest if _same(element.strip(), other.strip())), None)
+        match = next((place for place, other in enumerate(rest) if same(element, other)), None)
         if match is None:
             return False
-        rest.remove(match)
-    return True
+        del rest[match]
+    return not rest
 
 
 def warm_up() -> None:

@@ -33,7 +33,12 @@ def value(node: ast.expr, operations: Mapping[type[ast.operator], Operation] = F
         ZeroDivisionError: a division by zero.
     """
     if isinstance(node, ast.Constant) and type(node.value) in (int, float):
-        return _number(node.value)  # type: ignore[arg-type]
+        if isinstance(node.value, int):
+            return Fraction(node.value)
+        decimal = Decimal(repr(node.value))
+        if not decimal.is_finite() or abs(decimal.adjusted()) > LARGEST_EXPONENT:
+            raise ValueError("infinite, or with an exponent beyond all use")
+        return Fraction(decimal)
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):
         operand = value(node.operand, operations)
         return -operand if isinstance(node.op, ast.USub) else operand
@@ -51,12 +56,3 @@ def makes(expression: str, numbers: Sequence[int], wanted: int) -> bool:
         return False
     used = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)]
     return hit and all(type(number) is int for number in used) and Counter(used) == Counter(numbers)
-
-
-def _number(written: int | float) -> Fraction:
-    if isinstance(written, int):
-        return Fraction(written)
-    decimal = Decimal(repr(written))
-    if not decimal.is_finite() or abs(decimal.adjusted()) > LARGEST_EXPONENT:
-        raise ValueError("infinite, or with an exponent beyond all use")
-    return Fraction(decimal)

@@ -175,53 +175,42 @@ def no_comma(text: str, arguments: Arguments) -> bool:
     return "," not in text
 
 
-RULES: Mapping[str, Rule] = {
-    "keywords:existence": keyword_existence,
-    "keywords:frequency": keyword_frequency,
-    "keywords:forbidden_words": forbidden_words,
-    "keywords:letter_frequency": letter_frequency,
-    "language:response_language": response_language,
-    "length_constraints:number_sentences": number_sentences,
-    "length_constraints:number_paragraphs": number_paragraphs,
-    "length_constraints:number_words": number_words,
-    "length_constraints:nth_paragraph_first_word": nth_paragraph_first_word,
-    "detectable_content:number_placeholders": number_placeholders,
-    "detectable_content:postscript": postscript,
-    "detectable_format:number_bullet_lists": number_bullet_lists,
-    "detectable_format:constrained_response": constrained_response,
-    "detectable_format:number_highlighted_sections": number_highlighted_sections,
-    "detectable_format:multiple_sections": multiple_sections,
-    "detectable_format:json_format": json_format,
-    "detectable_format:title": title,
-    "combination:two_responses": two_responses,
-    "combination:repeat_prompt": repeat_prompt,
-    "startend:end_checker": end_checker,
-    "startend:quotation": quotation,
-    "change_case:capital_word_frequency": capital_word_frequency,
-    "change_case:english_capital": english_capital,
-    "change_case:english_lowercase": english_lowercase,
-    "punctuation:no_comma": no_comma,
+_KINDS: Mapping[str, tuple[Rule, *tuple[str, ...]]] = {
+    "keywords:existence": (keyword_existence, "keywords"),
+    "keywords:frequency": (keyword_frequency, "keyword", "frequency", "relation"),
+    "keywords:forbidden_words": (forbidden_words, "forbidden_words"),
+    "keywords:letter_frequency": (letter_frequency, "letter", "let_frequency", "let_relation"),
+    "language:response_language": (response_language, "language"),
+    "length_constraints:number_sentences": (number_sentences, "num_sentences", "relation"),
+    "length_constraints:number_paragraphs": (number_paragraphs, "num_paragraphs"),
+    "length_constraints:number_words": (number_words, "num_words", "relation"),
+    "length_constraints:nth_paragraph_first_word": (
+        nth_paragraph_first_word,
+        *("num_paragraphs", "nth_paragraph", "first_word"),
+    ),
+    "detectable_content:number_placeholders": (number_placeholders, "num_placeholders"),
+    "detectable_content:postscript": (postscript, "postscript_marker"),
+    "detectable_format:number_bullet_lists": (number_bullet_lists, "num_bullets"),
+    "detectable_format:constrained_response": (constrained_response,),
+    "detectable_format:number_highlighted_sections": (number_highlighted_sections, "num_highlights"),
+    "detectable_format:multiple_sections": (multiple_sections, "section_spliter", "num_sections"),
+    "detectable_format:json_format": (json_format,),
+    "detectable_format:title": (title,),
+    "combination:two_responses": (two_responses,),
+    "combination:repeat_prompt": (repeat_prompt, "prompt_to_repeat"),
+    "startend:end_checker": (end_checker, "end_phrase"),
+    "startend:quotation": (quotation,),
+    "change_case:capital_word_frequency": (capital_word_frequency, "capital_frequency", "capital_relation"),
+    "change_case:english_capital": (english_capital,),
+    "change_case:english_lowercase": (english_lowercase,),
+    "punctuation:no_comma": (no_comma,),
 }
-"""Every instruction of the data set by its id."""
+"""By id, the rule of an instruction, and what it reads from its arguments."""
 
+RULES: Mapping[str, Rule] = {name: rule for name, (rule, *_) in _KINDS.items()}
+"""Every instruction of the data set by its id."""
 NEEDED_ARGUMENTS: Mapping[str, tuple[str, ...]] = {
-    "keywords:existence": ("keywords",),
-    "keywords:frequency": ("keyword", "frequency", "relation"),
-    "keywords:forbidden_words": ("forbidden_words",),
-    "keywords:letter_frequency": ("letter", "let_frequency", "let_relation"),
-    "language:response_language": ("language",),
-    "length_constraints:number_sentences": ("num_sentences", "relation"),
-    "length_constraints:number_paragraphs": ("num_paragraphs",),
-    "length_constraints:number_words": ("num_words", "relation"),
-    "length_constraints:nth_paragraph_first_word": ("num_paragraphs", "nth_paragraph", "first_word"),
-    "detectable_content:number_placeholders": ("num_placeholders",),
-    "detectable_content:postscript": ("postscript_marker",),
-    "detectable_format:number_bullet_lists": ("num_bullets",),
-    "detectable_format:number_highlighted_sections": ("num_highlights",),
-    "detectable_format:multiple_sections": ("section_spliter", "num_sections"),
-    "combination:repeat_prompt": ("prompt_to_repeat",),
-    "startend:end_checker": ("end_phrase",),
-    "change_case:capital_word_frequency": ("capital_frequency", "capital_relation"),
+    name: tuple(needed) for name, (_, *needed) in _KINDS.items() if needed
 }
 """What each rule reads from its arguments; rules that are not listed read nothing."""
 SENTENCE_RULES = frozenset(("length_constraints:number_sentences", "change_case:capital_word_frequency"))

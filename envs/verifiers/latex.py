@@ -23,18 +23,10 @@ _ALIASES = {
     **dict.fromkeys(("enspace", "thinspace", "medspace", "thickspace"), " "),
     **dict.fromkeys(("lor", "vee"), " or "),
     **dict.fromkeys(("land", "wedge"), " and "),
-    "lt": "<",
-    "gt": ">",
-    "colon": ":",
-    "ratio": ":",
-    "lbrace": "\\{",
-    "rbrace": "\\}",
-    "lg": "\\log_{10} ",
-    "langle": "(",
-    "rangle": ")",
-    "R": "\\mathbb{R}",
-    "backslash": "\\setminus ",
-}
+    "lt": "<", "gt": ">", "colon": ":", "ratio": ":",
+    "lbrace": "\\{", "rbrace": "\\}", "langle": "(", "rangle": ")",
+    "lg": "\\log_{10} ", "R": "\\mathbb{R}", "backslash": "\\setminus ",
+}  # fmt: skip
 _COMMAND = re.compile(r"\\([a-zA-Z]+)\s*")
 _ESCAPED_TWICE = re.compile(
     r"\\\\(?=(?:left|right|[dt]?frac|sqrt|text|pi|cdot|times|leq?|geq?|infty|cup|boxed|in)(?![a-zA-Z]))"

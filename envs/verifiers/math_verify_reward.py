@@ -43,7 +43,9 @@ def strictly_same(given: str, gold: str) -> bool:
     if max(len(given), len(gold)) > MAX_FORMULA_CHARACTERS:
         return False
     left, right = without_names(canonical(from_prose(given)), canonical(gold))
-    if not left or _number(right) or as_written(given, gold) or listed(gold):
+    value, _ = split_unit(right)
+    is_number = parse_number(value) is not None and "," not in value
+    if not left or is_number or as_written(given, gold) or listed(gold):
         return same_answer(given, gold)  # a number has one value, which needs no library, and a text none
     left = chain_end(left) if "=" not in right else left
     first, second = (_PRIMED.sub(_as_index, text) for text in (left, right))
@@ -60,11 +62,6 @@ def strictly_same(given: str, gold: str) -> bool:
 def _as_index(found: re.Match[str]) -> str:
     """Write primes of a letter as an index, for the library ignores primes."""
     return f"{found[1]}_{{9{len(found[2])}}}"
-
-
-def _number(text: str) -> bool:
-    value, _ = split_unit(text)
-    return parse_number(value) is not None and "," not in value
 
 
 def _of_one_kind(left: str, right: str) -> bool:

@@ -127,20 +127,27 @@ def _read(text: str) -> tuple[Fraction, bool] | None:
     if not text or len(text) > MAX_CHARACTERS:
         return None
     if match := _DECIMAL.fullmatch(text):
-        value = _decimal(*match.groups())
-        return None if value is None else (value, True)
+        sign, whole, decimals = match.groups(default="")
+        if not whole and not decimals:
+            return None
+        value = Fraction(int(whole.replace(",", "") + decimals), 10 ** len(decimals))
+        return -value if sign == "-" else value, True
     if match := _RATIO.fullmatch(text):
         return _ratio("", match[1], match[2])
     if match := _MIXED.fullmatch(text):
         ratio = _ratio("", match[3] or match[5], match[4] or match[6])
         if ratio is None:
             return None
-        sign = -1 if match[1] == "-" else 1
-        return sign * (int(match[2]) + ratio[0]), ratio[1] and ratio[0] < 1
+        mixed = int(match[2]) + ratio[0]
+        return -mixed if match[1] == "-" else mixed, ratio[1] and ratio[0] < 1
     if match := _SCIENTIFIC.fullmatch(text):
         return Fraction(match[1]) * Fraction(10) ** int(match[2] or match[3]), True
     if ("\\overline" in text or "\\dot" in text) and (match := _REPEATING.fullmatch(text)):
-        return _repeating(match), True
+        # `0.1\overline{6}` or `0.1\dot{6}`, 1/6; between two dots all digits repeat
+        sign, whole, once, *repeated = match.groups(default="")
+        period = "".join(repeated)
+        value = Fraction(int(whole + once + period) - int(whole + once or 0), 10 ** len(period) - 1)
+        return Fraction(-value if sign == "-" else value, 10 ** len(once)), True
     match = _FRAC.fullmatch(text)
     return _ratio(match[1], match[2] or match[3], match[4] or match[5]) if match else None
 
@@ -154,22 +161,6 @@ def _ratio(sign: str, top: str, bottom: str) -> tuple[Fraction, bool] | None:
     lowest = math.gcd(above.numerator, below.numerator) == 1 and abs(below) > 1
     signs = (sign, top[:1], bottom[:1]).count("-")
     return (-1 if sign == "-" else 1) * above / below, whole and lowest and signs < 2
-
-
-def _repeating(match: re.Match[str]) -> Fraction:
-    """The value of `0.1\\overline{6}` or `0.1\\dot{6}`, 1/6; between two dots all digits repeat."""
-    sign, whole, once, *repeated = match.groups(default="")
-    period = "".join(repeated)
-    value = Fraction(int(whole + once + period) - int(whole + once or 0), 10 ** len(period) - 1)
-    return Fraction((-1 if sign == "-" else 1) * value, 10 ** len(once))
-
-
-def _decimal(sign: str, whole: str, decimals: str | None) -> Fraction | None:
-    if not whole and not decimals:
-        return None
-    digits = whole.replace(",", "") + (decimals or "")
-    value = Fraction(int(digits), 10 ** len(decimals or ""))
-    return -value if sign == "-" else value
 
 
 def same_number(given: str, gold: str) -> bool:

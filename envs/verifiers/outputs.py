@@ -56,18 +56,13 @@ def same_value(value: Any, expected: Any) -> bool:
     if isinstance(value, bool) or isinstance(expected, bool):
         return value is expected
     if isinstance(expected, float) and isinstance(value, int | float):
-        return _close(value, expected)
+        if not math.isfinite(expected):
+            return value == expected or (math.isnan(expected) and value != value)
+        near = TOLERANCE * max(1.0, abs(expected))
+        return abs(value) <= sys.float_info.max and abs(value - expected) <= near
     if isinstance(expected, int) and isinstance(value, int | float):
         return value == expected
     return type(value) is type(expected) and bool(value == expected)
-
-
-def _close(value: float, expected: float) -> bool:
-    if not math.isfinite(expected):
-        return value == expected or (math.isnan(expected) and value != value)
-    if abs(value) > sys.float_info.max:
-        return False
-    return abs(value - expected) <= TOLERANCE * max(1.0, abs(expected))
 
 
 def coati_same_output(printed: str, expected: str) -> bool:

@@ -97,9 +97,14 @@ def unwrapped(text: str, keep_latex: bool = False) -> str:
     """
     for _ in range(MOST_WRAPPINGS):
         text = text.strip()
-        if not _WRAPPED.search(text) or (keep_latex and ("\\boxed" in text or _FORMULA.fullmatch(text))):
+        formula = _FORMULA.fullmatch(text)
+        if not _WRAPPED.search(text) or (keep_latex and ("\\boxed" in text or formula)):
             return text
-        inner = _only_element(text) or _last_answer(text) or _claim(text) or _formula(text)
+        elements = _elements(text)
+        only = elements[0].strip() if len(elements) == 1 else None
+        inner = only or _last_answer(text) or _claim(text)
+        if not inner and formula:
+            inner = next(part for part in formula.groups() if part).strip()
         if not inner:
             return text
         text = inner
@@ -121,11 +126,6 @@ def _elements(text: str) -> list[str]:
     return []
 
 
-def _only_element(text: str) -> str | None:
-    found = _elements(text)
-    return found[0].strip() if len(found) == 1 else None
-
-
 def _last_answer(text: str) -> str | None:
     """The answer in the last tags, behind the last mark, or in a box."""
     if text.endswith("</answer>"):
@@ -145,11 +145,6 @@ def _claim(text: str) -> str | None:
         return None
     claim = found["claim"].strip(" .*_")
     return claim if len(claim) <= LONGEST_CLAIM and not _NEXT_SENTENCE.search(claim) else None
-
-
-def _formula(text: str) -> str | None:
-    found = _FORMULA.fullmatch(text)
-    return next(part for part in found.groups() if part).strip() if found else None
 
 
 def check_references(

@@ -6,56 +6,25 @@ from functools import lru_cache
 from envs.verifiers.numbers import is_unit
 
 _NAMES = {
-    "millimeter": "mm millimetre",
-    "centimeter": "cm centimetre",
-    "meter": "metre mtr",
-    "kilometer": "km kilometre",
-    "inch": "in",
-    "foot": "ft feet",
-    "yard": "yd",
-    "mile": "mi",
-    "gram": "gm",
-    "kilogram": "kg kilo",
-    "milligram": "mg",
-    "pound": "lb gbp",
-    "ounce": "oz",
-    "liter": "litre",
-    "milliliter": "ml millilitre",
-    "second": "sec",
-    "minute": "min",
-    "hour": "hr",
-    "percent": "pct",
-    "degree": "deg",
-    "square": "sq",
-    "dollar": "usd",
-    "euro": "eur",
-    "yen": "jpy",
-    "rupee": "inr",
-    "ampere": "amp",
-    "radian": "rad",
+    "millimeter": "mm millimetre", "centimeter": "cm centimetre",
+    "meter": "metre mtr", "kilometer": "km kilometre",
+    "inch": "in", "foot": "ft feet", "yard": "yd", "mile": "mi",
+    "gram": "gm", "kilogram": "kg kilo", "milligram": "mg",
+    "pound": "lb gbp", "ounce": "oz",
+    "liter": "litre", "milliliter": "ml millilitre",
+    "second": "sec", "minute": "min", "hour": "hr",
+    "percent": "pct", "degree": "deg", "square": "sq",
+    "dollar": "usd", "euro": "eur", "yen": "jpy", "rupee": "inr",
+    "ampere": "amp", "radian": "rad",
     **dict.fromkeys(("joule", "newton", "kelvin", "watt", "volt", "cent"), ""),
-}
-_ONE_NAME = {other: name for name, others in _NAMES.items() for other in others.split()} | {
-    "m": "meter",
-    "s": "second",
-    "h": "hour",
-    "g": "gram",
-    "l": "liter",
-}
+}  # fmt: skip
+_ONE_NAME = {other: name for name, others in _NAMES.items() for other in others.split()}
+_ONE_NAME |= {"m": "meter", "s": "second", "h": "hour", "g": "gram", "l": "liter"}
 _KNOWN = frozenset((*_NAMES, "cubic", "unit", "units"))
 _LETTERS = {
-    "m": "meters",
-    "s": "seconds",
-    "g": "grams",
-    "h": "hours",
-    "L": "liters",
-    "J": "joules",
-    "N": "newtons",
-    "K": "kelvins",
-    "W": "watts",
-    "V": "volts",
-    "A": "amperes",
-}
+    "m": "meters", "s": "seconds", "g": "grams", "h": "hours", "L": "liters",
+    "J": "joules", "N": "newtons", "K": "kelvins", "W": "watts", "V": "volts", "A": "amperes",
+}  # fmt: skip
 """What a single letter means where it is set as text behind a number."""
 UNIT_LETTER = re.compile(
     rf"(?<=[\d)}}/])(?P<gap>[\s~]*(?:\\[,;: ])*)\\(?:text|mathrm|mbox|textrm|textnormal)\{{[\s~]*"
@@ -67,19 +36,12 @@ _UNIT = re.compile(
 )
 _PRIMES = re.compile(r"(?P<value>[-\d.,/ ]*\d)(?P<mark>'{1,2}|\")", re.ASCII)
 _SIGNS = {
-    "\\$": "dollar",
-    "%": "percent",
-    "^\\circ": "degree",
-    "^{\\circ}": "degree",
-    "°": "degree",
-    "\\degree": "degree",
-    "€": "euro",
-    "\\euro": "euro",
-    "£": "pound",
-    "\\pounds": "pound",
-    "¥": "yen",
-    "₹": "rupee",
-}
+    "\\$": "dollar", "%": "percent",
+    "^\\circ": "degree", "^{\\circ}": "degree", "°": "degree", "\\degree": "degree",
+    "€": "euro", "\\euro": "euro",
+    "£": "pound", "\\pounds": "pound",
+    "¥": "yen", "₹": "rupee",
+}  # fmt: skip
 """Marks of a quantity that are no words."""
 _QUANTITIES = frozenset(_NAMES) - {"square"}
 _POWERS = {"2": "square", "3": "cubic"}

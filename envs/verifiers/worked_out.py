@@ -99,12 +99,16 @@ class _Reader:
         return _quotient(_product(above), _product(below)) if below else _product(above)
 
     def factor(self) -> Form:
-        if self.token() == "-":
-            self.take()
-        base = self.base()
+        base = self.argument()
         while self.token() in ("^", "!"):
-            factorial = self.take() == "!"
-            base = Form(base.work + 1, base.reduced) if factorial else _power(base, self.argument())
+            if self.take() == "!":
+                base = Form(base.work + 1, base.reduced)
+                continue
+            exponent = self.argument()
+            reduced = base.reduced and exponent.reduced
+            if base.plain and exponent.plain and base.bottom == 1 and exponent.bottom == 1:
+                reduced = reduced and exponent.top > 1 and not _is_power(base.top)
+            base = Form(base.work + exponent.work + 1, reduced)
         return base
 
     def argument(self) -> Form:
@@ -169,13 +173,6 @@ def _quotient(above: Form, below: Form) -> Form:
     reduced = reduced and not (below.plain and bottom == 1) and math.gcd(top, below.root) == 1
     work, root, plain = above.work + below.work, above.root * below.root, above.plain and below.plain
     return Form(work, reduced, top, bottom, root, plain)
-
-
-def _power(base: Form, exponent: Form) -> Form:
-    reduced = base.reduced and exponent.reduced
-    if base.plain and exponent.plain and base.bottom == 1 and exponent.bottom == 1:
-        reduced = reduced and exponent.top > 1 and not _is_power(base.top)
-    return Form(base.work + exponent.work + 1, reduced)
 
 
 def _has_power(number: int, degree: int) -> bool:

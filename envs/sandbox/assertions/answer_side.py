@@ -38,7 +38,10 @@ class Answer:
     def reply(self, asked: dict[str, Any]) -> dict[str, Any]:
         try:
             if asked["do"] == "names":
-                return {"names": self._offered()}
+                names = {name: value for name, value in self.names.items() if isinstance(name, str)}
+                classes = {name: value for name, value in names.items() if isinstance(value, type)}
+                errors = {name: cls for name, cls in classes.items() if issubclass(cls, BaseException)}
+                return {"names": {name: lineage(errors[name]) if name in errors else [] for name in names}}
             given = self.decoded(asked["given"])
             known = {
                 id(made): number for number, made in given.made.items() if given.nodes[number][0] in MUTABLE
@@ -58,14 +61,6 @@ class Answer:
 
     def decoded(self, text: str) -> Decoded:
         return Decoded(text, self._stood, self._class)
-
-    def _offered(self) -> dict[str, list[list[str]]]:
-        """The program's names, each with its bases where it is an exception."""
-        return {
-            name: lineage(value) if isinstance(value, type) and issubclass(value, BaseException) else []
-            for name, value in self.names.items()
-            if isinstance(name, str)
-        }
 
     def _class(self, name: str) -> type | None:
         found = self.names.get(name)

@@ -101,7 +101,10 @@ class _Mark:
         keys = [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
 
         def decorate(test: Any) -> Any:
-            cases = [_case(keys, value) for value in values]
+            cases = []
+            for value in values:
+                case = value.values if isinstance(value, Param) else (value,) if len(keys) == 1 else value
+                cases.append(dict(zip(keys, case, strict=True)))
             vars_of(test).setdefault(PARAMETERS, []).append(cases)
             return test
 
@@ -109,11 +112,6 @@ class _Mark:
 
     def __getattr__(self, name: str) -> Any:
         return _does_nothing
-
-
-def _case(keys: list[str], value: Any) -> dict[str, Any]:
-    value = value.values if isinstance(value, Param) else (value,) if len(keys) == 1 else value
-    return dict(zip(keys, value, strict=True))
 
 
 class Param:
@@ -175,7 +173,7 @@ def found_tests(names: Mapping[str, Any], new: Iterator[str] | list[str]) -> lis
     for name in new:
         value = names[name]
         if isinstance(value, FunctionType) and name.startswith("test"):
-            found.append(partial(_run, value, fixtures))
+            found.append(partial(_run, value, value, fixtures))
         elif isinstance(value, type) and issubclass(value, unittest.TestCase):
             found.append(partial(_run_case, value))
         elif isinstance(value, type) and name.startswith("Test"):
@@ -185,9 +183,9 @@ def found_tests(names: Mapping[str, Any], new: Iterator[str] | list[str]) -> lis
     return found
 
 
-def _run(test: Any, fixtures: Mapping[str, Any]) -> None:
-    """Once for each of its cases."""
-    for cases in itertools.product(*getattr(test, "__dict__", {}).get(PARAMETERS, [])):
+def _run(test: Any, function: Any, fixtures: Mapping[str, Any]) -> None:
+    """Once for each of its function's cases."""
+    for cases in itertools.product(*vars_of(function).get(PARAMETERS, [])):
         given = {key: value for case in cases for key, value in case.items()}
         with contextlib.ExitStack() as ends, contextlib.suppress(Skipped):
             test(**_filled(test, given, fixtures, ends))
@@ -225,8 +223,4 @@ def _run_method(owner: Any, name: str, fixtures: Mapping[str, Any]) -> None:
     if before is not None:
         before(*[None] * len(inspect.signature(before).parameters))
     bound = getattr(held, name)
-    parameters = vars_of(bound.__func__).get(PARAMETERS, [])
-    for cases in itertools.product(*parameters):
-        given = {key: value for case in cases for key, value in case.items()}
-        with contextlib.ExitStack() as ends, contextlib.suppress(Skipped):
-            bound(**_filled(bound, given, fixtures, ends))
+    _run(bound, bound.__func__, fixtures)

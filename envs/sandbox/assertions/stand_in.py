@@ -2,7 +2,7 @@
 the sandbox."""
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 FIRST_ITEMS, MOST_ITEMS = 1, 1024
@@ -15,6 +15,15 @@ class Asked(Protocol):
     taken: dict[int, "Taken"]
 
     def ask(self, what: str, target: Any, *arguments: Any, **named: Any) -> Any: ...
+
+
+def _asks(what: str, kind: Callable[[Any], Any] = lambda value: value) -> Any:
+    """A method that asks the program, and makes the answer one of a kind."""
+
+    def method(self: "StandIn", *arguments: Any, **named: Any) -> Any:
+        return kind(self._tests.ask(what, self, *arguments, **named))
+
+    return method
 
 
 class StandIn:
@@ -34,23 +43,11 @@ class StandIn:
         object.__setattr__(self, "_tests", tests)
         object.__setattr__(self, "_number", number)
 
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
-        return self._tests.ask("call", self, *arguments, **named)
-
-    def __getattr__(self, name: str) -> Any:
-        return self._tests.ask("get", self, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        self._tests.ask("set", self, name, value)
-
-    def __getitem__(self, key: Any) -> Any:
-        return self._tests.ask("item", self, key)
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        self._tests.ask("put", self, key, value)
-
-    def __delitem__(self, key: Any) -> None:
-        self._tests.ask("remove", self, key)
+    __call__, __copy__, __enter__ = _asks("call"), _asks("copy"), _asks("enter")
+    __getattr__, __setattr__ = _asks("get"), _asks("set")
+    __getitem__, __setitem__, __delitem__ = _asks("item"), _asks("put"), _asks("remove")
+    __len__, __bool__, __hash__ = _asks("length", int), _asks("truth", bool), _asks("hash", int)
+    __str__, __repr__ = _asks("text", str), _asks("shown", str)
 
     def __iter__(self) -> Iterator[Any]:
         return self._taken(self._tests.ask("iterator", self))
@@ -64,24 +61,6 @@ class StandIn:
             return iter(iterator)
         return self._tests.taken.setdefault(iterator._number, Taken(iterator))
 
-    def __len__(self) -> int:
-        return int(self._tests.ask("length", self))
-
-    def __bool__(self) -> bool:
-        return bool(self._tests.ask("truth", self))
-
-    def __str__(self) -> str:
-        return str(self._tests.ask("text", self))
-
-    def __repr__(self) -> str:
-        return str(self._tests.ask("shown", self))
-
-    def __hash__(self) -> int:
-        return int(self._tests.ask("hash", self))
-
-    def __copy__(self) -> Any:
-        return self._tests.ask("copy", self)
-
     def __deepcopy__(self, memo: Any) -> Any:
         return self._tests.ask("deepcopy", self)
 
@@ -90,9 +69,6 @@ class StandIn:
 
     def __subclasscheck__(self, value: Any) -> bool:
         return type(value) is StandIn and bool(self._tests.ask("subclass", self, value))
-
-    def __enter__(self) -> Any:
-        return self._tests.ask("enter", self)
 
     def __exit__(self, *raised: Any) -> None:
         self._tests.ask("leave", self)

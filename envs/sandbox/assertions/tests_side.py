@@ -53,7 +53,13 @@ class Tests:
         text, mine = encoded((target, list(arguments), named), self._number)
         self.channel.send({"do": what, "given": text})
         while "call" in (reply := self.channel.receive()):
-            self.channel.send(self._called(reply))
+            try:  # calls a function that the tests gave the program
+                given, by_name = self._decoded(reply["given"])
+                value = self.lent[-1 - int(reply["call"])](*given, **by_name)
+                answer: dict[str, Any] = {"value": encoded(value, self._number)[0]}
+            except Exception as error:
+                answer = {"raised": lineage(type(error)), "message": str(error)[:1000]}
+            self.channel.send(answer)
         if "raised" in reply:
             original = StandIn(self, int(reply["object"]))
             raise exception(reply["raised"], str(reply["message"]), self.exceptions, original)
@@ -61,15 +67,6 @@ class Tests:
         if not isinstance(came, tuple) or len(came) != 3:
             raise AnswerEnded("no reply")
         return came[0]
-
-    def _called(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """Calls a function that the tests gave the program."""
-        try:
-            arguments, named = self._decoded(asked["given"])
-            value = self.lent[-1 - int(asked["call"])](*arguments, **named)
-            return {"value": encoded(value, self._number)[0]}
-        except Exception as error:
-            return {"raised": lineage(type(error)), "message": str(error)[:1000]}
 
     def _decoded(self, text: str, mine: dict[int, Any] | None = None) -> Any:
         return Decoded(text, self._stood, self.shared.get, mine).value
@@ -104,10 +101,12 @@ class Tests:
         if entry_point is not None:
             self.names["candidate"] = self.names[entry_point] = self.ask("lookup", entry_point)
         written = "\n".join((setup, *sources))
+        # Modules of Python that the tests use, as `math` in `math.isclose`: where they leave the import to the program,
+        # it must not put a `math` of its own in their place.
+        used = {node.value for node in ast.walk(ast.parse(written)) if isinstance(node, ast.Attribute)}
+        modules = {node.id for node in used if isinstance(node, ast.Name)} & sys.stdlib_module_names
         for name in self._wanted(written, entry_point):
-            self.names[name] = (
-                importlib.import_module(name) if name in _modules(written) else self.found(name)
-            )
+            self.names[name] = importlib.import_module(name) if name in modules else self.found(name)
         sys.modules["solution"] = _module(self)
         sys.modules["pytest"] = pytest_module.module()
         sys.modules["numpy"] = numpy_module.module()
@@ -147,13 +146,6 @@ def _said(error: BaseException) -> str:
         return f"{type(error).__name__}: {error}"[:500]
     except BaseException:  # the message is made of something of the program
         return type(error).__name__
-
-
-def _modules(written: str) -> set[str]:
-    """Modules of Python that tests use, as `math` in `math.isclose`: where they leave the import to the program, it
-    must not put a `math` of its own in their place."""
-    used = {node.value for node in ast.walk(ast.parse(written)) if isinstance(node, ast.Attribute)}
-    return {node.id for node in used if isinstance(node, ast.Name)}.intersection(sys.stdlib_module_names)
 
 
 def _module(tests: Tests) -> ModuleType:

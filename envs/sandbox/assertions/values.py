@@ -10,18 +10,12 @@ sandbox.
 
 import json
 from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from enum import Enum
 from functools import partial
 from typing import Any
 
-SEQUENCES: dict[str, Any] = {
-    "list": list,
-    "tuple": tuple,
-    "set": set,
-    "frozenset": frozenset,
-    "deque": deque,
-}
+SEQUENCES: dict[str, Any] = {cls.__name__: cls for cls in (list, tuple, set, frozenset, deque)}
 FACTORIES = {factory.__name__: factory for factory in (int, float, str, bool, list, dict, set, tuple)}
 """Of a `defaultdict` that stays one."""
 DICTIONARIES: dict[str, Any] = {
@@ -108,10 +102,10 @@ def _container(value: Any, place: Callable[[Any], int]) -> list[Any] | None:
         if isinstance(value, cls):
             return [kind, [place(member) for member in cls.__iter__(value)]]
     if isinstance(value, dict):
-        return [
-            _dictionary(value),
-            [[place(key), place(dict.__getitem__(value, key))] for key in dict.__iter__(value)],
-        ]
+        kind = type(value).__name__ if type(value) in (Counter, OrderedDict) else "dict"
+        if type(value) is defaultdict and value.default_factory in FACTORIES.values():
+            kind = f"defaultdict of {getattr(value.default_factory, '__name__', '')}"
+        return [kind, [[place(key), place(dict.__getitem__(value, key))] for key in dict.__iter__(value)]]
     view = VIEWS.get(type(value))
     if view is not None:
         return [view, [[place(each) for each in pair] if view == "items" else place(pair) for pair in value]]
@@ -122,12 +116,6 @@ def _fields(cls: type) -> list[str] | None:
     """The names of a named tuple's members; None of any other class."""
     fields = vars(cls).get("_fields")
     return list(fields) if issubclass(cls, tuple) and isinstance(fields, tuple) else None
-
-
-def _dictionary(value: dict[Any, Any]) -> str:
-    if type(value) is defaultdict and value.default_factory in FACTORIES.values():
-        return f"defaultdict of {getattr(value.default_factory, '__name__', '')}"
-    return type(value).__name__ if type(value) in (Counter, OrderedDict) else "dict"
 
 
 def _of_library(value: Any) -> list[Any] | None:
@@ -277,14 +265,7 @@ class Decoded:
         else:
             members = [self._at(member) for member in payload]
             made.clear()
-            _add(made, members)
-
-
-def _add(made: Any, members: Iterable[Any]) -> None:
-    if isinstance(made, set):
-        made.update(members)
-    else:
-        made.extend(members)
+            (made.update if isinstance(made, set) else made.extend)(members)
 
 
 SCALARS: dict[str, Callable[[Any], Any]] = {
