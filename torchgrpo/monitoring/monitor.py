@@ -118,13 +118,7 @@ class Monitor:
         self.live.step(row["reward/mean"], row["length/response_mean"])
         return row
 
-    def learned(
-        self,
-        rollout: Rollout,
-        advantage: Tensor,
-        log_ratio: Tensor,
-        entropy: Tensor,
-    ) -> None:
+    def learned(self, rollout: Rollout, advantage: Tensor, log_ratio: Tensor, entropy: Tensor) -> None:
         """Tell the ledger what the step that `optimized` wrote made of each group.
 
         advantage, log_ratio, entropy: as `StepReport`.

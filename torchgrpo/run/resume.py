@@ -32,10 +32,7 @@ BEGUN_WITH = (
     *("train_model.lora.quantization", "ref_model.name", "ref_model.dtype"),
 )
 """Settings that the saved state is of: the place in the data, the count of iterations, the optimizer's memory."""
-UNSAID = (
-    *("run", "run_dir", "train.resume", "plan", "checkpoint", "to", "hub"),
-    *("step", "rollouts"),
-)
+UNSAID = (*("run", "run_dir", "train.resume", "plan", "checkpoint", "to", "hub"), *("step", "rollouts"))
 """Settings that say nothing of the run."""
 NO_PART_OF_IT = (
     *UNSAID,

@@ -68,6 +68,5 @@ class Wandb:
 
 
 OPEN = OpenTracker(
-    "wandb",
-    lambda logging, run_dir, title, config, tell: Wandb(logging, run_dir, title, config, tell),
+    "wandb", lambda logging, run_dir, title, config, tell: Wandb(logging, run_dir, title, config, tell)
 )
