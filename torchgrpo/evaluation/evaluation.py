@@ -33,18 +33,12 @@ FIRST_GROUP_ID = 1 << 39  # above every id that training uses; with the set's se
 _LOOK_S = 0.2  # between two looks at Ctrl-C
 
 
-MakeGroups = Callable[[EvalSet, RewardService, int], Generation]
-"""From a set, what judges it and its seed to what makes groups of its problems, with its sampling."""
-
-
-Record = Callable[[str, int], AbstractContextManager[Callable[[Group], None]]]
-
-
 @dataclass(eq=False)
 class Evaluation:
     """Runs all sets, writes what they say.
 
     rows: completions that the engines hold at a time.
+    make_groups: from a set, what judges it and its seed to what makes groups of its problems, with its sampling.
     tell: told of a stage, how much of it is done, and of how much.
     say: told what a person should know.
     record: of a set and an iteration; what its block is given takes every group.
@@ -55,11 +49,11 @@ class Evaluation:
     rows: int
     sets: list[EvalSet]
     loop: EngineLoop
-    make_groups: MakeGroups
+    make_groups: Callable[[EvalSet, RewardService, int], Generation]
     tell: Callable[[str, int, int], None]
     say: Callable[[str], None]
     run_dir: Path
-    record: Record
+    record: Callable[[str, int], AbstractContextManager[Callable[[Group], None]]]
     step: Callable[[], int] = lambda: 0
 
     def __post_init__(self) -> None:

@@ -157,7 +157,12 @@ def summarize(tallies: Sequence[Tally], n: int) -> dict[str, float]:
         return metrics
     largest = max(len(tally.correct) for tally in judged)
     names = [*(f"pass@{k}" for k in range(1, largest + 1)), f"avg@{n}", "score"]
-    values = np.array([_row(tally, largest) for tally in judged])
+    rows = []
+    for tally in judged:
+        m, correct = len(tally.correct), sum(tally.correct)
+        passes = [pass_at_k(m, correct, k) if k <= m else math.nan for k in range(1, largest + 1)]
+        rows.append([*passes, correct / m, float(np.mean(tally.scores))])
+    values = np.array(rows)
     shares, scores = proportion_interval(values[:, :-1]), mean_interval(values[:, -1:])
     ends = [np.concatenate(both) for both in zip(shares, scores, strict=True)]
     for name, mean, low, high in zip(names, np.nanmean(values, axis=0), *ends, strict=True):
@@ -165,13 +170,6 @@ def summarize(tallies: Sequence[Tally], n: int) -> dict[str, float]:
     lengths = [length for tally in judged for length in tally.lengths]
     truncated = [cut for tally in judged for cut in tally.truncated]
     return metrics | {"length": float(np.mean(lengths)), "truncated": float(np.mean(truncated))}
-
-
-def _row(tally: Tally, largest: int) -> list[float]:
-    """pass@1 ... pass@largest, the share of correct completions, the mean score of one problem."""
-    m, correct = len(tally.correct), sum(tally.correct)
-    passes = [pass_at_k(m, correct, k) if k <= m else float("nan") for k in range(1, largest + 1)]
-    return [*passes, correct / m, float(np.mean(tally.scores))]
 
 
 def table(name: str, metrics: dict[str, float], n: int) -> str:

@@ -22,7 +22,6 @@ from config.run_folder.files import written_whole
 FOLDER = "rollouts"
 OPEN, CLOSED = ".jsonl", ".jsonl.zst"
 _NAME = re.compile(r"(train|eval_([\w\-]+))_(\d{6,})\.jsonl(\.zst)?")
-
 _UNSEEN: dict[str, Any] = {"advantage": 0.0, "in_loss": False, "log_ratio": [], "entropy": []}
 
 
@@ -34,11 +33,6 @@ class LedgerFile:
     evaluated: str
     number: int
 
-    @property
-    def order(self) -> tuple[int, bool]:
-        """By time: the evaluation after an iteration comes after its groups."""
-        return self.number, bool(self.evaluated)
-
 
 def ledger_files(run_dir: Path) -> list[LedgerFile]:
     """Those of a run's folder, the oldest first."""
@@ -47,7 +41,8 @@ def ledger_files(run_dir: Path) -> list[LedgerFile]:
         match = _NAME.fullmatch(path.name)
         if match:
             found[match[1] + match[3]] = LedgerFile(path, match[2] or "", int(match[3]))
-    return sorted(found.values(), key=lambda file: file.order)
+    # The evaluation after an iteration comes after its groups.
+    return sorted(found.values(), key=lambda file: (file.number, bool(file.evaluated)))
 
 
 def read_records(run_dir: Path, kind: str | None = None) -> Iterator[dict[str, Any]]:
@@ -59,8 +54,7 @@ def read_records(run_dir: Path, kind: str | None = None) -> Iterator[dict[str, A
 
 def records_of(path: Path) -> Iterator[dict[str, Any]]:
     """The groups of one file."""
-    for line in lines_of(path):
-        yield parsed(line)
+    return map(parsed, lines_of(path))
 
 
 def parsed(line: bytes) -> dict[str, Any]:

@@ -148,14 +148,11 @@ def pattern_of(name: str) -> str | None:
     """The name in the table that a logged metric goes by, or None."""
     if name in _EXACT:
         return name
-    return next((pattern for pattern in _EXACT if stands_for(pattern, name)), None)
-
-
-@cache
-def stands_for(pattern: str, name: str) -> bool:
-    """Whether a name with placeholders means this logged metric."""
-    expression = re.sub(r"[A-Z]{2,}", "[^/]+", re.sub(r"\bK$|(?<=_)K$", r"\\d+", pattern))
-    return re.fullmatch(expression, name) is not None
+    for pattern in _EXACT:
+        expression = re.sub(r"[A-Z]{2,}", "[^/]+", re.sub(r"\bK$|(?<=_)K$", r"\\d+", pattern))
+        if re.fullmatch(expression, name):
+            return pattern
+    return None
 
 
 def meaning_of(name: str) -> str:

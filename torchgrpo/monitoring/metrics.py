@@ -35,8 +35,12 @@ def rollout_metrics(rollout: Rollout, policy_version: int, members: Sequence[str
     generated = [one for group in groups for one in group.chain()]
     metrics = reward_metrics(generated)
     metrics |= _length_metrics([one for group in groups for one in group.completions])
-    metrics |= _trained_metrics(batch, sum(len(group.candidates) for group in generated))
+    assert batch.advantage is not None and batch.mask is not None
+    trained = list(compress(batch.advantage[:, 0].tolist(), batch.mask.any(-1).tolist()))
     metrics |= {
+        "advantage/mean": _mean(trained),
+        "advantage/std": _deviation(trained),
+        "sample_utilization": len(trained) / sum(len(group.candidates) for group in generated),
         "rollout/temperature": _mean([group.sampling.temperature for group in groups]),
         "policy_version": float(policy_version),
     }
@@ -90,25 +94,9 @@ def _length_metrics(completions: Sequence[SampledCompletion]) -> dict[str, float
     if all(all(one.sampled) for one in completions):
         return metrics
     return metrics | {
-        "turns/mean": _mean([_turns(one) for one in completions]),
+        # One, and one more wherever a token of the environment's is followed by one of the model's.
+        "turns/mean": _mean([1 + bytes(one.sampled).count(b"\0\1") for one in completions]),
         "turns/drawn_tokens": _mean([one.num_drawn for one in completions]),
-    }
-
-
-def _turns(completion: SampledCompletion) -> int:
-    """One, and one more wherever a token of the environment's is followed by one of the model's."""
-    return 1 + bytes(completion.sampled).count(b"\0\1")
-
-
-def _trained_metrics(batch: Batch, generated: int) -> dict[str, float]:
-    """Of the completions in the loss. generated: completions of all groups that were made for the batch."""
-    advantage, mask = batch.advantage, batch.mask
-    assert advantage is not None and mask is not None
-    trained = list(compress(advantage[:, 0].tolist(), mask.any(-1).tolist()))
-    return {
-        "advantage/mean": _mean(trained),
-        "advantage/std": _deviation(trained),
-        "sample_utilization": len(trained) / generated,
     }
 
 

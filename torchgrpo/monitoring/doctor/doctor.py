@@ -9,6 +9,7 @@ finds the same.
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import get_args
 
 from config.cli.saved_settings import METRICS, saved_config
 from config.schema.config import Config
@@ -19,7 +20,6 @@ from torchgrpo.monitoring.metrics_file import MetricsFile
 
 _OF_EVALUATIONS = [rule for rule in RULES if rule.metrics[0].startswith("eval/")]
 _OF_STEPS = [rule for rule in RULES if rule not in _OF_EVALUATIONS]
-_ORDER = ("alarm", "warning", "info")
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def diagnosis(run_dir: Path) -> Diagnosis:
     doctor = Doctor(saved_config(run_dir))
     rows = MetricsFile(run_dir / METRICS).rows()
     doctor.remember(rows)
-    found = sorted(doctor.findings.values(), key=lambda finding: _ORDER.index(finding.severity))
+    found = sorted(doctor.findings.values(), key=lambda finding: get_args(Severity).index(finding.severity))
     steps = doctor.history.seen
     return Diagnosis(found, steps, len(rows) - steps)
 
