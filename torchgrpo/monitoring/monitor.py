@@ -14,7 +14,7 @@ from config.run_folder.files import written_whole
 from config.run_folder.folders import SUMMARY
 from config.schema.errors import RunOutcome
 from envs.example import SYSTEM_ROLES
-from envs.group import Group, SampledCompletion, Verdict
+from envs.group import Group
 from envs.task import Example
 from torchgrpo.monitoring.doctor.doctor import Finding
 from torchgrpo.monitoring.events import Events
@@ -111,7 +111,20 @@ class Monitor:
         row: dict[str, Any] = {"optimizer_step": self.optimizer_step}
         row |= rollout_metrics(rollout, policy_version, self.members) | step | self.extra
         row |= self.repetition.metrics([one for group in groups for one in group.chain()])
-        row |= self._throughput([len(one.token_ids) for group in groups for one in group.completions])
+        row |= {f"time/{phase}_s": seconds for phase, seconds in self.seconds.items()}
+        now = time.perf_counter()
+        elapsed, self.since = now - self.since, now
+        lengths = [len(one.token_ids) for group in groups for one in group.completions]
+        self.tokens += sum(lengths)
+        row |= {
+            "idle/learner": self.seconds["collect"] / elapsed,
+            "throughput/tokens_per_s": sum(lengths) / elapsed,
+            "throughput/completions_per_s": len(lengths) / elapsed,
+            "time/elapsed_s": self.seconds_before + now - self.began,
+            "tokens/total": float(self.tokens_before + self.tokens),
+            "time/unix_s": time.time(),
+        }
+        self.seconds = dict.fromkeys(self.seconds, 0.0)
         self.extra = {}
         self.file.append(row)
         self._track(row)
@@ -161,23 +174,6 @@ class Monitor:
     def _tell_of_trackers(self, trackers: Trackers) -> None:
         for line in trackers.told():
             self.say(line)
-
-    def _throughput(self, lengths: Sequence[int]) -> dict[str, float]:
-        """Seconds of each phase and figures per second since the last row. lengths: tokens of the completions."""
-        now = time.perf_counter()
-        elapsed, self.since = now - self.since, now
-        tokens = sum(lengths)
-        self.tokens += tokens
-        row: dict[str, float] = {f"time/{phase}_s": seconds for phase, seconds in self.seconds.items()}
-        row["idle/learner"] = self.seconds["collect"] / elapsed
-        self.seconds = dict.fromkeys(self.seconds, 0.0)
-        return row | {
-            "throughput/tokens_per_s": tokens / elapsed,
-            "throughput/completions_per_s": len(lengths) / elapsed,
-            "time/elapsed_s": self.seconds_before + now - self.began,
-            "tokens/total": float(self.tokens_before + self.tokens),
-            "time/unix_s": time.time(),
-        }
 
     def say(self, text: str) -> None:
         """A line above the bar, and in `grpo.log`."""
@@ -262,9 +258,16 @@ def sample_text(step: int, group: Group) -> str:
     """A question with the best and the worst of its answers, for a person to read."""
     lines = [f"sample at step {step}", _indented(question(group.example), 2)]
     scores = [verdict.score for verdict in group.verdicts]
+    gold = _short(" ".join(str(group.example.answer).split()), LONGEST_GOLD)
     for index in dict.fromkeys((scores.index(max(scores)), scores.index(min(scores)))):
         one, verdict = group.completions[index], group.verdicts[index]
-        lines += [f"  {_headline(one, verdict, group.example)}", _indented(one.text, 4)]
+        parts = ", ".join(f"{name} {value:.3g}" for name, value in verdict.parts.items())
+        outcome = "" if verdict.outcome == "scored" else f", {verdict.outcome}"
+        lines += [
+            f"  reward {verdict.score:.2f}{f' ({parts})' if parts else ''}{outcome}, {one.num_drawn} tokens, "
+            f"{one.finish_reason}; gold {gold}",
+            _indented(one.text, 4),
+        ]
     return "\n".join(lines)
 
 
@@ -274,17 +277,6 @@ def question(example: Example) -> str:
     if len(asked) == 1:
         return str(asked[0]["content"])
     return "\n".join(f"{message['role']}: {message['content']}" for message in asked)
-
-
-def _headline(one: SampledCompletion, verdict: Verdict, example: Example) -> str:
-    """`reward 0.20 (accuracy 0, brief 0.2), 8 tokens, stop; gold 5`"""
-    parts = ", ".join(f"{name} {value:.3g}" for name, value in verdict.parts.items())
-    outcome = "" if verdict.outcome == "scored" else f", {verdict.outcome}"
-    gold = _short(" ".join(str(example.answer).split()), LONGEST_GOLD)
-    return (
-        f"reward {verdict.score:.2f}{f' ({parts})' if parts else ''}{outcome}, {one.num_drawn} tokens, "
-        f"{one.finish_reason}; gold {gold}"
-    )
 
 
 def _indented(text: str, width: int) -> str:

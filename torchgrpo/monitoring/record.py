@@ -19,20 +19,18 @@ from torch import Tensor
 from envs.example import Completion, Example, Message
 from envs.group import Group, SampledCompletion, Sampling, Times, Verdict
 
-FateName = Literal["trained", "replaced", "stale", "evaluated"]
-"""What became of a group: trained on; refused by dynamic sampling; too old when its turn came; of an evaluation."""
-
 
 @dataclass
 class Fate:
     """What became of a group after it was judged.
 
+    name: trained on; refused by dynamic sampling; too old when its turn came; of an evaluation.
     iteration: in which it was consumed, or after which it was evaluated. evaluated: the name of its set.
     optimizer_steps: that trained on it. trained_at: the policy version that its age was counted to, where that was.
     tokens: what the learner said of its completions; None where it has not seen them.
     """
 
-    name: FateName
+    name: Literal["trained", "replaced", "stale", "evaluated"]
     iteration: int
     evaluated: str = ""
     optimizer_steps: list[int] = field(default_factory=list)
@@ -88,11 +86,9 @@ def prompt_id(messages: Sequence[Message]) -> str:
     return hashlib.blake2b(framed, digest_size=8).hexdigest()
 
 
-_NOTHING_LEARNED: dict[str, Any] = {each.name: [] for each in fields(TokenValues)}
-
-
 def record_of(group: Group, fate: Fate) -> dict[str, Any]:
     example, times, replaced = group.example, group.times, group.in_place_of
+    learned = {each.name: [] for each in fields(TokenValues)} if fate.tokens is None else vars(fate.tokens)
     return {
         "kind": "eval" if fate.name == "evaluated" else "train",
         "set": fate.evaluated,
@@ -116,7 +112,7 @@ def record_of(group: Group, fate: Fate) -> dict[str, Any]:
         "judged": times.judged,
         "group_size": len(group.completions),
         "completions": group.candidates,
-        **(_NOTHING_LEARNED if fate.tokens is None else vars(fate.tokens)),
+        **learned,
     }
 
 

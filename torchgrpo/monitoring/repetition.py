@@ -37,7 +37,13 @@ class Repetition:
         `REMEMBERED` groups, over the mean of all prompts there.
         """
         prompts = [prompt_id(group.example.messages) for group in groups]
-        self._count(prompts)
+        self._newest.extend(prompts)
+        self._counts.update(prompts)
+        while len(self._newest) > REMEMBERED:
+            oldest = self._newest.popleft()
+            self._counts[oldest] -= 1
+            if not self._counts[oldest]:
+                del self._counts[oldest]
         texts = [[one.text for one in group.candidates] for group in groups]
         pairs = list(zip(groups, texts, strict=True))
         return {
@@ -46,15 +52,6 @@ class Repetition:
             "prompts/repeated": 1 - len(set(prompts)) / len(prompts),
             "prompts/most_drawn": max(self._counts.values()) * len(self._counts) / len(self._newest),
         }
-
-    def _count(self, prompts: Sequence[str]) -> None:
-        self._newest.extend(prompts)
-        self._counts.update(prompts)
-        while len(self._newest) > REMEMBERED:
-            oldest = self._newest.popleft()
-            self._counts[oldest] -= 1
-            if not self._counts[oldest]:
-                del self._counts[oldest]
 
 
 def _duplicates(group: Group, texts: Sequence[str]) -> float:

@@ -20,7 +20,6 @@ OUTCOMES = ("scored", "invalid", "error")
 CHOSEN, IN_LOSS = 1, 2
 READ_BYTES = 400_000_000
 """Of training's files, compressed: about 20 s of reading. The ledger may hold more (`logging.rollouts_gb`)."""
-_NONE = float("nan")
 
 
 @dataclass
@@ -89,18 +88,14 @@ def read_files(run_dir: Path, limit: int = READ_BYTES) -> list[Path]:
     evenly over the run, its first and its last among them."""
     files = ledger_files(run_dir)
     training = [file for file in files if not file.evaluated]
-    size = sum(_packed(file.path) for file in training)
+    # Of a file that is not closed yet: what it will be about.
+    size = sum(file.path.stat().st_size // (1 if file.path.suffix == ".zst" else 3) for file in training)
     if size > limit:
         count = max(2, int(len(training) * limit / size))
         places = np.linspace(0, len(training) - 1, count).round().astype(int)
         kept = {training[place].path for place in places}
         files = [file for file in files if file.evaluated or file.path in kept]
     return [file.path for file in files]
-
-
-def _packed(path: Path) -> int:
-    """Bytes of a file, or what they will be about when it is closed."""
-    return path.stat().st_size // (1 if path.suffix == ".zst" else 3)
 
 
 def columns_of(files: Sequence[Path]) -> Columns:
@@ -138,15 +133,19 @@ def columns_of(files: Sequence[Path]) -> Columns:
 
 
 def _completion(group: int, one: dict[str, Any], record: dict[str, Any]) -> tuple[float, ...]:
-    verdict = one["verdict"]
+    verdict, versions, trained_at = one["verdict"], one["policy_versions"], record["trained_at"]
+    age = advantage = float("nan")
+    if is_seen(one):  # in lockstep, which counts no versions (-1), all tokens are of age 0
+        age = 0.0 if trained_at < 0 else trained_at - sum(versions) / len(versions)
+        advantage = mean_advantage(one["advantage"])
     return (
         group,
         verdict["score"],
         verdict["success"],
         len(one["token_ids"]),
         len(one["text"]),
-        _age(one["policy_versions"], record["trained_at"]) if is_seen(one) else _NONE,
-        mean_advantage(one["advantage"]) if is_seen(one) else _NONE,
+        age,
+        advantage,
         FINISHES.index(one["finish_reason"]),
         OUTCOMES.index(verdict["outcome"]),
         CHOSEN * one["chosen"] + IN_LOSS * one["in_loss"],
@@ -156,13 +155,6 @@ def _completion(group: int, one: dict[str, Any], record: dict[str, Any]) -> tupl
 def is_seen(one: dict[str, Any]) -> bool:
     """Whether a step of the learner has seen a completion, so that its advantage means something."""
     return len(one["log_ratio"]) > 0
-
-
-def _age(versions: list[int], trained_at: int) -> float:
-    """Mean over the tokens; in lockstep, which counts none (-1), they are of age 0."""
-    if trained_at < 0:
-        return 0.0
-    return trained_at - sum(versions) / len(versions)
 
 
 def mean_advantage(advantage: Any) -> float:

@@ -18,21 +18,17 @@ def evaluation_tables(evaluations: list[Row]) -> list[dict[str, Any]]:
     """
     sets: dict[str, list[dict[str, Any]]] = {}
     for row in evaluations:
-        for name, metrics in _by_set(row).items():
+        found: dict[str, dict[str, float]] = {}
+        for key, value in row.items():
+            if key.startswith("eval/") and isinstance(value, int | float) and math.isfinite(value):
+                _, name, metric = key.split("/", 2)
+                found.setdefault(name, {})[metric] = value
+        for name, metrics in found.items():
             values = {key: _interval(metrics, key) for key in metrics if not key.endswith(("_low", "_high"))}
             sets.setdefault(name, []).append(
                 {"iteration": row.get("iteration"), "step": row["optimizer_step"], "values": values}
             )
     return [{"set": name, "names": _names(rows), "rows": rows} for name, rows in sets.items()]
-
-
-def _by_set(row: Row) -> dict[str, dict[str, float]]:
-    found: dict[str, dict[str, float]] = {}
-    for key, value in row.items():
-        if key.startswith("eval/") and isinstance(value, int | float) and math.isfinite(value):
-            _, name, metric = key.split("/", 2)
-            found.setdefault(name, {})[metric] = value
-    return found
 
 
 def _interval(metrics: dict[str, float], name: str) -> list[float | None]:
