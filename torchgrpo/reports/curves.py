@@ -121,7 +121,11 @@ def layout(names: Sequence[str]) -> list[dict[str, Any]]:
     for section in SECTIONS:
         charts = []
         for chart in section.charts:
-            mine = [name for name in left if any(_belongs(name, pattern) for pattern in chart.metrics)]
+            mine = [
+                name
+                for name in left
+                if any(each == pattern_of(name) or fnmatchcase(name, each) for each in chart.metrics)
+            ]
             left = [name for name in left if name not in mine]
             if mine:
                 charts.append(_chart(chart.title, chart.unit, mine))
@@ -139,10 +143,6 @@ def _chart(title: str, unit: str, metrics: list[str]) -> dict[str, Any]:
     """about: the meaning of each metric, which the page shows where a pointer rests on its name."""
     about = {each: meaning_of(each) for each in metrics}
     return {"title": title, "unit": unit, "metrics": metrics, "about": about}
-
-
-def _belongs(name: str, pattern: str) -> bool:
-    return pattern_of(name) == "reward/PART" if pattern == "reward/PART" else fnmatchcase(name, pattern)
 
 
 def curves(steps: Sequence[Row], evaluations: Sequence[Row], points: int = MOST_POINTS) -> dict[str, Any]:

@@ -48,10 +48,23 @@ def write_report(run_dir: Path) -> Path:
 def write_comparison(run_dirs: Sequence[Path], path: Path) -> Path:
     """A page that lays the curves of several runs over each other, at `path`.
 
+    It shows the settings that are not the same in all; the paired test is of the first run against each other one.
+
     Raises:
         ConfigError: one of the folders is no run's.
     """
-    return _write(path, f"GRPO · {len(run_dirs)} runs", comparison_data(run_dirs))
+    runs = [RunFolder.read(path) for path in run_dirs]
+    keys = dict.fromkeys(key for run in runs for key in run.settings)
+    settings = [[key, *(run.settings.get(key) for run in runs)] for key in keys]
+    data = {
+        "kind": "comparison",
+        "runs": [told_of(run) for run in runs],
+        "layout": layout(metric_names(runs)),
+        "settings": [row for row in settings if any(value != row[1] for value in row[2:])],
+        "evaluations": [evaluation_tables(run.evaluations) for run in runs],
+        "paired": _paired_with_first(run_dirs),
+    }
+    return _write(path, f"GRPO · {len(run_dirs)} runs", data)
 
 
 def _write(path: Path, title: str, data: dict[str, Any]) -> Path:
@@ -70,6 +83,11 @@ def report_data(run_dir: Path) -> dict[str, Any]:
     pieces, no_pieces = pieces_of_run(run.settings)
     shown = rollouts(files, columns, steps, chosen, pieces, no_pieces)
     shown["files"] = [len(files), len(ledger_files(run_dir))]
+    findings: dict[str, Any] = {"found": [], "unknown": ""}
+    try:
+        findings["found"] = [asdict(finding) for finding in diagnose(run_dir)]
+    except ConfigError as error:  # settings of another version
+        findings["unknown"] = str(error).splitlines()[0]
     return {
         "kind": "run",
         "run": told_of(run),
@@ -78,17 +96,9 @@ def report_data(run_dir: Path) -> dict[str, Any]:
         "paired": first_against_last(columns),
         "histograms": histograms(columns),
         "timeline": timeline(run, columns),
-        "findings": findings_of(run_dir),
+        "findings": findings,
         "rollouts": shown,
     }
-
-
-def findings_of(run_dir: Path) -> dict[str, Any]:
-    """{"found": one for each finding, alarms first; "unknown": why the doctor could not look, or empty}."""
-    try:
-        return {"found": [asdict(finding) for finding in diagnose(run_dir)], "unknown": ""}
-    except ConfigError as error:  # settings of another version
-        return {"found": [], "unknown": str(error).splitlines()[0]}
 
 
 def told_of(run: RunFolder, points: int = MOST_POINTS) -> dict[str, Any]:
@@ -125,26 +135,6 @@ def metric_names(runs: Sequence[RunFolder]) -> list[str]:
     return list(
         dict.fromkeys(name for row in rows for name, value in row.items() if isinstance(value, int | float))
     )
-
-
-def comparison_data(run_dirs: Sequence[Path]) -> dict[str, Any]:
-    """All that the page of several runs shows; the paired test is of the first against each other one."""
-    runs = [RunFolder.read(path) for path in run_dirs]
-    return {
-        "kind": "comparison",
-        "runs": [told_of(run) for run in runs],
-        "layout": layout(metric_names(runs)),
-        "settings": setting_differences(runs),
-        "evaluations": [evaluation_tables(run.evaluations) for run in runs],
-        "paired": _paired_with_first(run_dirs),
-    }
-
-
-def setting_differences(runs: Sequence[RunFolder]) -> list[list[Any]]:
-    """[key, value of each run] of the settings that are not the same in all."""
-    keys = dict.fromkeys(key for run in runs for key in run.settings)
-    rows = [[key, *(run.settings.get(key) for run in runs)] for key in keys]
-    return [row for row in rows if any(value != row[1] for value in row[2:])]
 
 
 def _paired_with_first(run_dirs: Sequence[Path]) -> list[dict[str, Any]]:

@@ -39,7 +39,10 @@ def rollouts(
     for number in chosen.completions.tolist():
         wanted.setdefault(int(columns.completions["group"][number]), []).append(number)
     shown, of_page = _groups(columns, steps, sorted(wanted))
-    book = _Book(columns, chosen, pieces, of_page, _message_limit(columns, wanted))
+    # Characters of each message, so that those of all prompts fit in the budget.
+    prompts = {int(columns.groups["prompt"][group]) for group in wanted}
+    limit = min(LONGEST_PROMPT, max(SHORTEST_PROMPT, PROMPT_BYTES // max(1, len(prompts))))
+    book = _Book(columns, chosen, pieces, of_page, limit)
     if wanted:
         last = max(wanted)
         for group, line in enumerate(chain.from_iterable(map(lines_of, files))):
@@ -66,12 +69,6 @@ def rollouts(
         },
         "no_tokens": no_pieces,
     }
-
-
-def _message_limit(columns: Columns, wanted: dict[int, list[int]]) -> int:
-    """Characters of each message, so that those of all prompts fit in the budget."""
-    prompts = {int(columns.groups["prompt"][group]) for group in wanted}
-    return min(LONGEST_PROMPT, max(SHORTEST_PROMPT, PROMPT_BYTES // max(1, len(prompts))))
 
 
 def _groups(
@@ -104,26 +101,13 @@ class _Book:
     def __init__(
         self, columns: Columns, chosen: Selection, pieces: Pieces | None, of_page: dict[int, int], limit: int
     ) -> None:
-        self.columns, self.chosen, self.pieces, self.of_page, self.limit = (
-            columns,
-            chosen,
-            pieces,
-            of_page,
-            limit,
-        )
+        self.columns, self.chosen, self.pieces = columns, chosen, pieces
+        self.of_page, self.limit = of_page, limit
         names = (
-            "group",
-            "sample",
-            "score",
-            "success",
-            "length",
-            "age",
-            "advantage",
-            "finish",
-            "outcome",
-            "flags",
-        )
-        self.rows: dict[str, list[Any]] = {name: [] for name in (*names, "text", "cut", "parts")}
+            "group", "sample", "score", "success", "length", "age", "advantage", "finish", "outcome", "flags", "text",
+            "cut", "parts",
+        )  # fmt: skip
+        self.rows: dict[str, list[Any]] = {name: [] for name in names}
         self.tokens: dict[int, dict[str, Any]] = {}
         self.texts = Names()
         self.prompts: dict[int, dict[str, Any]] = {}
@@ -134,24 +118,20 @@ class _Book:
         group = int(self.columns.completions["group"][numbers[0]])
         prompt = int(self.columns.groups["prompt"][group])
         if prompt not in self.prompts:
-            self.prompts[prompt] = self._prompt(record)
+            answer = record["answer"]
+            told = answer if isinstance(answer, str) else orjson.dumps(answer).decode()
+            self.prompts[prompt] = {
+                "id": record["prompt_id"],
+                "row": record["row"],
+                "messages": [
+                    [message["role"], self.texts.of(shortened(message["content"], self.limit))]
+                    for message in record["messages"]
+                ],
+                "answer": shortened(told, self.limit),
+            }
         first = int(self.columns.groups["first"][group])
         for number in numbers:
             self._completion(number, self.of_page[group], record["completions"][number - first])
-
-    def _prompt(self, record: dict[str, Any]) -> dict[str, Any]:
-        messages = [
-            [message["role"], self.texts.of(shortened(message["content"], self.limit))]
-            for message in record["messages"]
-        ]
-        answer = record["answer"]
-        told = answer if isinstance(answer, str) else orjson.dumps(answer).decode()
-        return {
-            "id": record["prompt_id"],
-            "row": record["row"],
-            "messages": messages,
-            "answer": shortened(told, self.limit),
-        }
 
     def _completion(self, number: int, group: int, one: dict[str, Any]) -> None:
         columns, place = self.columns.completions, len(self.rows["group"])

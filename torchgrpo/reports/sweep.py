@@ -2,7 +2,6 @@
 
 import csv
 import io
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,36 +52,24 @@ class SweptRun:
         *_, last = [{}, *self.run.evaluations]
         found |= {name: value for name, value in last.items() if str(name).endswith(_EVALUATED)}
         found["optimizer_steps"] = len(rewards)
-        found["seconds"] = self.seconds
+        *_, last = [{}, *self.run.steps]  # whose time includes the parts before a resume
+        clocks = (last.get("time/elapsed_s"), self.summary.get("wall_time_s"))
+        known = [float(value) for value in clocks if value is not None]
+        found["seconds"] = round(max(known), 3) if known else None
         return found | failure
-
-    @property
-    def seconds(self) -> float | None:
-        """Of the whole run, the parts before a resume included."""
-        assert self.run is not None
-        elapsed = self.run.steps[-1].get("time/elapsed_s") if self.run.steps else None
-        wall = self.summary.get("wall_time_s")
-        known = [float(value) for value in (elapsed, wall) if value is not None]
-        return round(max(known), 3) if known else None
 
 
 def swept_runs(folder: Path) -> list[SweptRun]:
     """The runs of a sweep's folder, in the order of their numbers."""
     found = [path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")]
     found = [path for path in found if (path / ".hydra").is_dir() or (path / METRICS).is_file()]
-    return [_swept(path) for path in sorted(found, key=lambda path: (len(path.name), path.name))]
-
-
-def by_key(words: Sequence[str]) -> dict[str, str]:
-    """What overrides set, as they were typed."""
-    pairs = [word.split("=", 1) for word in words if "=" in word]
-    return {key.lstrip("+~"): value for key, value in pairs}
-
-
-def _swept(path: Path) -> SweptRun:
-    overrides = by_key(overrides_of(path))
-    run = RunFolder.read(path) if (path / METRICS).is_file() else None
-    return SweptRun(path.name, overrides, run, summary_of(path))
+    runs = []
+    for path in sorted(found, key=lambda path: (len(path.name), path.name)):
+        pairs = [word.split("=", 1) for word in overrides_of(path) if "=" in word]
+        overrides = {key.lstrip("+~"): value for key, value in pairs}
+        run = RunFolder.read(path) if (path / METRICS).is_file() else None
+        runs.append(SweptRun(path.name, overrides, run, summary_of(path)))
+    return runs
 
 
 def columns(runs: list[SweptRun]) -> tuple[list[str], list[str]]:
@@ -117,16 +104,19 @@ def sweep_page(folder: Path, runs: list[SweptRun]) -> bytes:
             "columns": varied,
             "common": [f"{key}={runs[0].overrides[key]}" for key in overrides if key not in varied],
             "results": results,
-            "rows": [_row(folder, run) for run in runs],
+            "rows": [
+                {
+                    "run": run.name,
+                    "overrides": run.overrides,
+                    "results": run.results(),
+                    "report": (folder / run.name / REPORT).is_file(),
+                }
+                for run in runs
+            ],
             "runs": [_swept_curves(run) for run in runs if run.run is not None],
             "layout": layout(logged),
         },
     )
-
-
-def _row(folder: Path, run: SweptRun) -> dict[str, Any]:
-    there = (folder / run.name / REPORT).is_file()
-    return {"run": run.name, "overrides": run.overrides, "results": run.results(), "report": there}
 
 
 def _swept_curves(swept: SweptRun) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Where the time went: when each side of a run was at work, the share of each phase, and what happened when."""
 
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +10,7 @@ import numpy as np
 from torchgrpo.monitoring.events import learner_of
 from torchgrpo.reports.columns import Columns
 from torchgrpo.reports.curves import rounded
-from torchgrpo.reports.run_folder import Row, RunFolder
+from torchgrpo.reports.run_folder import RunFolder
 
 MOST_SEGMENTS = 8000
 """Of a lane, or of all engines together. Of a longer run there are so many equal stretches, each with its share of work
@@ -90,15 +91,10 @@ def _others(run: RunFolder, columns: Columns) -> Iterator[Lane]:
     judged = np.stack([columns.groups["drawn"], columns.groups["judged"]], axis=1)
     learner = learner_of(run.events)
     for key, title, meaning in LANES:
-        spans = judged if key == "score" else _phases(run.events, key)
+        mine = [event for event in run.events if event["event"] == "phase" and event["name"] == key]
+        phases = [(event["time"] - event["seconds"], event["time"]) for event in mine]
+        spans = judged if key == "score" else np.array(phases, dtype=np.float64).reshape(-1, 2)
         yield Lane(key, title.format(learner=learner), meaning, spans)
-
-
-def _phases(events: list[Row], name: str) -> np.ndarray:
-    """[phases, 2]: start and end, in seconds since 1970."""
-    mine = [event for event in events if event["event"] == "phase" and event["name"] == name]
-    spans = [(event["time"] - event["seconds"], event["time"]) for event in mine]
-    return np.array(spans, dtype=np.float64).reshape(-1, 2)
 
 
 def drawn_segments(united: np.ndarray, length: float, most: int) -> np.ndarray:
@@ -146,13 +142,6 @@ def marks(run: RunFolder) -> list[dict[str, Any]]:
     for event in run.events:
         template = _TEXTS.get(event["event"])
         if template is not None:
-            text = template.format_map(_Known(event))
+            text = template.format_map(defaultdict(lambda: "?", event))  # for what an event lacks
             found.append({"kind": event["event"], "step": event["optimizer_step"], "text": text})
     return found
-
-
-class _Known(dict[str, Any]):
-    """The fields of an event; one that it lacks is a question mark."""
-
-    def __missing__(self, key: str) -> str:
-        return "?"
