@@ -13,16 +13,14 @@ from torch import Tensor
 from config.run_folder.files import written_whole
 from config.run_folder.folders import SUMMARY
 from config.schema.errors import RunOutcome
-from envs.example import SYSTEM_ROLES
 from envs.group import Group
-from envs.task import Example
 from torchgrpo.monitoring.doctor.doctor import Finding
 from torchgrpo.monitoring.events import Events
 from torchgrpo.monitoring.ledger import Ledger
 from torchgrpo.monitoring.metrics import rollout_metrics
 from torchgrpo.monitoring.metrics_file import MetricsFile
 from torchgrpo.monitoring.progress import Progress
-from torchgrpo.monitoring.record import token_values
+from torchgrpo.monitoring.record import question, token_values
 from torchgrpo.monitoring.repetition import Repetition
 from torchgrpo.monitoring.tracker import ShownCompletion
 from torchgrpo.monitoring.tracking import Trackers
@@ -245,7 +243,7 @@ def shown_completions(groups: Sequence[Group], advantage: Tensor, mask: Tensor) 
     advantages = (worth.sum(1) / tokens.sum(1).clamp(min=1)).tolist()
     return [
         ShownCompletion(
-            _short(question(group.example), LONGEST_TEXT),
+            _short(question(group.example.messages), LONGEST_TEXT),
             _short(one.text, LONGEST_TEXT),
             0.0 if one.verdict is None else one.verdict.score,
             advantage,
@@ -256,7 +254,7 @@ def shown_completions(groups: Sequence[Group], advantage: Tensor, mask: Tensor) 
 
 def sample_text(step: int, group: Group) -> str:
     """A question with the best and the worst of its answers, for a person to read."""
-    lines = [f"sample at step {step}", _indented(question(group.example), 2)]
+    lines = [f"sample at step {step}", _indented(question(group.example.messages), 2)]
     scores = [verdict.score for verdict in group.verdicts]
     gold = _short(" ".join(str(group.example.answer).split()), LONGEST_GOLD)
     for index in dict.fromkeys((scores.index(max(scores)), scores.index(min(scores)))):
@@ -269,14 +267,6 @@ def sample_text(step: int, group: Group) -> str:
             _indented(one.text, 4),
         ]
     return "\n".join(lines)
-
-
-def question(example: Example) -> str:
-    """The question of an example, a chat with its roles, without the system prompt that all share."""
-    asked = [message for message in example.messages if message["role"] not in SYSTEM_ROLES]
-    if len(asked) == 1:
-        return str(asked[0]["content"])
-    return "\n".join(f"{message['role']}: {message['content']}" for message in asked)
 
 
 def _indented(text: str, width: int) -> str:

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 from torch import Tensor
 
-from envs.example import Completion, Example, Message
+from envs.example import SYSTEM_ROLES, Completion, Example, Message
 from envs.group import Group, SampledCompletion, Sampling, Times, Verdict
 
 
@@ -84,6 +84,14 @@ def prompt_id(messages: Sequence[Message]) -> str:
     texts += [json.dumps(message, sort_keys=True).encode() for message in messages if len(message) > 2]
     framed = b"".join([len(text).to_bytes(4, "little") + text for text in texts])
     return hashlib.blake2b(framed, digest_size=8).hexdigest()
+
+
+def question(messages: Sequence[Message]) -> str:
+    """What was asked, a chat with its roles, without the system prompt that all share."""
+    asked = [message for message in messages if message["role"] not in SYSTEM_ROLES]
+    if len(asked) == 1:
+        return str(asked[0]["content"])
+    return "\n".join(f"{message['role']}: {message['content']}" for message in asked)
 
 
 def record_of(group: Group, fate: Fate) -> dict[str, Any]:

@@ -72,20 +72,17 @@ class CheckpointWriter:
         except BaseException as error:
             abandon_checkpoint(path)
             written.set_exception(error)
-        else:
-            written.set_result(self._model(path, state))
-
-    def _model(self, path: Path, state: State) -> str:
-        """Make the model of a checkpoint. Returns what to tell where it failed, or nothing."""
+            return
+        told = ""
         try:
             self.make_model(path, state)
         except Exception as error:
             why = str(error).splitlines()[0] if str(error) else type(error).__name__
-            return (
+            told = (
                 f"{path.name} is whole, but no model of it was written ({why}). The run goes on. Later:\n"
                 f"  python grpo.py run=export checkpoint={path} to=FOLDER"
             )
-        return ""
+        written.set_result(told)
 
     def check(self) -> None:
         """Raise what went wrong, where that is known by now."""

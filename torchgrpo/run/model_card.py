@@ -27,15 +27,25 @@ def model_card(state: Mapping[str, Any], rows: Sequence[Row]) -> str:
     rows = [row for row in rows if row["optimizer_step"] <= steps]
     name, lora = config["model"]["name"], config["train_model"]["lora"]
     data = " and ".join(f"`{one}`" for one in _members(config))
+    weights = f"Weights are {config['model']['dtype']}."
+    if lora["enabled"]:
+        base = " on the base in 4 bits (nf4)" if lora["quantization"] != "none" else ""
+        weights = (
+            f"An adapter of rank {lora['r']}{base} was trained. It is merged into these weights "
+            f"({config['model']['dtype']}), and lies in `adapter/` alone."
+        )
+    left_out = ("train.resume=", "run=", "logging.", "checkpoint=", "to=", "hub=")
+    given = [text for text in overrides(config) if not text.lstrip("'").startswith(left_out)]
+    script = "grpo_async.py" if state["overlapped"] else "grpo.py"
     sections = [
         _head(config),
         f"# {Path(name).name}, trained with GRPO\n",
         f"`{name}` after {steps} optimizer steps ({state['iteration']} iterations) of reinforcement learning on "
-        f"{data}, {config['env']['repeats']} completions a prompt. {_weights(config)}\n",
+        f"{data}, {config['env']['repeats']} completions a prompt. {weights}\n",
         "## Use\n",
         _use(lora),
         "## Training\n",
-        _command(config, "grpo_async.py" if state["overlapped"] else "grpo.py"),
+        "\n".join(["```", " \\\n    ".join([f"python {script} --config-name base", *given]), "```\n"]),
         *_curve(rows),
         *_evaluations(rows),
     ]
@@ -56,17 +66,6 @@ def _head(config: Mapping[str, Any]) -> str:
 
 def _members(config: Mapping[str, Any]) -> list[str]:
     return [*config["env"]["mixture"]] or [config["env"]["dataset"]]
-
-
-def _weights(config: Mapping[str, Any]) -> str:
-    dtype, lora = config["model"]["dtype"], config["train_model"]["lora"]
-    if not lora["enabled"]:
-        return f"Weights are {dtype}."
-    base = " on the base in 4 bits (nf4)" if lora["quantization"] != "none" else ""
-    return (
-        f"An adapter of rank {lora['r']}{base} was trained. It is merged into these weights ({dtype}), and lies in "
-        "`adapter/` alone."
-    )
 
 
 def _use(lora: Mapping[str, Any]) -> str:
@@ -99,12 +98,6 @@ vllm serve BASE --enable-lora --lora-modules trained=FOLDER/adapter
 ```
 """
     return text
-
-
-def _command(config: Mapping[str, Any], script: str) -> str:
-    left_out = ("train.resume=", "run=", "logging.", "checkpoint=", "to=", "hub=")
-    given = [text for text in overrides(config) if not text.lstrip("'").startswith(left_out)]
-    return "\n".join(["```", " \\\n    ".join([f"python {script} --config-name base", *given]), "```\n"])
 
 
 def _curve(rows: Sequence[Row]) -> Iterator[str]:

@@ -31,7 +31,7 @@ from torchgrpo.run.lockstep import Lockstep
 from torchgrpo.run.overlapped import Overlapped
 from torchgrpo.run.recorded import Iteration, iteration_of_step, recorded_iterations
 from torchgrpo.training.checkpoint import Saved, load_checkpoint, restore_random_state
-from torchgrpo.training.learner import Learner, make_learner
+from torchgrpo.training.learner import make_learner
 from torchgrpo.training.minibatches import minibatches
 from torchgrpo.training.step_report import StepReport
 
@@ -53,10 +53,6 @@ class Step:
     iteration: Iteration
     rollout: Rollout
     report: StepReport
-
-    def metrics(self, policy_version: int) -> dict[str, float]:
-        """Compute the row of metrics, less what only a run that goes on knows."""
-        return rollout_metrics(self.rollout, policy_version) | self.report.metrics
 
 
 @dataclass(frozen=True)
@@ -94,7 +90,8 @@ def replay(run_dir: Path, step: int | None, typed: list[str]) -> str:
     with tempfile.TemporaryDirectory() as scratch:
         for last in computed_again(run_dir, config, start, (number, step), Path(scratch)):
             row = rows.get(last.number, {})
-            replayed = last.metrics(int(row.get("policy_version", 0)))
+            version = int(row.get("policy_version", 0))
+            replayed = rollout_metrics(last.rollout, version) | last.report.metrics
             print(f"step {last.number} computed", file=sys.stderr)
             compared.append(Comparison(last.number, without_clocks(row), without_clocks(replayed)))
     begun = "the initial weights" if start is None else start.path.name
@@ -102,8 +99,8 @@ def replay(run_dir: Path, step: int | None, typed: list[str]) -> str:
     lines = [
         f"step {step} of {run_dir}, in iteration {number}; {len(compared)} steps computed from {begun}",
         "",
+        _row("metric", "recorded", "replayed", "difference"),
     ]
-    lines.append(_row("metric", "recorded", "replayed", "difference"))
     for name in found.shared:
         before, now = found.recorded[name], found.replayed[name]
         lines.append(
@@ -205,7 +202,10 @@ def computed_again(
     with ExitStack() as ends:
         for iteration in recorded_iterations(run_dir, after, last_iteration):
             if learner is None:
-                learner = learner_for(config, iteration, scratch)
+                # As the run had it when it began, whichever script that was.
+                plan = plan_run(config, Lockstep if iteration.trained_at is None else Overlapped, scratch)
+                prepare(config, plan)
+                learner = make_learner(config, plan, scratch)
                 ends.callback(learner.close)
                 if start is not None:
                     learner.load(start.learner, start.state["learner"])
@@ -217,11 +217,3 @@ def computed_again(
                 yield Step(number, iteration, minibatch, learner.step(minibatch.batch))
                 if number == last_step:
                     return
-
-
-def learner_for(config: Config, iteration: Iteration, scratch: Path) -> Learner:
-    """Make a learner as the run had it when it began, whichever script that was."""
-    schedule = Lockstep if iteration.trained_at is None else Overlapped
-    plan = plan_run(config, schedule, scratch)
-    prepare(config, plan)
-    return make_learner(config, plan, scratch)

@@ -71,14 +71,8 @@ def _describe(given: Iterable[object], key: list[object]) -> None:
     """Adds what decides of a result: of a tensor all but its values, of a number its type too, for 1 is 1.0."""
     for one in given:
         if type(one) is FakeTensor and one.constant is None:
-            key += (
-                one.dtype,
-                one.shape,
-                one.stride(),
-                one.storage_offset(),
-                one.requires_grad,
-                one.fake_device,
-            )
+            key += one.dtype, one.shape, one.stride(), one.storage_offset()
+            key += one.requires_grad, one.fake_device
         elif isinstance(one, Tensor):
             raise _BypassDispatchCache("a tensor with values")
         elif isinstance(one, list | tuple):
@@ -90,9 +84,6 @@ def _describe(given: Iterable[object], key: list[object]) -> None:
 
 class SmallIntegers(TorchDispatchMode):
     """Inside the fake mode: what is computed from real ids, lengths and masks alone is computed for real."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

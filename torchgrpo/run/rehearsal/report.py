@@ -8,7 +8,7 @@ from torchgrpo.plan.model_shape import GIB, ModelShape
 from torchgrpo.plan.plan import Plan
 from torchgrpo.plan.problems import Problem
 from torchgrpo.plan.report import line
-from torchgrpo.run.rehearsal.roofline import TERA, Seconds, seconds, theory
+from torchgrpo.run.rehearsal.roofline import TERA, seconds, theory
 from torchgrpo.run.rehearsal.step import Peaks, Rehearsal, fullest, peak
 
 KNOBS = {
@@ -106,11 +106,8 @@ def _time(plan: Plan, rehearsal: Rehearsal) -> Iterator[str]:
     yield line("memory", f"{took.memory:.3f} s a microbatch, {gib(rehearsal.moved)} read and written")
     yield line("links", f"{took.links:.3f} s a microbatch")
     yield line("optimizer", f"{took.step:.3f} s, {gib(rehearsal.moved_by_step)}")
-    yield line("together", f"{took.total:.1f} s: {took.microbatches} microbatches, bound by {_bound(took)}")
-
-
-def _bound(took: Seconds) -> str:
-    return max(("arithmetic", "memory", "links"), key=lambda name: vars(took)[name])
+    bound = max(("arithmetic", "memory", "links"), key=lambda name: vars(took)[name])
+    yield line("together", f"{took.total:.1f} s: {took.microbatches} microbatches, bound by {bound}")
 
 
 def _assumed(plan: Plan) -> Iterator[str]:

@@ -107,7 +107,13 @@ def kinds_told(worker: WatchedWorker, memory: Memory, microbatches: int) -> Iter
                 inside.callback(hook.remove)
         inside.enter_context(_visits(worker, memory, add))
         if microbatches > 1:
-            inside.enter_context(patch.object(worker, "_learn", _after_others(worker, worker._learn, add)))
+            learn = worker._learn
+
+            def after_others(*given: Any) -> Any:
+                add("gradients", worker.make_gradients())
+                return learn(*given)
+
+            inside.enter_context(patch.object(worker, "_learn", after_others))
         yield
 
 
@@ -128,14 +134,6 @@ def _making(memory: Memory, kind: str, method: Callable[..., Any], add: Add) -> 
         return out
 
     return labelled
-
-
-def _after_others(worker: WatchedWorker, learn: Callable[..., Any], add: Add) -> Callable[..., Any]:
-    def after_others(*given: Any) -> Any:
-        add("gradients", worker.make_gradients())
-        return learn(*given)
-
-    return after_others
 
 
 @contextmanager
