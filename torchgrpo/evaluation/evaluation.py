@@ -30,7 +30,6 @@ from torchgrpo.rollout.generate import Generation
 
 Result = TypeVar("Result")
 FIRST_GROUP_ID = 1 << 39  # above every id that training uses; with the set's seed it fixes a problem's draws
-_LOOK_S = 0.2  # between two looks at Ctrl-C
 
 
 @dataclass(eq=False)
@@ -145,7 +144,7 @@ async def _until(stopped: Callable[[], bool], coroutine: Coroutine[Any, Any, Res
         while not task.done():
             if stopped():
                 raise _GivenUp
-            await asyncio.wait((task,), timeout=_LOOK_S)
+            await asyncio.wait((task,), timeout=0.2)
         return task.result()
     finally:
         task.cancel()

@@ -22,7 +22,6 @@ from torchgrpo.monitoring.record import Fate, TokenValues, record_of
 
 ROTATE_BYTES, ROTATE_SHARE = 1 << 26, 1 / 8
 """Of a plain file, or of all that the ledger may take, from which a file is closed."""
-BUFFER_BYTES = 1 << 20
 _OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE
 
 
@@ -141,7 +140,7 @@ class Ledger:
 
     def _opened(self, path: Path, mode: Literal["ab", "wb"]) -> BinaryIO:
         self.folder.mkdir(exist_ok=True)
-        return path.open(mode, buffering=BUFFER_BYTES)
+        return path.open(mode, buffering=1 << 20)
 
     def _close(self, path: Path) -> None:
         """In a thread: compressing lets go of the interpreter."""

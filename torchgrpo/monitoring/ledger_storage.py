@@ -92,21 +92,17 @@ def close_file(path: Path) -> None:
 def keep_until(run_dir: Path, iteration: int) -> None:
     """Remove every line of a later iteration: those of what a killed run had done after its checkpoint."""
     for file in ledger_files(run_dir):
+        path = file.path
         if file.number > iteration:
-            file.path.unlink()
-        elif not file.evaluated:
-            _keep_lines(file.path, iteration)
+            path.unlink()
+        elif not file.evaluated and (
+            path.suffix != ".zst" or any(record["iteration"] > iteration for record in records_of(path))
+        ):
+            plain = path.with_name(path.name.removesuffix(".zst"))
+            kept = [line for line in lines_of(path) if orjson.loads(line)["iteration"] <= iteration]
+            with written_whole(plain) as rewritten:  # without a last line that is not whole, too
+                rewritten.writelines(line + b"\n" for line in kept)
+            if path != plain:
+                path.unlink()
     for path in (run_dir / FOLDER).glob("*.partial"):
-        path.unlink()
-
-
-def _keep_lines(path: Path, iteration: int) -> None:
-    """Rewrite a file where it holds lines of later iterations, or one that is not whole."""
-    if path.suffix == ".zst" and not any(record["iteration"] > iteration for record in records_of(path)):
-        return
-    plain = path.with_name(path.name.removesuffix(".zst"))
-    kept = [line for line in lines_of(path) if orjson.loads(line)["iteration"] <= iteration]
-    with written_whole(plain) as file:
-        file.writelines(line + b"\n" for line in kept)
-    if path != plain:
         path.unlink()

@@ -5,7 +5,7 @@ rollouts/*.jsonl.zst ──columns_of──▶ Columns ──selection, histogra
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -22,17 +22,9 @@ READ_BYTES = 400_000_000
 """Of training's files, compressed: about 20 s of reading. The ledger may hold more (`logging.rollouts_gb`)."""
 
 
-@dataclass
-class Names:
-    """Words and their numbers, in the order in which they were first seen."""
-
-    numbers: dict[str, int] = field(default_factory=dict)
-
-    def of(self, name: str) -> int:
-        return self.numbers.setdefault(name, len(self.numbers))
-
-    def all(self) -> list[str]:
-        return list(self.numbers)
+def number_of(name: Any, numbers: dict[Any, int]) -> int:
+    """The number of a name, which are counted in the order in which they are first seen."""
+    return numbers.setdefault(name, len(numbers))
 
 
 @dataclass(frozen=True)
@@ -101,20 +93,22 @@ def read_files(run_dir: Path, limit: int = READ_BYTES) -> list[Path]:
 def columns_of(files: Sequence[Path]) -> Columns:
     groups: dict[str, array[Any]] = {name: array(kind) for name, kind in _GROUP.items()}
     completions: dict[str, array[Any]] = {name: array(kind) for name, kind in _COMPLETION.items()}
-    sets, prompts, sources = Names({"": 0}), Names(), Names()
+    sets: dict[str, int] = {"": 0}
+    prompts: dict[str, int] = {}
+    sources: dict[str, int] = {}
     teams: dict[tuple[str, ...], int] = {}
     for line in chain.from_iterable(map(lines_of, files)):
         record = parsed(line)
         steps = record["optimizer_steps"]
         team = tuple(sorted({one["engine"] for one in record["completions"]}))
         values = (
-            sets.of(record["set"]),
+            number_of(record["set"], sets),
             record["iteration"],
             steps[0] if steps else -1,
             FATES.index(record["fate"]),
-            prompts.of(record["prompt_id"]),
-            sources.of(record["source"]),
-            teams.setdefault(team, len(teams)),
+            number_of(record["prompt_id"], prompts),
+            number_of(record["source"], sources),
+            number_of(team, teams),
             record["group_id"],
             len(completions["group"]),
             len(record["completions"]),
@@ -128,8 +122,8 @@ def columns_of(files: Sequence[Path]) -> Columns:
         for one in record["completions"]:
             for column, value in zip(completions.values(), _completion(number, one, record), strict=True):
                 column.append(value)
-    words = (sets.all(), prompts.all(), sources.all(), list(teams))
-    return Columns(_arrays(groups), _arrays(completions), *words)
+    tables = [{name: np.array(column) for name, column in each.items()} for each in (groups, completions)]
+    return Columns(*tables, list(sets), list(prompts), list(sources), list(teams))
 
 
 def _completion(group: int, one: dict[str, Any], record: dict[str, Any]) -> tuple[float, ...]:
@@ -160,7 +154,3 @@ def is_seen(one: dict[str, Any]) -> bool:
 def mean_advantage(advantage: Any) -> float:
     """The mean of an advantage, one number or one a token; 0 without tokens."""
     return sum(advantage) / max(1, len(advantage)) if isinstance(advantage, list) else advantage
-
-
-def _arrays(columns: "dict[str, array[Any]]") -> dict[str, np.ndarray]:
-    return {name: np.array(column) for name, column in columns.items()}

@@ -7,7 +7,6 @@ import numpy as np
 from torchgrpo.reports.columns import Columns
 
 PARTS = ("first third", "middle third", "last third")
-MOST_BINS = 40
 SHOWN = (
     ("length", "Length", "tokens"),
     ("age", "Age", "policy versions"),
@@ -49,7 +48,7 @@ def _edges(values: np.ndarray) -> np.ndarray:
     """Bins around the whole numbers where there are only such, and few; else equal ones."""
     low, high = float(values.min()), float(values.max())
     if np.all(values == np.round(values)):
-        width = max(1, -(-int(high - low + 1) // MOST_BINS))
+        width = max(1, -(-int(high - low + 1) // 40))  # 40 bins at the most
         return np.arange(low, high + width + 1, width) - 0.5
     spread = (high - low) or 1.0
     return np.linspace(low - spread / 60, high + spread / 60, 32)

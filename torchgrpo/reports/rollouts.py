@@ -9,7 +9,7 @@ import numpy as np
 import orjson
 
 from torchgrpo.monitoring.ledger_storage import lines_of, parsed
-from torchgrpo.reports.columns import FATES, FINISHES, OUTCOMES, Columns, Names, is_seen
+from torchgrpo.reports.columns import FATES, FINISHES, OUTCOMES, Columns, is_seen, number_of
 from torchgrpo.reports.curves import rounded
 from torchgrpo.reports.pieces import Pieces
 from torchgrpo.reports.selection import LONGEST_TEXT, Selection
@@ -54,7 +54,7 @@ def rollouts(
         "groups": shown,
         "completions": book.rows,
         "tokens": book.tokens,
-        "texts": book.texts.all(),
+        "texts": list(book.texts),
         "prompts": book.prompts,
         "sets": columns.sets,
         "sources": columns.sources,
@@ -109,7 +109,7 @@ class _Book:
         )  # fmt: skip
         self.rows: dict[str, list[Any]] = {name: [] for name in names}
         self.tokens: dict[int, dict[str, Any]] = {}
-        self.texts = Names()
+        self.texts: dict[str, int] = {}
         self.prompts: dict[int, dict[str, Any]] = {}
         self.place: dict[int, int] = {}
 
@@ -124,7 +124,7 @@ class _Book:
                 "id": record["prompt_id"],
                 "row": record["row"],
                 "messages": [
-                    [message["role"], self.texts.of(shortened(message["content"], self.limit))]
+                    [message["role"], number_of(shortened(message["content"], self.limit), self.texts)]
                     for message in record["messages"]
                 ],
                 "answer": shortened(told, self.limit),

@@ -20,8 +20,6 @@ FLIPPED, EXTREME, WHOLE = 0.3, 0.4, 0.3
 """Shares of the bytes: what flipped, the best and the worst, whole groups."""
 MOST_OCCURRENCES = 12
 """Of one prompt over time."""
-_OVERHEAD = 80
-"""Bytes of a completion beside its text."""
 LONGEST_TEXT = 6000
 """Characters of a completion that are shown."""
 
@@ -74,7 +72,7 @@ def select(columns: Columns, steps: np.ndarray) -> Selection:
     """Choose. steps: int [groups], the optimizer step that each group stands at."""
     generator = np.random.default_rng(0)
     characters = np.minimum(columns.completions["characters"], LONGEST_TEXT)
-    sizes, texts = characters + _OVERHEAD, set[int]()
+    sizes, texts = characters + 80, set[int]()  # bytes of a completion with what is beside its text
     found = flips(columns, steps)
     order = generator.permutation(len(found))
     kept = _take((found[index].completions for index in order), FLIPPED * TEXT_BYTES, sizes, texts)

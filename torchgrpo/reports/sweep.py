@@ -15,15 +15,11 @@ from torchgrpo.reports.report import metric_names, told_of
 from torchgrpo.reports.run_folder import RunFolder, overrides_of, summary_of
 
 TABLE = "summary.csv"
-POINTS = 300
-"""Of each curve of each run."""
 COMPARED = (
     "reward/mean", "reward/accuracy", "reward/zero_variance_groups", "kl/ref", "kl/teacher", "ess", "entropy",
     "length/response_mean", "length/truncated", "grad_norm", "loss/objective", "throughput/tokens_per_s",
 )  # fmt: skip
 """Metrics with a picture, beside the evaluations' pass@1."""
-_EVALUATED = ("/pass@1", "/score")
-"""Endings of an evaluation's metrics that have a column."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +46,7 @@ class SweptRun:
         if rewards:
             found |= {"first_reward": rewards[0], "last_reward": rewards[-1], "best_reward": max(rewards)}
         *_, last = [{}, *self.run.evaluations]
-        found |= {name: value for name, value in last.items() if str(name).endswith(_EVALUATED)}
+        found |= {name: value for name, value in last.items() if str(name).endswith(("/pass@1", "/score"))}
         found["optimizer_steps"] = len(rewards)
         *_, last = [{}, *self.run.steps]  # whose time includes the parts before a resume
         clocks = (last.get("time/elapsed_s"), self.summary.get("wall_time_s"))
@@ -122,7 +118,7 @@ def sweep_page(folder: Path, runs: list[SweptRun]) -> bytes:
 def _swept_curves(swept: SweptRun) -> dict[str, Any]:
     """Of one run what the pictures of a sweep need, under its folder's name."""
     assert swept.run is not None
-    told = told_of(swept.run, POINTS) | {"name": swept.name, "settings": [], "marks": []}
+    told = told_of(swept.run, points=300) | {"name": swept.name, "settings": [], "marks": []}
     series = told["curves"]["series"]
     told["curves"]["series"] = {name: values for name, values in series.items() if name in COMPARED}
     return told

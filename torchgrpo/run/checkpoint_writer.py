@@ -6,6 +6,7 @@ state is copied ─▶ the run goes on                                   (train.
 
 from collections.abc import Callable
 from concurrent.futures import Future, wait
+from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -23,25 +24,18 @@ def no_model(checkpoint: Path, state: State) -> None:
     """Makes none."""
 
 
+@dataclass(eq=False)
 class CheckpointWriter:
     """Gives a checkpoint its name when it is whole; what went wrong with it is raised by the next call.
 
-    Args:
-        make_model: makes the model of a checkpoint that is whole. Where it fails, `say` is told and the run goes on.
+    make_model: makes the model of a checkpoint that is whole. Where it fails, `say` is told and the run goes on.
     """
 
-    def __init__(
-        self,
-        run_dir: Path,
-        train: TrainConfig,
-        make_model: Callable[[Path, State], None] = no_model,
-        say: Callable[[str], None] = print,
-    ) -> None:
-        self.run_dir = run_dir
-        self.train = train
-        self.make_model = make_model
-        self.say = say
-        self._writing: tuple[Path, Future[str]] | None = None
+    run_dir: Path
+    train: TrainConfig
+    make_model: Callable[[Path, State], None] = no_model
+    say: Callable[[str], None] = print
+    _writing: tuple[Path, Future[str]] | None = field(default=None, init=False)
 
     @property
     def writing(self) -> str | None:

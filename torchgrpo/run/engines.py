@@ -5,7 +5,6 @@ both speak the protocols of rollout/engines/sampler.py, so nothing above knows w
 the files of `model.name` alone.
 """
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,10 +38,8 @@ def build_engine(
     adapter: that pushes will carry; None where they carry full weights, or where nobody trains.
     """
     factory = ENGINES.load(plan.engine.backend)(config, tokenizer, plan, run_dir, adapter)
-    return factory() if plan.devices.in_process else _pool(config, plan, factory)
-
-
-def _pool(config: Config, plan: Plan, factory: Callable[[], Engine]) -> Engine:
+    if plan.devices.in_process:
+        return factory()
     from torchgrpo.rollout.engines.pool import RayPool
     from torchgrpo.rollout.engines.supervisor import PoolSettings
 

@@ -36,7 +36,12 @@ def export(config: Config, run_dir: Path) -> RunOutcome:
     if to.exists() and not (to.is_dir() and not any(to.iterdir())):
         raise ConfigError(f"to={to}: there is something already; name a folder that is new or empty")
     if config.hub is not None:
-        _check_hub(config.hub)
+        from huggingface_hub import get_token
+
+        if _HUB_NAME.fullmatch(config.hub) is None:
+            raise ConfigError(f"hub={config.hub}: no name of a model on the hub; give hub=USER/NAME")
+        if get_token() is None:
+            raise ConfigError(f"hub={config.hub}: no token for the hub; run `hf auth login`, or set HF_TOKEN")
     base, made = trained_model(saved), model_of(saved.path.resolve())
     if any(word.lstrip("+").startswith("model.name=") for word in typed()):  # it may lie elsewhere by now
         base = replace(base, name=config.model.name)
@@ -79,15 +84,6 @@ def _copy(model: Path, folder: Path) -> None:
             copy.mkdir()
         else:
             shutil.copyfile(path, copy)
-
-
-def _check_hub(name: str) -> None:
-    from huggingface_hub import get_token
-
-    if _HUB_NAME.fullmatch(name) is None:
-        raise ConfigError(f"hub={name}: no name of a model on the hub; give hub=USER/NAME")
-    if get_token() is None:
-        raise ConfigError(f"hub={name}: no token for the hub; run `hf auth login`, or set HF_TOKEN")
 
 
 def _upload(folder: Path, name: str) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 
 from config.cli.differences import overrides
 
-CURVE_LINES = 12
 HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 DATASETS = {
     "gsm8k": "openai/gsm8k",
@@ -106,7 +105,7 @@ def _curve(rows: Sequence[Row]) -> Iterator[str]:
     if not steps:
         return
     yield "| optimizer steps | reward | response tokens |\n|---|---|---|"
-    count = min(CURVE_LINES, len(steps))
+    count = min(12, len(steps))
     for line in range(count):
         mine = steps[len(steps) * line // count : len(steps) * (line + 1) // count]
         first, last = mine[0]["optimizer_step"], mine[-1]["optimizer_step"]
@@ -129,12 +128,9 @@ def _evaluations(rows: Sequence[Row]) -> Iterator[str]:
     yield "| set | iteration | optimizer steps | pass@1 | mean reward | problems |\n|---|---|---|---|---|---|"
     for row, name in found:
         steps, problems = row["optimizer_step"], row[f"eval/{name}/problems"]
-        scores = " | ".join(_with_interval(row, f"eval/{name}/{key}") for key in ("pass@1", "score"))
+        scores = " | ".join(
+            f"{row[key]:.3f} [{row[f'{key}_low']:.3f}, {row[f'{key}_high']:.3f}]" if key in row else ""
+            for key in (f"eval/{name}/pass@1", f"eval/{name}/score")
+        )
         yield f"| {name} | {row.get('iteration', '')} | {steps} | {scores} | {problems:.0f} |"
     yield ""
-
-
-def _with_interval(row: Row, key: str) -> str:
-    if key not in row:
-        return ""
-    return f"{row[key]:.3f} [{row[f'{key}_low']:.3f}, {row[f'{key}_high']:.3f}]"

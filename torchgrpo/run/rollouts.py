@@ -138,24 +138,18 @@ def shown(record: Record) -> str:
     lines += indented(question(record["messages"]), 2)
     lines += indented(f"answer: {record['answer']}", 2)
     for one in record["completions"]:
-        lines += textwrap.wrap(
-            _headline(one, bool(steps)), WIDTH, initial_indent="  ", subsequent_indent="     "
-        )
+        verdict = one["verdict"]
+        parts = ", ".join(f"{name} {value:.3g}" for name, value in verdict["parts"].items())
+        words = [f"#{one['sample']} reward {verdict['score']:.3g}{f' ({parts})' if parts else ''}"]
+        if steps and one["chosen"]:
+            each = isinstance(one["advantage"], list)
+            words.append(f"{'mean ' if each else ''}advantage {mean_advantage(one['advantage']):+.3g}")
+        words += [f"{len(one['token_ids'])} tokens", one["finish_reason"]]
+        words += [verdict["outcome"]] if verdict["outcome"] != "scored" else []
+        words += [] if one["chosen"] else ["left out"]
+        lines += textwrap.wrap(", ".join(words), WIDTH, initial_indent="  ", subsequent_indent="     ")
         lines += indented(one["text"], 5)
     return "\n".join(lines)
-
-
-def _headline(one: Record, trained: bool) -> str:
-    verdict = one["verdict"]
-    parts = ", ".join(f"{name} {value:.3g}" for name, value in verdict["parts"].items())
-    words = [f"#{one['sample']} reward {verdict['score']:.3g}{f' ({parts})' if parts else ''}"]
-    if trained and one["chosen"]:
-        each = isinstance(one["advantage"], list)
-        words.append(f"{'mean ' if each else ''}advantage {mean_advantage(one['advantage']):+.3g}")
-    words += [f"{len(one['token_ids'])} tokens", one["finish_reason"]]
-    words += [verdict["outcome"]] if verdict["outcome"] != "scored" else []
-    words += [] if one["chosen"] else ["left out"]
-    return ", ".join(words)
 
 
 def indented(text: str, width: int) -> list[str]:

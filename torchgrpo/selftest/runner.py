@@ -21,7 +21,6 @@ from torchgrpo.selftest.check import Check, Device, Row
 from torchgrpo.selftest.child import CHECKS, RESULTS, end_tree, last_lines
 
 OUTPUT = "output.txt"
-POLL_S = 0.1
 EXIT_S = 60.0
 """For the end of a process whose checks are done: Ray, vLLM and loggers tidy up there."""
 PROJECT = str(Path(__file__).resolve().parents[2])
@@ -92,7 +91,7 @@ def _result(check: Check, number: int, process: subprocess.Popen[bytes], folder:
                 return Row(**json.loads(lines[number]))
         if over:
             return None
-        sleep(POLL_S)
+        sleep(0.1)
 
 
 def _without_result(check: Check, exit_code: int | None, folder: Path) -> Row:

@@ -15,7 +15,7 @@ from config.cli.saved_settings import METRICS, saved_config
 from config.schema.config import Config
 from config.schema.errors import RunError
 from torchgrpo.monitoring.doctor.history import History, Row, explanation
-from torchgrpo.monitoring.doctor.rules import RULES, Rule, Severity
+from torchgrpo.monitoring.doctor.rules import RULES, Severity
 from torchgrpo.monitoring.metrics_file import MetricsFile
 
 _OF_EVALUATIONS = [rule for rule in RULES if rule.metrics[0].startswith("eval/")]
@@ -53,15 +53,13 @@ class Doctor:
 
     def see(self, row: Row) -> list[Finding]:
         """New findings after one more row, of an optimizer step or of an evaluation."""
-        if "reward/mean" in row:
+        of_step, step = "reward/mean" in row, row["optimizer_step"]
+        if of_step:
             self.history.take(row)
-            return self._found(_OF_STEPS, row["optimizer_step"])
-        self.history.take_evaluation(row)
-        return self._found(_OF_EVALUATIONS, row["optimizer_step"])
-
-    def _found(self, rules: Iterable[Rule], step: int) -> list[Finding]:
+        else:
+            self.history.take_evaluation(row)
         new = []
-        for rule in rules:
+        for rule in _OF_STEPS if of_step else _OF_EVALUATIONS:
             seen = rule.look(self.history)
             if seen is None:
                 continue

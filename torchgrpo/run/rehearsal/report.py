@@ -22,8 +22,6 @@ KNOBS = {
     "temporary": "train.gradient_accumulation_steps, train.log_prob_chunk_size",
 }
 """By kind, the keys that change it."""
-_SAID = 1 << 20
-"""Bytes of a kind from which on it is listed."""
 
 
 def room(plan: Plan) -> float | None:
@@ -84,7 +82,7 @@ def _memory(plan: Plan, peaks: Peaks) -> Iterator[str]:
         largest = ", the peak" if phase == fullest(peaks) else ""
         yield line(phase, f"{gib(held.total())}{largest}{mark}")
         for kind, size in held.most_common():
-            if size > _SAID:
+            if size > 1 << 20:
                 yield f"  {gib(size):>12}  {kind}"
     planned = max((phase.bytes for phase in plan.phases), default=0.0)
     yield line("run=plan says", f"{gib(planned)}, {planned / peak(peaks):.2f} of it")
