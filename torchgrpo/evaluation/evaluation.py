@@ -75,34 +75,28 @@ class Evaluation:
         metrics: dict[str, float] = {}
         tables = []
         for chosen in self.sets:
-            found = self._one(chosen, iteration, stopped)
-            if found is None:
+            path = self.run_dir / "eval" / chosen.name / f"iteration_{iteration}.jsonl"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            unfinished = path.with_suffix(".partial")
+            began = time.perf_counter()
+            rewards = RewardService(chosen.task, chosen.env, self.step, self.config.total_optimizer_steps)
+            groups = self.make_groups(chosen, rewards, set_seed(self.config.train.seed, chosen.name))
+            try:
+                with (
+                    unfinished.open("w", encoding="utf-8") as file,
+                    self.record(chosen.name, iteration) as record,
+                ):
+                    tallies = self.loop.run(_until(stopped, self._tallies(chosen, groups, file, record)))
+            except _GivenUp:
                 self.say(f"the evaluation of {chosen.name} was given up")
                 return None
+            finally:
+                rewards.close()
+            unfinished.replace(path)
+            found = summarize(tallies, chosen.settings.n) | {"seconds": time.perf_counter() - began}
             metrics |= {f"eval/{chosen.name}/{key}": value for key, value in found.items()}
             tables.append(table(chosen.name, found, chosen.settings.n))
         return metrics, tables
-
-    def _one(self, chosen: EvalSet, iteration: int, stopped: Callable[[], bool]) -> dict[str, float] | None:
-        path = self.run_dir / "eval" / chosen.name / f"iteration_{iteration}.jsonl"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = path.with_suffix(".partial")
-        began = time.perf_counter()
-        rewards = RewardService(chosen.task, chosen.env, self.step, self.config.total_optimizer_steps)
-        groups = self.make_groups(chosen, rewards, set_seed(self.config.train.seed, chosen.name))
-        try:
-            with (
-                unfinished.open("w", encoding="utf-8") as file,
-                self.record(chosen.name, iteration) as record,
-            ):
-                tallies = self.loop.run(_until(stopped, self._tallies(chosen, groups, file, record)))
-        except _GivenUp:
-            return None
-        finally:
-            rewards.close()
-        unfinished.replace(path)
-        found = summarize(tallies, chosen.settings.n)
-        return found | {"seconds": time.perf_counter() - began}
 
     async def _tallies(
         self, chosen: EvalSet, groups: Generation, file: TextIO, record: Callable[[Group], None]

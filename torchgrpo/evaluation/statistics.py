@@ -177,9 +177,8 @@ def table(name: str, metrics: dict[str, float], n: int) -> str:
     ks = sorted({1, n, *(k for k in (2, 4, 8, 16, 32, 64, 128, 256) if k < n)})
     lines = [f"{name}: {metrics['problems']:.0f} problems, {n} completions each"]
     for key in [f"pass@{k}" for k in ks if f"pass@{k}" in metrics]:
-        lines.append(
-            f"  {key:<9} {metrics[key]:.3f}  [{metrics[key + '_low']:.3f}, {metrics[key + '_high']:.3f}]"
-        )
+        low, high = metrics[f"{key}_low"], metrics[f"{key}_high"]
+        lines.append(f"  {key:<9} {metrics[key]:.3f}  [{low:.3f}, {high:.3f}]")
     if "length" in metrics:
         lines.append(
             f"  length {metrics['length']:.1f}, truncated {metrics['truncated']:.1%}, errors {metrics['errors']:.1%}"

@@ -194,7 +194,30 @@ class Monitor:
         self.live.close()
         try:
             self.ledger.close()
-            self._summarize(outcome)
+            rows = self.rows()
+            rewards = [row["reward/mean"] for row in rows]
+            summary = {
+                "outcome": outcome,
+                "optimizer_steps": self.optimizer_step,
+                "first_reward": rewards[0] if rewards else None,
+                "last_reward": rewards[-1] if rewards else None,
+                "best_reward": max(rewards, default=None),
+                "wall_time_s": round(time.perf_counter() - self.began, 3),
+                "response_tokens": self.tokens,
+                "evaluation": self.evaluation,
+            }
+            with written_whole(self.run_dir / SUMMARY) as file:
+                file.write((json.dumps(summary, indent=2) + "\n").encode())
+            told = "nothing was measured"
+            if rewards:
+                change = f"reward {rewards[0]:.3f} -> {rewards[-1]:.3f}"
+                if "kl/teacher" in rows[-1]:
+                    change += f", kl/teacher {rows[0]['kl/teacher']:.3f} -> {rows[-1]['kl/teacher']:.3f}"
+                told = f"{self.optimizer_step} optimizer steps, {change}; "
+                told += f"metrics and checkpoints in {self.run_dir}"
+            elif self.file.path.exists():  # else the folder may not stay
+                told = f"metrics in {self.run_dir}"
+            self.say(f"{outcome}: {told}")
             if self.file.path.exists():
                 self.event("ended", outcome=outcome)
         finally:
@@ -202,33 +225,6 @@ class Monitor:
             if self.tracker is not None:
                 self.tracker.close(outcome)
                 self._tell_of_trackers(self.tracker)
-
-    def _summarize(self, outcome: RunOutcome) -> None:
-        rows = self.rows()
-        rewards = [row["reward/mean"] for row in rows]
-        summary = {
-            "outcome": outcome,
-            "optimizer_steps": self.optimizer_step,
-            "first_reward": rewards[0] if rewards else None,
-            "last_reward": rewards[-1] if rewards else None,
-            "best_reward": max(rewards, default=None),
-            "wall_time_s": round(time.perf_counter() - self.began, 3),
-            "response_tokens": self.tokens,
-            "evaluation": self.evaluation,
-        }
-        with written_whole(self.run_dir / SUMMARY) as file:
-            file.write((json.dumps(summary, indent=2) + "\n").encode())
-        told = "nothing was measured"
-        if rewards:
-            change = f"reward {rewards[0]:.3f} -> {rewards[-1]:.3f}"
-            if "kl/teacher" in rows[-1]:
-                change += f", kl/teacher {rows[0]['kl/teacher']:.3f} -> {rows[-1]['kl/teacher']:.3f}"
-            told = (
-                f"{self.optimizer_step} optimizer steps, {change}; metrics and checkpoints in {self.run_dir}"
-            )
-        elif self.file.path.exists():  # else the folder may not stay
-            told = f"metrics in {self.run_dir}"
-        self.say(f"{outcome}: {told}")
 
 
 def shown_completions(groups: Sequence[Group], advantage: Tensor, mask: Tensor) -> list[ShownCompletion]:

@@ -83,9 +83,7 @@ def compared(before: dict[str, float], after: dict[str, float]) -> dict[str, Any
     shared = sorted(before.keys() & after.keys())
     if len(shared) < 2:
         return None
-    test = paired_test(
-        np.array([before[each] for each in shared]), np.array([after[each] for each in shared])
-    )
+    test = paired_test([before[each] for each in shared], [after[each] for each in shared])
     numbers = {"difference": test.difference, "low": test.low, "high": test.high, "p": test.p_value}
     told = {key: rounded(value) if math.isfinite(value) else None for key, value in numbers.items()}
     return told | {"words": test.words, "problems": len(shared)}

@@ -29,7 +29,13 @@ def histograms(columns: Columns) -> list[dict[str, Any]]:
         if not kept.any():
             continue
         values, iteration = values[kept], iterations[kept]
-        edges = _edges(values)
+        low, high = float(values.min()), float(values.max())
+        if np.all(values == np.round(values)):  # at most 40 bins, around whole numbers
+            width = max(1, -(-int(high - low + 1) // 40))
+            edges = np.arange(low, high + width + 1, width) - 0.5
+        else:
+            spread = (high - low) or 1.0
+            edges = np.linspace(low - spread / 60, high + spread / 60, 32)
         thirds = np.array_split(np.arange(iteration.min(), iteration.max() + 1), len(PARTS))
         parts = []
         for part, third in zip(PARTS, thirds, strict=True):
@@ -42,13 +48,3 @@ def histograms(columns: Columns) -> list[dict[str, Any]]:
         rounded = [round(float(edge), 5) for edge in edges]
         found.append({"title": title, "unit": unit, "edges": rounded, "parts": parts})
     return found
-
-
-def _edges(values: np.ndarray) -> np.ndarray:
-    """Bins around the whole numbers where there are only such, and few; else equal ones."""
-    low, high = float(values.min()), float(values.max())
-    if np.all(values == np.round(values)):
-        width = max(1, -(-int(high - low + 1) // 40))  # 40 bins at the most
-        return np.arange(low, high + width + 1, width) - 0.5
-    spread = (high - low) or 1.0
-    return np.linspace(low - spread / 60, high + spread / 60, 32)

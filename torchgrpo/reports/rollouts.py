@@ -50,6 +50,11 @@ def rollouts(
                 book.add(parsed(line), wanted[group])
             if group == last:
                 break
+    flips = [
+        {"to_right": flip.to_right, "set": flip.set, "prompt": flip.prompt, "first": book.place[flip.first],
+         "last": book.place[flip.last]}
+        for flip in chosen.flips
+    ]  # fmt: skip
     return {
         "groups": shown,
         "completions": book.rows,
@@ -61,7 +66,7 @@ def rollouts(
         "fates": FATES,
         "finishes": FINISHES,
         "outcomes": OUTCOMES,
-        "flips": book.flips(),
+        "flips": flips,
         "of": {
             "groups": len(columns.groups["id"]),
             "completions": len(columns.completions["group"]),
@@ -131,31 +136,25 @@ class _Book:
             }
         first = int(self.columns.groups["first"][group])
         for number in numbers:
-            self._completion(number, self.of_page[group], record["completions"][number - first])
-
-    def _completion(self, number: int, group: int, one: dict[str, Any]) -> None:
-        columns, place = self.columns.completions, len(self.rows["group"])
-        self.place[number] = place
-        numbers = {name: float(columns[name][number]) for name in ("score", "success", "age", "advantage")}
-        values: dict[str, Any] = {
-            name: rounded(value) if np.isfinite(value) else None for name, value in numbers.items()
-        }
-        values |= {name: int(columns[name][number]) for name in ("length", "finish", "outcome", "flags")}
-        values |= {"group": group, "sample": one["sample"], "text": one["text"][:LONGEST_TEXT]}
-        values["cut"] = max(0, len(one["text"]) - LONGEST_TEXT)
-        values["parts"] = {name: rounded(value) for name, value in one["verdict"]["parts"].items()}
-        for name, column in self.rows.items():
-            column.append(values[name])
-        if number in self.chosen.with_tokens and self.pieces is not None:
-            self.tokens[place] = token_values(one, self.pieces)
-
-    def flips(self) -> list[dict[str, Any]]:
-        """Those of which the texts are here, by the rows of their completions over time."""
-        return [
-            {"to_right": flip.to_right, "set": flip.set, "prompt": flip.prompt, "first": self.place[flip.first],
-             "last": self.place[flip.last]}
-            for flip in self.chosen.flips
-        ]  # fmt: skip
+            one = record["completions"][number - first]
+            columns, place = self.columns.completions, len(self.rows["group"])
+            self.place[number] = place
+            values: dict[str, Any] = {}
+            for name in ("score", "success", "age", "advantage"):
+                value = float(columns[name][number])
+                values[name] = rounded(value) if np.isfinite(value) else None
+            values |= {name: int(columns[name][number]) for name in ("length", "finish", "outcome", "flags")}
+            values |= {
+                "group": self.of_page[group],
+                "sample": one["sample"],
+                "text": one["text"][:LONGEST_TEXT],
+            }
+            values["cut"] = max(0, len(one["text"]) - LONGEST_TEXT)
+            values["parts"] = {part: rounded(score) for part, score in one["verdict"]["parts"].items()}
+            for name, column in self.rows.items():
+                column.append(values[name])
+            if number in self.chosen.with_tokens and self.pieces is not None:
+                self.tokens[place] = token_values(one, self.pieces)
 
 
 def token_values(one: dict[str, Any], pieces: Pieces) -> dict[str, Any]:

@@ -38,10 +38,6 @@ class Flip:
     last: int
     others: tuple[int, ...]
 
-    @property
-    def completions(self) -> tuple[int, ...]:
-        return (self.first, self.last, *self.others)
-
 
 @dataclass(frozen=True)
 class Selection:
@@ -75,7 +71,9 @@ def select(columns: Columns, steps: np.ndarray) -> Selection:
     sizes, texts = characters + 80, set[int]()  # bytes of a completion with what is beside its text
     found = flips(columns, steps)
     order = generator.permutation(len(found))
-    kept = _take((found[index].completions for index in order), FLIPPED * TEXT_BYTES, sizes, texts)
+    shuffled = [found[index] for index in order]
+    shows = ((flip.first, flip.last, *flip.others) for flip in shuffled)
+    kept = _take(shows, FLIPPED * TEXT_BYTES, sizes, texts)
     extremes = extremes_of_steps(columns, steps)
     extremes = extremes[generator.permutation(len(extremes))]
     _take((tuple(pair) for pair in extremes.tolist()), EXTREME * TEXT_BYTES, sizes, texts)
@@ -86,7 +84,7 @@ def select(columns: Columns, steps: np.ndarray) -> Selection:
     _take((family for family in whole if texts.issuperset(family)), TOKENS / 2, lengths, tokens)
     pairs = (tuple(pair) for pair in extremes.tolist() if texts.issuperset(pair))
     _take(pairs, TOKENS / 2, lengths, tokens)
-    shown = [found[order[number]] for number in kept]
+    shown = [shuffled[number] for number in kept]
     return Selection(np.array(sorted(texts), dtype=np.int64), frozenset(tokens), shown, len(found))
 
 

@@ -75,22 +75,18 @@ def columns(runs: list[SweptRun]) -> tuple[list[str], list[str]]:
     return list(overrides), list(results)
 
 
-def summary_csv(runs: list[SweptRun]) -> str:
-    """One line a run: its folder, what was overridden, how it went."""
-    overrides, results = columns(runs)
-    text = io.StringIO()
-    writer = csv.DictWriter(text, ["run", *overrides, *results], restval="", lineterminator="\n")
-    writer.writeheader()
-    for run in runs:
-        writer.writerow({"run": run.name} | run.overrides | run.results())
-    return text.getvalue()
-
-
 def sweep_page(folder: Path, runs: list[SweptRun]) -> bytes:
     """The table, which can be sorted, and the curves of all runs over each other."""
     overrides, results = columns(runs)
     varied = [key for key in overrides if len({run.overrides.get(key) for run in runs}) > 1]
     begun = [run.run for run in runs if run.run is not None]
+    curves = []
+    for swept in runs:
+        if swept.run is not None:
+            told = told_of(swept.run, points=300) | {"name": swept.name, "settings": [], "marks": []}
+            series = told["curves"]["series"]
+            told["curves"]["series"] = {name: series[name] for name in series if name in COMPARED}
+            curves.append(told)
     logged = [name for name in metric_names(begun) if name in COMPARED or name.endswith("/pass@1")]
     return document(
         f"GRPO sweep · {folder.name}",
@@ -109,19 +105,10 @@ def sweep_page(folder: Path, runs: list[SweptRun]) -> bytes:
                 }
                 for run in runs
             ],
-            "runs": [_swept_curves(run) for run in runs if run.run is not None],
+            "runs": curves,
             "layout": layout(logged),
         },
     )
-
-
-def _swept_curves(swept: SweptRun) -> dict[str, Any]:
-    """Of one run what the pictures of a sweep need, under its folder's name."""
-    assert swept.run is not None
-    told = told_of(swept.run, points=300) | {"name": swept.name, "settings": [], "marks": []}
-    series = told["curves"]["series"]
-    told["curves"]["series"] = {name: values for name, values in series.items() if name in COMPARED}
-    return told
 
 
 def write_sweep(folder: Path) -> None:
@@ -129,6 +116,11 @@ def write_sweep(folder: Path) -> None:
     runs = swept_runs(folder)
     if not runs:
         return
-    for name, content in ((TABLE, summary_csv(runs).encode()), (REPORT, sweep_page(folder, runs))):
+    overrides, results = columns(runs)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, ["run", *overrides, *results], restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({"run": run.name} | run.overrides | run.results() for run in runs)
+    for name, content in ((TABLE, text.getvalue().encode()), (REPORT, sweep_page(folder, runs))):
         with written_whole(folder / name) as file:
             file.write(content)

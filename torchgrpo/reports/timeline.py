@@ -60,7 +60,15 @@ def timeline(run: RunFolder, columns: Columns) -> dict[str, Any] | None:
     There is a lane for each engine, then those of `LANES`. segments: start, length, start, ... in seconds since the
     first thing that is known of the run. None where no times are known.
     """
-    lanes = [lane for lane in (*_engines(columns), *_others(run, columns)) if len(lane.spans)]
+    lanes = [*_engines(columns)]
+    judged = np.stack([columns.groups["drawn"], columns.groups["judged"]], axis=1)
+    learner = learner_of(run.events)
+    for key, title, meaning in LANES:
+        mine = [event for event in run.events if event["event"] == "phase" and event["name"] == key]
+        phases = [(event["time"] - event["seconds"], event["time"]) for event in mine]
+        spans = judged if key == "score" else np.array(phases, dtype=np.float64).reshape(-1, 2)
+        lanes.append(Lane(key, title.format(learner=learner), meaning, spans))
+    lanes = [lane for lane in lanes if len(lane.spans)]
     if not lanes:
         return None
     begun = min(float(lane.spans[:, 0].min()) for lane in lanes)
@@ -85,16 +93,6 @@ def _engines(columns: Columns) -> Iterator[Lane]:
         mine = [number for number, team in enumerate(columns.teams) if engine in team]
         drawn = spans[np.isin(columns.groups["team"], mine)]
         yield Lane("generate", engine, meaning, drawn, max(MOST_SEGMENTS // len(engines), LEAST_SEGMENTS))
-
-
-def _others(run: RunFolder, columns: Columns) -> Iterator[Lane]:
-    judged = np.stack([columns.groups["drawn"], columns.groups["judged"]], axis=1)
-    learner = learner_of(run.events)
-    for key, title, meaning in LANES:
-        mine = [event for event in run.events if event["event"] == "phase" and event["name"] == key]
-        phases = [(event["time"] - event["seconds"], event["time"]) for event in mine]
-        spans = judged if key == "score" else np.array(phases, dtype=np.float64).reshape(-1, 2)
-        yield Lane(key, title.format(learner=learner), meaning, spans)
 
 
 def drawn_segments(united: np.ndarray, length: float, most: int) -> np.ndarray:

@@ -5,7 +5,6 @@ import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from config.cli.command_line import typed
 from config.run_folder.checkpoints import model_of
@@ -15,9 +14,6 @@ from config.schema.config import Config
 from config.schema.errors import ConfigError, RunOutcome
 from torchgrpo.run.checkpoint_model import trained_model, write_card, write_model
 from torchgrpo.run.resume import given
-
-if TYPE_CHECKING:  # torch costs seconds
-    from torchgrpo.training.checkpoint import Saved
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
@@ -29,7 +25,16 @@ def export(config: Config, run_dir: Path) -> RunOutcome:
         ConfigError: there is no such checkpoint, no place to write to, or the hub takes nothing.
     """
     remove_if_unused(run_dir)
-    saved, told = _checkpoint(config)
+    if config.checkpoint is None:
+        raise ConfigError(
+            "run=export without checkpoint: name a checkpoint or the folder of a run, checkpoint=RUN"
+        )
+    path = Path(config.checkpoint)
+    if not path.exists():
+        raise ConfigError(
+            f"checkpoint={path}: no such folder; give a checkpoint, RUN/checkpoints/best, or the folder of a run"
+        )
+    saved, told = given(path, "checkpoint")
     if config.to is None:
         raise ConfigError("run=export without to: name the folder that the model is written to, to=FOLDER")
     to = Path(config.to)
@@ -61,19 +66,6 @@ def export(config: Config, run_dir: Path) -> RunOutcome:
         _upload(to, config.hub)
         print(f"uploaded to {config.hub}")
     return "finished"
-
-
-def _checkpoint(config: Config) -> tuple["Saved", list[str]]:
-    if config.checkpoint is None:
-        raise ConfigError(
-            "run=export without checkpoint: name a checkpoint or the folder of a run, checkpoint=RUN"
-        )
-    path = Path(config.checkpoint)
-    if not path.exists():
-        raise ConfigError(
-            f"checkpoint={path}: no such folder; give a checkpoint, RUN/checkpoints/best, or the folder of a run"
-        )
-    return given(path, "checkpoint")
 
 
 def _copy(model: Path, folder: Path) -> None:

@@ -36,8 +36,16 @@ def model_card(state: Mapping[str, Any], rows: Sequence[Row]) -> str:
     left_out = ("train.resume=", "run=", "logging.", "checkpoint=", "to=", "hub=")
     given = [text for text in overrides(config) if not text.lstrip("'").startswith(left_out)]
     script = "grpo_async.py" if state["overlapped"] else "grpo.py"
+    head = ["---", "library_name: transformers", "pipeline_tag: text-generation"]
+    if HUB_NAME.fullmatch(name) and not Path(name).exists() and not name.startswith("models/"):
+        head.append(f"base_model: {name}")
+    datasets = [DATASETS[one] for one in _members(config) if one in DATASETS]
+    if datasets and not config["env"]["data_files"]:
+        head += ["datasets:", *(f"- {one}" for one in datasets)]
+    tags = ["grpo", "reinforcement-learning", *(["lora"] if lora["enabled"] else [])]
     sections = [
-        _head(config),
+        *head,
+        *("tags:", *(f"- {tag}" for tag in tags), "---\n"),
         f"# {Path(name).name}, trained with GRPO\n",
         f"`{name}` after {steps} optimizer steps ({state['iteration']} iterations) of reinforcement learning on "
         f"{data}, {config['env']['repeats']} completions a prompt. {weights}\n",
@@ -49,18 +57,6 @@ def model_card(state: Mapping[str, Any], rows: Sequence[Row]) -> str:
         *_evaluations(rows),
     ]
     return "\n".join(sections)
-
-
-def _head(config: Mapping[str, Any]) -> str:
-    lines = ["---", "library_name: transformers", "pipeline_tag: text-generation"]
-    name = config["model"]["name"]
-    if HUB_NAME.fullmatch(name) and not Path(name).exists() and not name.startswith("models/"):
-        lines.append(f"base_model: {name}")
-    members = [DATASETS[one] for one in _members(config) if one in DATASETS]
-    if members and not config["env"]["data_files"]:
-        lines += ["datasets:", *(f"- {one}" for one in members)]
-    tags = ["grpo", "reinforcement-learning", *(["lora"] if config["train_model"]["lora"]["enabled"] else [])]
-    return "\n".join([*lines, "tags:", *(f"- {tag}" for tag in tags), "---", ""])
 
 
 def _members(config: Mapping[str, Any]) -> list[str]:

@@ -54,6 +54,10 @@ class Step:
     rollout: Rollout
     report: StepReport
 
+    def metrics(self, policy_version: int) -> dict[str, float]:
+        """Compute the row of metrics, less what only a run that goes on knows."""
+        return rollout_metrics(self.rollout, policy_version) | self.report.metrics
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -90,8 +94,7 @@ def replay(run_dir: Path, step: int | None, typed: list[str]) -> str:
     with tempfile.TemporaryDirectory() as scratch:
         for last in computed_again(run_dir, config, start, (number, step), Path(scratch)):
             row = rows.get(last.number, {})
-            version = int(row.get("policy_version", 0))
-            replayed = rollout_metrics(last.rollout, version) | last.report.metrics
+            replayed = last.metrics(int(row.get("policy_version", 0)))
             print(f"step {last.number} computed", file=sys.stderr)
             compared.append(Comparison(last.number, without_clocks(row), without_clocks(replayed)))
     begun = "the initial weights" if start is None else start.path.name

@@ -61,21 +61,16 @@ def rollouts(run_dir: Path, wanted: RolloutsConfig) -> str:
 def matching(records: Iterable[Record], wanted: RolloutsConfig) -> Iterator[Record]:
     """Groups that are wanted, each with those of its completions that are."""
     for record in records:
-        if not _of_group(record, wanted):
-            continue
-        completions = [one for one in record["completions"] if _of_completion(one, record, wanted)]
-        if completions:
-            yield record | {"completions": completions}
-
-
-def _of_group(record: Record, wanted: RolloutsConfig) -> bool:
-    return (
-        (wanted.set is None or wanted.set == (record["set"] or "train"))
-        and (wanted.step is None or wanted.step in record["optimizer_steps"])
-        and (wanted.iteration is None or wanted.iteration == record["iteration"])
-        and (wanted.row is None or wanted.row == record["row"])
-        and (wanted.prompt is None or record["prompt_id"].startswith(wanted.prompt))
-    )
+        if (
+            (wanted.set is None or wanted.set == (record["set"] or "train"))
+            and (wanted.step is None or wanted.step in record["optimizer_steps"])
+            and (wanted.iteration is None or wanted.iteration == record["iteration"])
+            and (wanted.row is None or wanted.row == record["row"])
+            and (wanted.prompt is None or record["prompt_id"].startswith(wanted.prompt))
+        ):
+            completions = [one for one in record["completions"] if _of_completion(one, record, wanted)]
+            if completions:
+                yield record | {"completions": completions}
 
 
 def _of_completion(one: Record, record: Record, wanted: RolloutsConfig) -> bool:

@@ -103,7 +103,11 @@ def rehearse_memory(plan: Plan) -> Peaks:
 def _peaks(plan: Plan, worker: WatchedWorker, piece: Piece) -> Peaks:
     memory = Memory()
     with kinds_told(worker, memory, plan.learner.microbatches):
-        worker.score_parts([piece.batch])
+        with worker.watch("score"):
+            if worker.reference is None:  # the policy's own pass before its first update
+                worker.log_prob([piece.batch])
+            else:
+                worker.reference_log_prob([piece.batch])
         worker.gradients([piece])
         worker.update()
     return memory.peaks
@@ -128,7 +132,10 @@ def _rehearsed(plan: Plan) -> Iterator[tuple[WatchedWorker, Piece]]:
         else:
             models = make_sharded_models(plan.config, own, mesh, device)
         worker = WatchedWorker(plan, models)
-        worker.step_of_nothing()
+        # A first step, unwatched: the optimizer makes its states, and DTensor works out on whole tensors, which nobody
+        # holds, how Muon's operations are sharded.
+        worker.make_gradients()
+        worker.update()
         yield worker, piece
 
 

@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
 from torchgrpo.plan.plan import Plan
-from torchgrpo.records.batch import Batch
 from torchgrpo.run.rehearsal.tracking import HOST, Memory
 from torchgrpo.training.host_states import HostStates
 from torchgrpo.training.learner_models import Models
@@ -34,12 +33,6 @@ class WatchedWorker(Worker):
     def optimizer_states(self) -> list[Tensor]:
         return list(optimizer_tensors(self.model, self.optimizer).values())
 
-    def step_of_nothing(self) -> None:
-        """A first optimizer step, unwatched: the optimizer makes its states, and DTensor works out on whole tensors,
-        which nobody holds, how Muon's operations are sharded."""
-        self.make_gradients()
-        self.update()
-
     def make_gradients(self) -> list[Tensor]:
         """Of every parameter that is trained."""
         trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
@@ -47,14 +40,6 @@ class WatchedWorker(Worker):
         for parameter, gradient in zip(trained, gradients, strict=True):
             parameter.grad = gradient
         return gradients
-
-    def score_parts(self, parts: Sequence[Batch]) -> None:
-        """The reference's pass, or the policy's own before its first update."""
-        with self.watch("score"):
-            if self.reference is None:
-                self.log_prob(parts)
-            else:
-                self.reference_log_prob(parts)
 
     def phase(self, name: str) -> AbstractContextManager[Any]:
         return self.watch(name)
