@@ -122,8 +122,10 @@ def columns_of(files: Sequence[Path]) -> Columns:
         for one in record["completions"]:
             for column, value in zip(completions.values(), _completion(number, one, record), strict=True):
                 column.append(value)
-    tables = [{name: np.array(column) for name, column in each.items()} for each in (groups, completions)]
-    return Columns(*tables, list(sets), list(prompts), list(sources), list(teams))
+    of_groups, of_completions = (
+        {name: np.array(column) for name, column in each.items()} for each in (groups, completions)
+    )
+    return Columns(of_groups, of_completions, list(sets), list(prompts), list(sources), list(teams))
 
 
 def _completion(group: int, one: dict[str, Any], record: dict[str, Any]) -> tuple[float, ...]:

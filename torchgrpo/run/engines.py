@@ -5,6 +5,7 @@ both speak the protocols of rollout/engines/sampler.py, so nothing above knows w
 the files of `model.name` alone.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,7 +38,9 @@ def build_engine(
 
     adapter: that pushes will carry; None where they carry full weights, or where nobody trains.
     """
-    factory = ENGINES.load(plan.engine.backend)(config, tokenizer, plan, run_dir, adapter)
+    factory: Callable[[], Engine] = ENGINES.load(plan.engine.backend)(
+        config, tokenizer, plan, run_dir, adapter
+    )
     if plan.devices.in_process:
         return factory()
     from torchgrpo.rollout.engines.pool import RayPool

@@ -10,7 +10,7 @@ import math
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -186,12 +186,10 @@ def start_before(run_dir: Path, iteration: int) -> Saved | None:
     resumed = [Path(event["source"]) for event in read_events(run_dir) if event["event"] == "resumed"]
     found: list[Saved] = []
     for path in [*checkpoints(run_dir), *resumed]:
-        try:
+        with suppress(ConfigError):  # it was removed since, or is damaged: an earlier one does as well
             saved = Saved(path, load_checkpoint(path))
-        except ConfigError:  # it was removed since, or is damaged: an earlier one does as well
-            continue
-        if saved.place[0] < iteration:
-            found.append(saved)
+            if saved.place[0] < iteration:
+                found.append(saved)
     return max(found, key=lambda saved: saved.place[0], default=None)
 
 

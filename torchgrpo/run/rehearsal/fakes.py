@@ -169,7 +169,7 @@ def without_memory(as_on_a_gpu: bool) -> Iterator[None]:
             inside.enter_context(patch.object(attention, "BLOCKED", ("cpu",)))
             inside.enter_context(patch.object(attention, "_attend_in_blocks", attend_in_one_kernel))
         inside.enter_context(QuickFakes(allow_non_fake_inputs=True))
-        inside.enter_context(SmallIntegers())
+        inside.enter_context(SmallIntegers())  # type: ignore[no-untyped-call]
         inside.enter_context(Finite())
         yield
 
