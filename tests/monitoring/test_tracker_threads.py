@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import pytest
 
 from config.schema.errors import RunOutcome
-from torchgrpo.monitoring import trackers
+from torchgrpo.monitoring import tracking
 from torchgrpo.monitoring.tracker import ShownCompletion
 from torchgrpo.monitoring.tracking import FAILURES, QUEUED, Trackers
 
@@ -100,7 +100,7 @@ def test_one_that_cannot_be_opened_is_said_once() -> None:
 def test_one_that_hangs_fills_its_queue_alone(
     monkeypatch: pytest.MonkeyPatch, answers: threading.Event
 ) -> None:
-    monkeypatch.setattr(trackers, "CLOSE_S", 3.0)
+    monkeypatch.setattr(tracking, "CLOSE_S", 3.0)
     hangs, healthy = Fake(answers=answers), Fake()
     tracked = Trackers({"mlflow": lambda tell: hangs, "wandb": lambda tell: healthy})
     for step in range(QUEUED + 50):
@@ -122,7 +122,7 @@ def test_one_that_hangs_fills_its_queue_alone(
 def test_an_end_that_fails_or_hangs_does_not_keep_the_run(
     hangs: bool, monkeypatch: pytest.MonkeyPatch, answers: threading.Event
 ) -> None:
-    monkeypatch.setattr(trackers, "CLOSE_S", 3.0)
+    monkeypatch.setattr(tracking, "CLOSE_S", 3.0)
     fake = BadEnd()
     fake.answers = answers if hangs else None
     answers_in_metrics = Fake.metrics

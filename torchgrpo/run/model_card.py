@@ -43,9 +43,9 @@ def model_card(state: Mapping[str, Any], rows: Sequence[Row]) -> str:
     if datasets and not config["env"]["data_files"]:
         head += ["datasets:", *(f"- {one}" for one in datasets)]
     tags = ["grpo", "reinforcement-learning", *(["lora"] if lora["enabled"] else [])]
+    head += ["tags:", *(f"- {tag}" for tag in tags), "---\n"]
     sections = [
         *head,
-        *("tags:", *(f"- {tag}" for tag in tags), "---\n"),
         f"# {Path(name).name}, trained with GRPO\n",
         f"`{name}` after {steps} optimizer steps ({state['iteration']} iterations) of reinforcement learning on "
         f"{data}, {config['env']['repeats']} completions a prompt. {weights}\n",

@@ -161,9 +161,8 @@ def without_memory(as_on_a_gpu: bool) -> Iterator[None]:
             inside.enter_context(patch.object(module, name, other))
         # Threads that transformers loads with know nothing of the modes below.
         inside.enter_context(patch.dict(os.environ, {"HF_DEACTIVATE_ASYNC_LOAD": "1"}))
-        inside.enter_context(
-            patch.object(torch.utils, "swap_tensors", partial(_swap, torch.utils.swap_tensors))
-        )
+        swap = partial(_swap, torch.utils.swap_tensors)
+        inside.enter_context(patch.object(torch.utils, "swap_tensors", swap))
         if as_on_a_gpu:
             inside.enter_context(patch.object(log_probs, "_multiplies_half", lambda device: True))
             inside.enter_context(patch.object(attention, "BLOCKED", ("cpu",)))

@@ -63,11 +63,10 @@ def report(plan: Plan, shape: ModelShape, rehearsal: Rehearsal) -> str:
 
 
 def _rank(plan: Plan, shape: ModelShape) -> Iterator[str]:
-    devices, learner = plan.devices, plan.learner
+    devices, learner, config = plan.devices, plan.learner, plan.config
     nodes = devices.ranks // devices.ranks_per_node
-    yield line("model", f"{plan.config.model.name}, {shape.parameters / 1e9:.2f} billion parameters")
+    yield line("model", f"{config.model.name}, {shape.parameters / 1e9:.2f} billion parameters")
     yield line("rank", f"0 of {devices.ranks} on {nodes} node(s), shards over {learner.shard_size}")
-    config = plan.config
     longest = f"{config.env.max_prompt_tokens} + {config.inference_model.max_tokens} tokens"
     yield line("microbatch", f"{rows_at_a_time(config, shape)} completions of {longest}, all at their limits")
 

@@ -79,10 +79,8 @@ def kinds_told(worker: WatchedWorker, memory: Memory, microbatches: int) -> Iter
     add("optimizer", worker.optimizer_states())
     if worker.reference is not None and worker.reference.scorer.model is not worker.model:
         add("reference", list(worker.reference.scorer.model.parameters()))
-    with ExitStack() as inside:
-        inside.enter_context(
-            patch.object(worker, "watch", lambda name: memory.phase(name, home(name, _MAKES[name])))
-        )
+    watch = patch.object(worker, "watch", lambda name: memory.phase(name, home(name, _MAKES[name])))
+    with watch, ExitStack() as inside:
         for name, kind in _MADE_BY.items():
             method = getattr(FSDPParamGroup, name)
             inside.enter_context(patch.object(FSDPParamGroup, name, _making(memory, kind, method, add)))
