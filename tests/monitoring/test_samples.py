@@ -5,7 +5,8 @@ from dataclasses import replace
 from envs.group import FinishReason, SampledCompletion, Verdict
 from envs.task import Example, Outcome
 from tests.groups import make_group
-from torchgrpo.monitoring.monitor import LONGEST_TEXT, question, sample_text
+from torchgrpo.monitoring.monitor import LONGEST_TEXT, sample_text
+from torchgrpo.monitoring.record import question
 
 
 def attempt(
@@ -51,7 +52,9 @@ def test_best_and_worst_with_parts_length_and_gold() -> None:
 
 
 def test_a_chat_is_shown_with_its_roles() -> None:
-    assert question(asked("Be brief.", "2+2?", "4", "3+3?")) == "user: 2+2?\nassistant: 4\nuser: 3+3?"
+    assert (
+        question(asked("Be brief.", "2+2?", "4", "3+3?").messages) == "user: 2+2?\nassistant: 4\nuser: 3+3?"
+    )
 
 
 def test_what_is_longer_than_a_screen_is_cut_and_an_empty_answer_is_a_line() -> None:

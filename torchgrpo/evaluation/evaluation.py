@@ -30,14 +30,6 @@ from torchgrpo.rollout.generate import Generation
 
 Result = TypeVar("Result")
 FIRST_GROUP_ID = 1 << 39  # above every id that training uses; with the set's seed it fixes a problem's draws
-_LOOK_S = 0.2  # between two looks at Ctrl-C
-
-
-MakeGroups = Callable[[EvalSet, RewardService, int], Generation]
-"""From a set, what judges it and its seed to what makes groups of its problems, with its sampling."""
-
-
-Record = Callable[[str, int], AbstractContextManager[Callable[[Group], None]]]
 
 
 @dataclass(eq=False)
@@ -45,6 +37,7 @@ class Evaluation:
     """Runs all sets, writes what they say.
 
     rows: completions that the engines hold at a time.
+    make_groups: from a set, what judges it and its seed to what makes groups of its problems, with its sampling.
     tell: told of a stage, how much of it is done, and of how much.
     say: told what a person should know.
     record: of a set and an iteration; what its block is given takes every group.
@@ -55,11 +48,11 @@ class Evaluation:
     rows: int
     sets: list[EvalSet]
     loop: EngineLoop
-    make_groups: MakeGroups
+    make_groups: Callable[[EvalSet, RewardService, int], Generation]
     tell: Callable[[str, int, int], None]
     say: Callable[[str], None]
     run_dir: Path
-    record: Record
+    record: Callable[[str, int], AbstractContextManager[Callable[[Group], None]]]
     step: Callable[[], int] = lambda: 0
 
     def __post_init__(self) -> None:
@@ -82,34 +75,28 @@ class Evaluation:
         metrics: dict[str, float] = {}
         tables = []
         for chosen in self.sets:
-            found = self._one(chosen, iteration, stopped)
-            if found is None:
+            path = self.run_dir / "eval" / chosen.name / f"iteration_{iteration}.jsonl"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            unfinished = path.with_suffix(".partial")
+            began = time.perf_counter()
+            rewards = RewardService(chosen.task, chosen.env, self.step, self.config.total_optimizer_steps)
+            groups = self.make_groups(chosen, rewards, set_seed(self.config.train.seed, chosen.name))
+            try:
+                with (
+                    unfinished.open("w", encoding="utf-8") as file,
+                    self.record(chosen.name, iteration) as record,
+                ):
+                    tallies = self.loop.run(_until(stopped, self._tallies(chosen, groups, file, record)))
+            except _GivenUp:
                 self.say(f"the evaluation of {chosen.name} was given up")
                 return None
+            finally:
+                rewards.close()
+            unfinished.replace(path)
+            found = summarize(tallies, chosen.settings.n) | {"seconds": time.perf_counter() - began}
             metrics |= {f"eval/{chosen.name}/{key}": value for key, value in found.items()}
             tables.append(table(chosen.name, found, chosen.settings.n))
         return metrics, tables
-
-    def _one(self, chosen: EvalSet, iteration: int, stopped: Callable[[], bool]) -> dict[str, float] | None:
-        path = self.run_dir / "eval" / chosen.name / f"iteration_{iteration}.jsonl"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = path.with_suffix(".partial")
-        began = time.perf_counter()
-        rewards = RewardService(chosen.task, chosen.env, self.step, self.config.total_optimizer_steps)
-        groups = self.make_groups(chosen, rewards, set_seed(self.config.train.seed, chosen.name))
-        try:
-            with (
-                unfinished.open("w", encoding="utf-8") as file,
-                self.record(chosen.name, iteration) as record,
-            ):
-                tallies = self.loop.run(_until(stopped, self._tallies(chosen, groups, file, record)))
-        except _GivenUp:
-            return None
-        finally:
-            rewards.close()
-        unfinished.replace(path)
-        found = summarize(tallies, chosen.settings.n)
-        return found | {"seconds": time.perf_counter() - began}
 
     async def _tallies(
         self, chosen: EvalSet, groups: Generation, file: TextIO, record: Callable[[Group], None]
@@ -151,7 +138,7 @@ async def _until(stopped: Callable[[], bool], coroutine: Coroutine[Any, Any, Res
         while not task.done():
             if stopped():
                 raise _GivenUp
-            await asyncio.wait((task,), timeout=_LOOK_S)
+            await asyncio.wait((task,), timeout=0.2)
         return task.result()
     finally:
         task.cancel()

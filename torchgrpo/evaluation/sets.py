@@ -68,26 +68,23 @@ class EvalSet:
 
 def load_sets(config: Config, tokenizer: PreTrainedTokenizerBase) -> list[EvalSet]:
     """Raises ConfigError for data that cannot be read, or a set without a prompt that fits; it names the set."""
-    return [_load_set(config, tokenizer, name, settings) for name, settings in config.eval.sets.items()]
-
-
-def _load_set(
-    config: Config, tokenizer: PreTrainedTokenizerBase, name: str, settings: EvalSetConfig
-) -> EvalSet:
-    place, limit = f"eval.sets.{name}", PromptLimit(tokenizer, config.env.max_prompt_tokens)
-    env = settings.env(place, config.env)
-    try:
-        task = make_task(env)
-        examples = with_instructions(distinct_examples(task, env.split), env)
-        check_prompts(tokenizer, examples, place)
-    except ConfigError as error:  # it speaks of `env`, which is that of this set
-        raise ConfigError(f"{place}: {error}") from error
-    check_any_rows(place, examples)
-    problems = choose_problems(examples, settings.limit, limit)
-    if not problems.examples:
-        length, helps = limit.told(examples)
-        raise ConfigError(
-            f"{place}: all {problems.too_long} prompts are longer than env.max_prompt_tokens={limit.limit} "
-            f"({length}); raise it{helps}"
-        )
-    return EvalSet(name, settings, env, task, problems)
+    sets, limit = [], PromptLimit(tokenizer, config.env.max_prompt_tokens)
+    for name, settings in config.eval.sets.items():
+        place = f"eval.sets.{name}"
+        env = settings.env(place, config.env)
+        try:
+            task = make_task(env)
+            examples = with_instructions(distinct_examples(task, env.split), env)
+            check_prompts(tokenizer, examples, place)
+        except ConfigError as error:  # it speaks of `env`, which is that of this set
+            raise ConfigError(f"{place}: {error}") from error
+        check_any_rows(place, examples)
+        problems = choose_problems(examples, settings.limit, limit)
+        if not problems.examples:
+            length, helps = limit.told(examples)
+            raise ConfigError(
+                f"{place}: all {problems.too_long} prompts are longer than env.max_prompt_tokens={limit.limit} "
+                f"({length}); raise it{helps}"
+            )
+        sets.append(EvalSet(name, settings, env, task, problems))
+    return sets

@@ -157,7 +157,12 @@ def summarize(tallies: Sequence[Tally], n: int) -> dict[str, float]:
         return metrics
     largest = max(len(tally.correct) for tally in judged)
     names = [*(f"pass@{k}" for k in range(1, largest + 1)), f"avg@{n}", "score"]
-    values = np.array([_row(tally, largest) for tally in judged])
+    rows = []
+    for tally in judged:
+        m, correct = len(tally.correct), sum(tally.correct)
+        passes = [pass_at_k(m, correct, k) if k <= m else math.nan for k in range(1, largest + 1)]
+        rows.append([*passes, correct / m, float(np.mean(tally.scores))])
+    values = np.array(rows)
     shares, scores = proportion_interval(values[:, :-1]), mean_interval(values[:, -1:])
     ends = [np.concatenate(both) for both in zip(shares, scores, strict=True)]
     for name, mean, low, high in zip(names, np.nanmean(values, axis=0), *ends, strict=True):
@@ -167,21 +172,13 @@ def summarize(tallies: Sequence[Tally], n: int) -> dict[str, float]:
     return metrics | {"length": float(np.mean(lengths)), "truncated": float(np.mean(truncated))}
 
 
-def _row(tally: Tally, largest: int) -> list[float]:
-    """pass@1 ... pass@largest, the share of correct completions, the mean score of one problem."""
-    m, correct = len(tally.correct), sum(tally.correct)
-    passes = [pass_at_k(m, correct, k) if k <= m else float("nan") for k in range(1, largest + 1)]
-    return [*passes, correct / m, float(np.mean(tally.scores))]
-
-
 def table(name: str, metrics: dict[str, float], n: int) -> str:
     """A few lines for a person: pass@k at powers of two, the rest in words."""
     ks = sorted({1, n, *(k for k in (2, 4, 8, 16, 32, 64, 128, 256) if k < n)})
     lines = [f"{name}: {metrics['problems']:.0f} problems, {n} completions each"]
     for key in [f"pass@{k}" for k in ks if f"pass@{k}" in metrics]:
-        lines.append(
-            f"  {key:<9} {metrics[key]:.3f}  [{metrics[key + '_low']:.3f}, {metrics[key + '_high']:.3f}]"
-        )
+        low, high = metrics[f"{key}_low"], metrics[f"{key}_high"]
+        lines.append(f"  {key:<9} {metrics[key]:.3f}  [{low:.3f}, {high:.3f}]")
     if "length" in metrics:
         lines.append(
             f"  length {metrics['length']:.1f}, truncated {metrics['truncated']:.1%}, errors {metrics['errors']:.1%}"

@@ -5,6 +5,7 @@ A resumed run goes on in the same file; nothing is ever cut from it, so that wha
 
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -61,10 +62,8 @@ def read_events(run_dir: Path) -> list[dict[str, Any]]:
         return []
     events = []
     for line in path.read_bytes().split(b"\n"):
-        try:
+        with suppress(orjson.JSONDecodeError):  # a full disk took half of it
             event = orjson.loads(line)
-        except orjson.JSONDecodeError:  # a full disk took half of it
-            continue
-        if isinstance(event, dict) and "event" in event:
-            events.append(event)
+            if isinstance(event, dict) and "event" in event:
+                events.append(event)
     return events

@@ -9,7 +9,7 @@ It never stops a run: where it cannot write, it says so once and goes without.
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from threading import Thread
 from typing import Any, BinaryIO, Literal
@@ -22,7 +22,6 @@ from torchgrpo.monitoring.record import Fate, TokenValues, record_of
 
 ROTATE_BYTES, ROTATE_SHARE = 1 << 26, 1 / 8
 """Of a plain file, or of all that the ledger may take, from which a file is closed."""
-BUFFER_BYTES = 1 << 20
 _OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE
 
 
@@ -69,20 +68,22 @@ class Ledger:
         """
         if not self.writes:
             return
-        refused = [one for group in (*groups, *stale) for one in _before(group)]
+        for group in groups:
+            self._fates.setdefault(group.group_id, Fate("trained", 0)).iteration = iteration
+        refused = [one for group in (*groups, *stale) for one in islice(group.chain(), 1, None)]
         lines = chain(
-            (self._line(group, self._fate(group, iteration)) for group in groups),
+            (self._line(group, self._fates[group.group_id]) for group in groups),
             (self._line(group, Fate("replaced", iteration)) for group in refused),
             (self._line(group, Fate("stale", iteration)) for group in stale),
         )  # one at a time: those of a large batch take hundreds of megabytes
         with self._guarded():
-            self._append(lines, iteration)
+            if self._open is None:
+                self._open = self._opened(self.folder / f"train_{iteration:06d}{OPEN}", "ab")
+            if _write(self._open, lines) > self.rotate_bytes:
+                self._open.close()
+                self._close(Path(self._open.name))
+                self._open = None
         self._fates = {}
-
-    def _fate(self, group: Group, iteration: int) -> Fate:
-        fate = self._fates.get(group.group_id, Fate("trained", 0))
-        fate.iteration = iteration
-        return fate
 
     @contextmanager
     def evaluation(self, name: str, iteration: int) -> Iterator[Callable[[Group], None]]:
@@ -137,18 +138,9 @@ class Ledger:
         except orjson.JSONEncodeError:  # an answer may be half a character, or a number of a hundred digits
             return orjson.dumps(record | {"answer": ascii(record["answer"])}, option=_OPTIONS)
 
-    def _append(self, lines: Iterable[bytes], iteration: int) -> None:
-        if self._open is None:
-            self._open = self._opened(self.folder / f"train_{iteration:06d}{OPEN}", "ab")
-        size = _write(self._open, lines)
-        if size > self.rotate_bytes:
-            self._open.close()
-            self._close(Path(self._open.name))
-            self._open = None
-
     def _opened(self, path: Path, mode: Literal["ab", "wb"]) -> BinaryIO:
         self.folder.mkdir(exist_ok=True)
-        return path.open(mode, buffering=BUFFER_BYTES)
+        return path.open(mode, buffering=1 << 20)
 
     def _close(self, path: Path) -> None:
         """In a thread: compressing lets go of the interpreter."""
@@ -160,17 +152,14 @@ class Ledger:
     def _close_and_bound(self, path: Path) -> None:
         with self._guarded():
             close_file(path)
-            self._bound()
-
-    def _bound(self) -> None:
-        files = ledger_files(self.run_dir)
-        sizes = {file.path: file.path.stat().st_size for file in files}
-        for file in sorted(files, key=lambda one: (bool(one.evaluated), one.number)):
-            if sum(sizes.values()) <= self.limit_bytes:
-                return
-            if file.path.name.endswith(CLOSED):
-                file.path.unlink()
-                del sizes[file.path]
+            files = ledger_files(self.run_dir)
+            sizes = {file.path: file.path.stat().st_size for file in files}
+            for file in sorted(files, key=lambda one: (bool(one.evaluated), one.number)):
+                if sum(sizes.values()) <= self.limit_bytes:
+                    return
+                if file.path.name.endswith(CLOSED):
+                    file.path.unlink()
+                    del sizes[file.path]
 
 
 def _write(file: BinaryIO, lines: Iterable[bytes]) -> int:
@@ -185,12 +174,6 @@ def _write(file: BinaryIO, lines: Iterable[bytes]) -> int:
         os.truncate(file.name, before)
         raise
     return file.tell()
-
-
-def _before(group: Group) -> Iterator[Group]:
-    chain = group.chain()
-    next(chain)
-    return chain
 
 
 def _plain(value: Any) -> Any:

@@ -22,7 +22,6 @@ from config.run_folder.files import written_whole
 FOLDER = "rollouts"
 OPEN, CLOSED = ".jsonl", ".jsonl.zst"
 _NAME = re.compile(r"(train|eval_([\w\-]+))_(\d{6,})\.jsonl(\.zst)?")
-
 _UNSEEN: dict[str, Any] = {"advantage": 0.0, "in_loss": False, "log_ratio": [], "entropy": []}
 
 
@@ -34,11 +33,6 @@ class LedgerFile:
     evaluated: str
     number: int
 
-    @property
-    def order(self) -> tuple[int, bool]:
-        """By time: the evaluation after an iteration comes after its groups."""
-        return self.number, bool(self.evaluated)
-
 
 def ledger_files(run_dir: Path) -> list[LedgerFile]:
     """Those of a run's folder, the oldest first."""
@@ -47,7 +41,8 @@ def ledger_files(run_dir: Path) -> list[LedgerFile]:
         match = _NAME.fullmatch(path.name)
         if match:
             found[match[1] + match[3]] = LedgerFile(path, match[2] or "", int(match[3]))
-    return sorted(found.values(), key=lambda file: file.order)
+    # The evaluation after an iteration comes after its groups.
+    return sorted(found.values(), key=lambda file: (file.number, bool(file.evaluated)))
 
 
 def read_records(run_dir: Path, kind: str | None = None) -> Iterator[dict[str, Any]]:
@@ -59,8 +54,7 @@ def read_records(run_dir: Path, kind: str | None = None) -> Iterator[dict[str, A
 
 def records_of(path: Path) -> Iterator[dict[str, Any]]:
     """The groups of one file."""
-    for line in lines_of(path):
-        yield parsed(line)
+    return map(parsed, lines_of(path))
 
 
 def parsed(line: bytes) -> dict[str, Any]:
@@ -98,21 +92,17 @@ def close_file(path: Path) -> None:
 def keep_until(run_dir: Path, iteration: int) -> None:
     """Remove every line of a later iteration: those of what a killed run had done after its checkpoint."""
     for file in ledger_files(run_dir):
+        path = file.path
         if file.number > iteration:
-            file.path.unlink()
-        elif not file.evaluated:
-            _keep_lines(file.path, iteration)
+            path.unlink()
+        elif not file.evaluated and (
+            path.suffix != ".zst" or any(record["iteration"] > iteration for record in records_of(path))
+        ):
+            plain = path.with_name(path.name.removesuffix(".zst"))
+            kept = [line for line in lines_of(path) if orjson.loads(line)["iteration"] <= iteration]
+            with written_whole(plain) as rewritten:  # without a last line that is not whole, too
+                rewritten.writelines(line + b"\n" for line in kept)
+            if path != plain:
+                path.unlink()
     for path in (run_dir / FOLDER).glob("*.partial"):
-        path.unlink()
-
-
-def _keep_lines(path: Path, iteration: int) -> None:
-    """Rewrite a file where it holds lines of later iterations, or one that is not whole."""
-    if path.suffix == ".zst" and not any(record["iteration"] > iteration for record in records_of(path)):
-        return
-    plain = path.with_name(path.name.removesuffix(".zst"))
-    kept = [line for line in lines_of(path) if orjson.loads(line)["iteration"] <= iteration]
-    with written_whole(plain) as file:
-        file.writelines(line + b"\n" for line in kept)
-    if path != plain:
         path.unlink()

@@ -11,7 +11,6 @@ from itertools import chain, compress
 from typing import Any
 
 from envs.group import Group, SampledCompletion, Verdict
-from torchgrpo.records.batch import Batch
 from torchgrpo.records.rollout import Rollout
 
 _CLOCKS = ("time/", "throughput/", "reward_latency/", "idle/", "weight_check/")
@@ -34,9 +33,23 @@ def rollout_metrics(rollout: Rollout, policy_version: int, members: Sequence[str
     groups, batch = rollout.groups, rollout.batch
     generated = [one for group in groups for one in group.chain()]
     metrics = reward_metrics(generated)
-    metrics |= _length_metrics([one for group in groups for one in group.completions])
-    metrics |= _trained_metrics(batch, sum(len(group.candidates) for group in generated))
+    completions = [one for group in groups for one in group.completions]
+    lengths = [len(one.token_ids) for one in completions]
     metrics |= {
+        "length/response_mean": _mean(lengths),
+        "length/response_max": float(max(lengths)),
+        "length/truncated": [one.finish_reason for one in completions].count("length") / len(lengths),
+    }
+    if not all(all(one.sampled) for one in completions):  # the environment wrote some of the tokens
+        # A turn, and one more wherever a token of the environment's is followed by one of the model's.
+        metrics["turns/mean"] = _mean([1 + bytes(one.sampled).count(b"\0\1") for one in completions])
+        metrics["turns/drawn_tokens"] = _mean([one.num_drawn for one in completions])
+    assert batch.advantage is not None and batch.mask is not None
+    trained = list(compress(batch.advantage[:, 0].tolist(), batch.mask.any(-1).tolist()))
+    metrics |= {
+        "advantage/mean": _mean(trained),
+        "advantage/std": _deviation(trained),
+        "sample_utilization": len(trained) / sum(len(group.candidates) for group in generated),
         "rollout/temperature": _mean([group.sampling.temperature for group in groups]),
         "policy_version": float(policy_version),
     }
@@ -44,7 +57,12 @@ def rollout_metrics(rollout: Rollout, policy_version: int, members: Sequence[str
         verdicts = [verdict for group in groups for verdict in group.verdicts]
         added = zip(batch.length_reward[:, 0].tolist(), verdicts, strict=True)
         metrics["reward/length"] = _mean([value for value, verdict in added if verdict.judged])
-    return metrics | member_metrics(generated, members) | age_metrics(batch, policy_version)
+    metrics |= member_metrics(generated, members)
+    # Versions between the one that drew a token in the loss and the one that it trains.
+    ages = (policy_version - batch.policy_version.masked_select(batch.mask)).bincount().tolist()
+    metrics["age/mean"] = sum(age * count for age, count in enumerate(ages)) / max(sum(ages), 1)
+    metrics["age/max"] = float(max(len(ages) - 1, 0))
+    return metrics | {f"age/histogram/{age}": float(count) for age, count in enumerate(ages)}
 
 
 def _verdicts(completions: Sequence[SampledCompletion]) -> list[Verdict]:
@@ -79,39 +97,6 @@ def reward_metrics(generated: Sequence[Group]) -> dict[str, float]:
     return metrics | {f"reward/{name}": _mean([each.get(name, 0.0) for each in parts]) for name in names}
 
 
-def _length_metrics(completions: Sequence[SampledCompletion]) -> dict[str, float]:
-    """Lengths of responses; turns, where the environment wrote some of the tokens."""
-    lengths = [len(one.token_ids) for one in completions]
-    metrics = {
-        "length/response_mean": _mean(lengths),
-        "length/response_max": float(max(lengths)),
-        "length/truncated": [one.finish_reason for one in completions].count("length") / len(lengths),
-    }
-    if all(all(one.sampled) for one in completions):
-        return metrics
-    return metrics | {
-        "turns/mean": _mean([_turns(one) for one in completions]),
-        "turns/drawn_tokens": _mean([one.num_drawn for one in completions]),
-    }
-
-
-def _turns(completion: SampledCompletion) -> int:
-    """One, and one more wherever a token of the environment's is followed by one of the model's."""
-    return 1 + bytes(completion.sampled).count(b"\0\1")
-
-
-def _trained_metrics(batch: Batch, generated: int) -> dict[str, float]:
-    """Of the completions in the loss. generated: completions of all groups that were made for the batch."""
-    advantage, mask = batch.advantage, batch.mask
-    assert advantage is not None and mask is not None
-    trained = list(compress(advantage[:, 0].tolist(), mask.any(-1).tolist()))
-    return {
-        "advantage/mean": _mean(trained),
-        "advantage/std": _deviation(trained),
-        "sample_utilization": len(trained) / generated,
-    }
-
-
 def member_metrics(generated: Sequence[Group], members: Sequence[str]) -> dict[str, float]:
     """Completions, mean reward and mean length of the data sets of a mixture; no means where there are none."""
     metrics: dict[str, float] = {}
@@ -124,15 +109,6 @@ def member_metrics(generated: Sequence[Group], members: Sequence[str]) -> dict[s
         if rewards:
             metrics[f"reward/mean/{name}"] = _mean(rewards)
     return metrics
-
-
-def age_metrics(batch: Batch, policy_version: int) -> dict[str, float]:
-    """Ages of the tokens in the loss: versions between the one that drew a token and the one it trains."""
-    assert batch.mask is not None
-    counts = (policy_version - batch.policy_version.masked_select(batch.mask)).bincount().tolist()
-    total = sum(age * count for age, count in enumerate(counts))
-    means = {"age/mean": total / max(sum(counts), 1), "age/max": float(max(len(counts) - 1, 0))}
-    return means | {f"age/histogram/{age}": float(count) for age, count in enumerate(counts)}
 
 
 def _mean(values: Sequence[float]) -> float:

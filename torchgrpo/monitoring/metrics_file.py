@@ -38,8 +38,11 @@ class MetricsFile:
         *lines, last = self.path.read_bytes().split(b"\n")
         rows, broken = [], []
         for number, line in enumerate([*lines, last], start=1):
-            row = _row(line)
-            if row is not None:
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError):
+                row = None
+            if isinstance(row, dict) and isinstance(row.get("optimizer_step"), int):
                 rows.append(row)
             elif number <= len(lines):
                 broken.append(number)
@@ -67,12 +70,3 @@ class MetricsFile:
     def begin(self) -> None:
         """Start with no row: those of an attempt that left no checkpoint are no part of this run."""
         self.path.unlink(missing_ok=True)
-
-
-def _row(line: bytes) -> dict[str, Any] | None:
-    """None for what is no row of metrics."""
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return row if isinstance(row, dict) and isinstance(row.get("optimizer_step"), int) else None

@@ -13,16 +13,14 @@ from torch import Tensor
 from config.run_folder.files import written_whole
 from config.run_folder.folders import SUMMARY
 from config.schema.errors import RunOutcome
-from envs.example import SYSTEM_ROLES
-from envs.group import Group, SampledCompletion, Verdict
-from envs.task import Example
+from envs.group import Group
 from torchgrpo.monitoring.doctor.doctor import Finding
 from torchgrpo.monitoring.events import Events
 from torchgrpo.monitoring.ledger import Ledger
 from torchgrpo.monitoring.metrics import rollout_metrics
 from torchgrpo.monitoring.metrics_file import MetricsFile
 from torchgrpo.monitoring.progress import Progress
-from torchgrpo.monitoring.record import token_values
+from torchgrpo.monitoring.record import question, token_values
 from torchgrpo.monitoring.repetition import Repetition
 from torchgrpo.monitoring.tracker import ShownCompletion
 from torchgrpo.monitoring.tracking import Trackers
@@ -111,20 +109,27 @@ class Monitor:
         row: dict[str, Any] = {"optimizer_step": self.optimizer_step}
         row |= rollout_metrics(rollout, policy_version, self.members) | step | self.extra
         row |= self.repetition.metrics([one for group in groups for one in group.chain()])
-        row |= self._throughput([len(one.token_ids) for group in groups for one in group.completions])
+        row |= {f"time/{phase}_s": seconds for phase, seconds in self.seconds.items()}
+        now = time.perf_counter()
+        elapsed, self.since = now - self.since, now
+        lengths = [len(one.token_ids) for group in groups for one in group.completions]
+        self.tokens += sum(lengths)
+        row |= {
+            "idle/learner": self.seconds["collect"] / elapsed,
+            "throughput/tokens_per_s": sum(lengths) / elapsed,
+            "throughput/completions_per_s": len(lengths) / elapsed,
+            "time/elapsed_s": self.seconds_before + now - self.began,
+            "tokens/total": float(self.tokens_before + self.tokens),
+            "time/unix_s": time.time(),
+        }
+        self.seconds = dict.fromkeys(self.seconds, 0.0)
         self.extra = {}
         self.file.append(row)
         self._track(row)
         self.live.step(row["reward/mean"], row["length/response_mean"])
         return row
 
-    def learned(
-        self,
-        rollout: Rollout,
-        advantage: Tensor,
-        log_ratio: Tensor,
-        entropy: Tensor,
-    ) -> None:
+    def learned(self, rollout: Rollout, advantage: Tensor, log_ratio: Tensor, entropy: Tensor) -> None:
         """Tell the ledger what the step that `optimized` wrote made of each group.
 
         advantage, log_ratio, entropy: as `StepReport`.
@@ -168,23 +173,6 @@ class Monitor:
         for line in trackers.told():
             self.say(line)
 
-    def _throughput(self, lengths: Sequence[int]) -> dict[str, float]:
-        """Seconds of each phase and figures per second since the last row. lengths: tokens of the completions."""
-        now = time.perf_counter()
-        elapsed, self.since = now - self.since, now
-        tokens = sum(lengths)
-        self.tokens += tokens
-        row: dict[str, float] = {f"time/{phase}_s": seconds for phase, seconds in self.seconds.items()}
-        row["idle/learner"] = self.seconds["collect"] / elapsed
-        self.seconds = dict.fromkeys(self.seconds, 0.0)
-        return row | {
-            "throughput/tokens_per_s": tokens / elapsed,
-            "throughput/completions_per_s": len(lengths) / elapsed,
-            "time/elapsed_s": self.seconds_before + now - self.began,
-            "tokens/total": float(self.tokens_before + self.tokens),
-            "time/unix_s": time.time(),
-        }
-
     def say(self, text: str) -> None:
         """A line above the bar, and in `grpo.log`."""
         self.live.say(text)
@@ -206,7 +194,30 @@ class Monitor:
         self.live.close()
         try:
             self.ledger.close()
-            self._summarize(outcome)
+            rows = self.rows()
+            rewards = [row["reward/mean"] for row in rows]
+            summary = {
+                "outcome": outcome,
+                "optimizer_steps": self.optimizer_step,
+                "first_reward": rewards[0] if rewards else None,
+                "last_reward": rewards[-1] if rewards else None,
+                "best_reward": max(rewards, default=None),
+                "wall_time_s": round(time.perf_counter() - self.began, 3),
+                "response_tokens": self.tokens,
+                "evaluation": self.evaluation,
+            }
+            with written_whole(self.run_dir / SUMMARY) as file:
+                file.write((json.dumps(summary, indent=2) + "\n").encode())
+            told = "nothing was measured"
+            if rewards:
+                change = f"reward {rewards[0]:.3f} -> {rewards[-1]:.3f}"
+                if "kl/teacher" in rows[-1]:
+                    change += f", kl/teacher {rows[0]['kl/teacher']:.3f} -> {rows[-1]['kl/teacher']:.3f}"
+                told = f"{self.optimizer_step} optimizer steps, {change}; "
+                told += f"metrics and checkpoints in {self.run_dir}"
+            elif self.file.path.exists():  # else the folder may not stay
+                told = f"metrics in {self.run_dir}"
+            self.say(f"{outcome}: {told}")
             if self.file.path.exists():
                 self.event("ended", outcome=outcome)
         finally:
@@ -214,33 +225,6 @@ class Monitor:
             if self.tracker is not None:
                 self.tracker.close(outcome)
                 self._tell_of_trackers(self.tracker)
-
-    def _summarize(self, outcome: RunOutcome) -> None:
-        rows = self.rows()
-        rewards = [row["reward/mean"] for row in rows]
-        summary = {
-            "outcome": outcome,
-            "optimizer_steps": self.optimizer_step,
-            "first_reward": rewards[0] if rewards else None,
-            "last_reward": rewards[-1] if rewards else None,
-            "best_reward": max(rewards, default=None),
-            "wall_time_s": round(time.perf_counter() - self.began, 3),
-            "response_tokens": self.tokens,
-            "evaluation": self.evaluation,
-        }
-        with written_whole(self.run_dir / SUMMARY) as file:
-            file.write((json.dumps(summary, indent=2) + "\n").encode())
-        told = "nothing was measured"
-        if rewards:
-            change = f"reward {rewards[0]:.3f} -> {rewards[-1]:.3f}"
-            if "kl/teacher" in rows[-1]:
-                change += f", kl/teacher {rows[0]['kl/teacher']:.3f} -> {rows[-1]['kl/teacher']:.3f}"
-            told = (
-                f"{self.optimizer_step} optimizer steps, {change}; metrics and checkpoints in {self.run_dir}"
-            )
-        elif self.file.path.exists():  # else the folder may not stay
-            told = f"metrics in {self.run_dir}"
-        self.say(f"{outcome}: {told}")
 
 
 def shown_completions(groups: Sequence[Group], advantage: Tensor, mask: Tensor) -> list[ShownCompletion]:
@@ -255,7 +239,7 @@ def shown_completions(groups: Sequence[Group], advantage: Tensor, mask: Tensor) 
     advantages = (worth.sum(1) / tokens.sum(1).clamp(min=1)).tolist()
     return [
         ShownCompletion(
-            _short(question(group.example), LONGEST_TEXT),
+            _short(question(group.example.messages), LONGEST_TEXT),
             _short(one.text, LONGEST_TEXT),
             0.0 if one.verdict is None else one.verdict.score,
             advantage,
@@ -266,31 +250,19 @@ def shown_completions(groups: Sequence[Group], advantage: Tensor, mask: Tensor) 
 
 def sample_text(step: int, group: Group) -> str:
     """A question with the best and the worst of its answers, for a person to read."""
-    lines = [f"sample at step {step}", _indented(question(group.example), 2)]
+    lines = [f"sample at step {step}", _indented(question(group.example.messages), 2)]
     scores = [verdict.score for verdict in group.verdicts]
+    gold = _short(" ".join(str(group.example.answer).split()), LONGEST_GOLD)
     for index in dict.fromkeys((scores.index(max(scores)), scores.index(min(scores)))):
         one, verdict = group.completions[index], group.verdicts[index]
-        lines += [f"  {_headline(one, verdict, group.example)}", _indented(one.text, 4)]
+        parts = ", ".join(f"{name} {value:.3g}" for name, value in verdict.parts.items())
+        outcome = "" if verdict.outcome == "scored" else f", {verdict.outcome}"
+        lines += [
+            f"  reward {verdict.score:.2f}{f' ({parts})' if parts else ''}{outcome}, {one.num_drawn} tokens, "
+            f"{one.finish_reason}; gold {gold}",
+            _indented(one.text, 4),
+        ]
     return "\n".join(lines)
-
-
-def question(example: Example) -> str:
-    """The question of an example, a chat with its roles, without the system prompt that all share."""
-    asked = [message for message in example.messages if message["role"] not in SYSTEM_ROLES]
-    if len(asked) == 1:
-        return str(asked[0]["content"])
-    return "\n".join(f"{message['role']}: {message['content']}" for message in asked)
-
-
-def _headline(one: SampledCompletion, verdict: Verdict, example: Example) -> str:
-    """`reward 0.20 (accuracy 0, brief 0.2), 8 tokens, stop; gold 5`"""
-    parts = ", ".join(f"{name} {value:.3g}" for name, value in verdict.parts.items())
-    outcome = "" if verdict.outcome == "scored" else f", {verdict.outcome}"
-    gold = _short(" ".join(str(example.answer).split()), LONGEST_GOLD)
-    return (
-        f"reward {verdict.score:.2f}{f' ({parts})' if parts else ''}{outcome}, {one.num_drawn} tokens, "
-        f"{one.finish_reason}; gold {gold}"
-    )
 
 
 def _indented(text: str, width: int) -> str:

@@ -32,7 +32,13 @@ class Progress:
         self.began = self.counting_since = time.monotonic()
         self._training_since: float | None = None
         self._steps_before = 0
-        self._view = _view(logging, total_steps)
+        self._view = Silent()
+        if logging.progress:
+            console = _Console(stderr=True, highlight=False, markup=False, emoji=False)
+            # A console takes FORCE_COLOR for a terminal; colours are all that it may force.
+            terminal = sys.stderr.isatty() and console.is_terminal and not console.is_dumb_terminal
+            alone = parent_process() is None  # jobs side by side would erase each other's bars
+            self._view = Bar(console, total_steps) if terminal and alone else Lines()
         self._due = 0.0
 
     @property
@@ -97,17 +103,6 @@ class Progress:
                 each = (now - self.counting_since) / self.done
                 words["left"] = f"{clock(each * (self.of - self.done))} to go"
         return words
-
-
-def _view(logging: LoggingConfig, total_steps: int) -> "Silent":
-    """The view that the settings and standard error ask for."""
-    if not logging.progress:
-        return Silent()
-    console = _Console(stderr=True, highlight=False, markup=False, emoji=False)
-    # A console takes FORCE_COLOR for a terminal; colours are all that it may force.
-    terminal = sys.stderr.isatty() and console.is_terminal and not console.is_dumb_terminal
-    alone = parent_process() is None  # jobs that a launcher runs side by side would erase each other's bars
-    return Bar(console, total_steps) if terminal and alone else Lines()
 
 
 class _Console(Console):

@@ -16,23 +16,21 @@ from typing import Any, Literal
 import numpy as np
 from torch import Tensor
 
-from envs.example import Completion, Example, Message
+from envs.example import SYSTEM_ROLES, Completion, Example, Message
 from envs.group import Group, SampledCompletion, Sampling, Times, Verdict
-
-FateName = Literal["trained", "replaced", "stale", "evaluated"]
-"""What became of a group: trained on; refused by dynamic sampling; too old when its turn came; of an evaluation."""
 
 
 @dataclass
 class Fate:
     """What became of a group after it was judged.
 
+    name: trained on; refused by dynamic sampling; too old when its turn came; of an evaluation.
     iteration: in which it was consumed, or after which it was evaluated. evaluated: the name of its set.
     optimizer_steps: that trained on it. trained_at: the policy version that its age was counted to, where that was.
     tokens: what the learner said of its completions; None where it has not seen them.
     """
 
-    name: FateName
+    name: Literal["trained", "replaced", "stale", "evaluated"]
     iteration: int
     evaluated: str = ""
     optimizer_steps: list[int] = field(default_factory=list)
@@ -88,11 +86,17 @@ def prompt_id(messages: Sequence[Message]) -> str:
     return hashlib.blake2b(framed, digest_size=8).hexdigest()
 
 
-_NOTHING_LEARNED: dict[str, Any] = {each.name: [] for each in fields(TokenValues)}
+def question(messages: Sequence[Message]) -> str:
+    """What was asked, a chat with its roles, without the system prompt that all share."""
+    asked = [message for message in messages if message["role"] not in SYSTEM_ROLES]
+    if len(asked) == 1:
+        return str(asked[0]["content"])
+    return "\n".join(f"{message['role']}: {message['content']}" for message in asked)
 
 
 def record_of(group: Group, fate: Fate) -> dict[str, Any]:
     example, times, replaced = group.example, group.times, group.in_place_of
+    learned = {each.name: [] for each in fields(TokenValues)} if fate.tokens is None else vars(fate.tokens)
     return {
         "kind": "eval" if fate.name == "evaluated" else "train",
         "set": fate.evaluated,
@@ -116,7 +120,7 @@ def record_of(group: Group, fate: Fate) -> dict[str, Any]:
         "judged": times.judged,
         "group_size": len(group.completions),
         "completions": group.candidates,
-        **(_NOTHING_LEARNED if fate.tokens is None else vars(fate.tokens)),
+        **learned,
     }
 
 

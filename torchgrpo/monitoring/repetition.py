@@ -37,17 +37,6 @@ class Repetition:
         `REMEMBERED` groups, over the mean of all prompts there.
         """
         prompts = [prompt_id(group.example.messages) for group in groups]
-        self._count(prompts)
-        texts = [[one.text for one in group.candidates] for group in groups]
-        pairs = list(zip(groups, texts, strict=True))
-        return {
-            "groups/duplicates": sum([_duplicates(*pair) for pair in pairs]) / len(groups),
-            "groups/repeats_question": sum([_repeated(*pair) for pair in pairs]) / sum(map(len, texts)),
-            "prompts/repeated": 1 - len(set(prompts)) / len(prompts),
-            "prompts/most_drawn": max(self._counts.values()) * len(self._counts) / len(self._newest),
-        }
-
-    def _count(self, prompts: Sequence[str]) -> None:
         self._newest.extend(prompts)
         self._counts.update(prompts)
         while len(self._newest) > REMEMBERED:
@@ -55,22 +44,21 @@ class Repetition:
             self._counts[oldest] -= 1
             if not self._counts[oldest]:
                 del self._counts[oldest]
-
-
-def _duplicates(group: Group, texts: Sequence[str]) -> float:
-    """texts: of its candidates."""
-    most = len(texts) - 1
-    if most < 1 or not group.sampling.temperature:
-        return 0.0
-    return 1 - (len(set(texts)) - 1) / most
-
-
-def _repeated(group: Group, texts: Sequence[str]) -> int:
-    """Those of the texts of its candidates that hold its question."""
-    question = group.example.messages[-1]["content"]
-    if max(map(len, texts)) < len("".join(question.split())):  # most often where answers are short
-        return 0
-    return sum([holds_question(question, text) for text in texts])
+        duplicates: list[float] = []
+        repeated: list[int] = []
+        for group in groups:
+            texts, question = [one.text for one in group.candidates], group.example.messages[-1]["content"]
+            most = len(texts) - 1
+            drawn = most >= 1 and group.sampling.temperature
+            duplicates.append(1 - (len(set(texts)) - 1) / most if drawn else 0.0)
+            if max(map(len, texts)) >= len("".join(question.split())):  # seldom so where answers are short
+                repeated += [holds_question(question, text) for text in texts]
+        return {
+            "groups/duplicates": sum(duplicates) / len(groups),
+            "groups/repeats_question": sum(repeated) / sum(len(group.candidates) for group in groups),
+            "prompts/repeated": 1 - len(set(prompts)) / len(prompts),
+            "prompts/most_drawn": max(self._counts.values()) * len(self._counts) / len(self._newest),
+        }
 
 
 def holds_question(question: str, text: str) -> bool:

@@ -151,12 +151,7 @@ class Trackers:
 
     def told(self) -> list[str]:
         """What the trackers have to say since the last call, each thing once."""
-        lines = []
-        while True:
-            try:
-                lines.append(self._told.get_nowait())
-            except Empty:
-                return lines
+        return [self._told.get_nowait() for _ in range(self._told.qsize())]
 
     def close(self, outcome: RunOutcome) -> None:
         """End their runs, all at once; waits at most `CLOSE_S` seconds."""

@@ -5,7 +5,7 @@ rollouts/*.jsonl.zst ──columns_of──▶ Columns ──selection, histogra
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -20,20 +20,11 @@ OUTCOMES = ("scored", "invalid", "error")
 CHOSEN, IN_LOSS = 1, 2
 READ_BYTES = 400_000_000
 """Of training's files, compressed: about 20 s of reading. The ledger may hold more (`logging.rollouts_gb`)."""
-_NONE = float("nan")
 
 
-@dataclass
-class Names:
-    """Words and their numbers, in the order in which they were first seen."""
-
-    numbers: dict[str, int] = field(default_factory=dict)
-
-    def of(self, name: str) -> int:
-        return self.numbers.setdefault(name, len(self.numbers))
-
-    def all(self) -> list[str]:
-        return list(self.numbers)
+def number_of(name: Any, numbers: dict[Any, int]) -> int:
+    """The number of a name, which are counted in the order in which they are first seen."""
+    return numbers.setdefault(name, len(numbers))
 
 
 @dataclass(frozen=True)
@@ -89,7 +80,8 @@ def read_files(run_dir: Path, limit: int = READ_BYTES) -> list[Path]:
     evenly over the run, its first and its last among them."""
     files = ledger_files(run_dir)
     training = [file for file in files if not file.evaluated]
-    size = sum(_packed(file.path) for file in training)
+    # Of a file that is not closed yet: what it will be about.
+    size = sum(file.path.stat().st_size // (1 if file.path.suffix == ".zst" else 3) for file in training)
     if size > limit:
         count = max(2, int(len(training) * limit / size))
         places = np.linspace(0, len(training) - 1, count).round().astype(int)
@@ -98,28 +90,25 @@ def read_files(run_dir: Path, limit: int = READ_BYTES) -> list[Path]:
     return [file.path for file in files]
 
 
-def _packed(path: Path) -> int:
-    """Bytes of a file, or what they will be about when it is closed."""
-    return path.stat().st_size // (1 if path.suffix == ".zst" else 3)
-
-
 def columns_of(files: Sequence[Path]) -> Columns:
     groups: dict[str, array[Any]] = {name: array(kind) for name, kind in _GROUP.items()}
     completions: dict[str, array[Any]] = {name: array(kind) for name, kind in _COMPLETION.items()}
-    sets, prompts, sources = Names({"": 0}), Names(), Names()
+    sets: dict[str, int] = {"": 0}
+    prompts: dict[str, int] = {}
+    sources: dict[str, int] = {}
     teams: dict[tuple[str, ...], int] = {}
     for line in chain.from_iterable(map(lines_of, files)):
         record = parsed(line)
         steps = record["optimizer_steps"]
         team = tuple(sorted({one["engine"] for one in record["completions"]}))
         values = (
-            sets.of(record["set"]),
+            number_of(record["set"], sets),
             record["iteration"],
             steps[0] if steps else -1,
             FATES.index(record["fate"]),
-            prompts.of(record["prompt_id"]),
-            sources.of(record["source"]),
-            teams.setdefault(team, len(teams)),
+            number_of(record["prompt_id"], prompts),
+            number_of(record["source"], sources),
+            number_of(team, teams),
             record["group_id"],
             len(completions["group"]),
             len(record["completions"]),
@@ -133,20 +122,26 @@ def columns_of(files: Sequence[Path]) -> Columns:
         for one in record["completions"]:
             for column, value in zip(completions.values(), _completion(number, one, record), strict=True):
                 column.append(value)
-    words = (sets.all(), prompts.all(), sources.all(), list(teams))
-    return Columns(_arrays(groups), _arrays(completions), *words)
+    of_groups, of_completions = (
+        {name: np.array(column) for name, column in each.items()} for each in (groups, completions)
+    )
+    return Columns(of_groups, of_completions, list(sets), list(prompts), list(sources), list(teams))
 
 
 def _completion(group: int, one: dict[str, Any], record: dict[str, Any]) -> tuple[float, ...]:
-    verdict = one["verdict"]
+    verdict, versions, trained_at = one["verdict"], one["policy_versions"], record["trained_at"]
+    age = advantage = float("nan")
+    if is_seen(one):  # in lockstep, which counts no versions (-1), all tokens are of age 0
+        age = 0.0 if trained_at < 0 else trained_at - sum(versions) / len(versions)
+        advantage = mean_advantage(one["advantage"])
     return (
         group,
         verdict["score"],
         verdict["success"],
         len(one["token_ids"]),
         len(one["text"]),
-        _age(one["policy_versions"], record["trained_at"]) if is_seen(one) else _NONE,
-        mean_advantage(one["advantage"]) if is_seen(one) else _NONE,
+        age,
+        advantage,
         FINISHES.index(one["finish_reason"]),
         OUTCOMES.index(verdict["outcome"]),
         CHOSEN * one["chosen"] + IN_LOSS * one["in_loss"],
@@ -158,17 +153,6 @@ def is_seen(one: dict[str, Any]) -> bool:
     return len(one["log_ratio"]) > 0
 
 
-def _age(versions: list[int], trained_at: int) -> float:
-    """Mean over the tokens; in lockstep, which counts none (-1), they are of age 0."""
-    if trained_at < 0:
-        return 0.0
-    return trained_at - sum(versions) / len(versions)
-
-
 def mean_advantage(advantage: Any) -> float:
     """The mean of an advantage, one number or one a token; 0 without tokens."""
     return sum(advantage) / max(1, len(advantage)) if isinstance(advantage, list) else advantage
-
-
-def _arrays(columns: "dict[str, array[Any]]") -> dict[str, np.ndarray]:
-    return {name: np.array(column) for name, column in columns.items()}

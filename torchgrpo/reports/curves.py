@@ -23,93 +23,75 @@ class Chart:
     unit: str = ""
 
 
-@dataclass(frozen=True)
 class Section:
     """Charts that answer one question. how_to_read: one sentence."""
 
-    title: str
-    how_to_read: str
-    charts: tuple[Chart, ...]
+    def __init__(self, title: str, how_to_read: str, *charts: Chart) -> None:
+        self.title, self.how_to_read, self.charts = title, how_to_read, charts
 
 
 SECTIONS = (
     Section(
         "Learning",
         "Reward and evaluation should rise together; where only the reward rises, it is being gamed or overfitted.",
-        (
-            Chart("Reward", ("reward/mean",), "mean of a completion"),
-            Chart("Evaluation, pass@1", ("eval/*/pass@1",), "share of problems"),
-            Chart("Parts of the reward", ("reward/PART",), "mean"),
-            Chart("Groups with equal rewards", ("reward/zero_variance_groups",), "share, teach nothing"),
-        ),
+        Chart("Reward", ("reward/mean",), "mean of a completion"),
+        Chart("Evaluation, pass@1", ("eval/*/pass@1",), "share of problems"),
+        Chart("Parts of the reward", ("reward/PART",), "mean"),
+        Chart("Groups with equal rewards", ("reward/zero_variance_groups",), "share, teach nothing"),
     ),
     Section(
         "Distance",
         "How far the policy is: from reference or teacher, from the policy that drew the tokens, and within one step.",
-        (
-            Chart("KL", ("kl/ref", "kl/teacher", "kl/inference"), "nats a token"),
-            Chart("Importance ratio", ("ratio/mean", "ratio/max"), "ratio"),
-            Chart("Clipped", ("loss/clip_fraction_low", "loss/clip_fraction_high"), "share of tokens"),
-            Chart("Effective sample size", ("ess", "ess/age_*"), "1 = on-policy"),
-        ),
+        Chart("KL", ("kl/ref", "kl/teacher", "kl/inference"), "nats a token"),
+        Chart("Importance ratio", ("ratio/mean", "ratio/max"), "ratio"),
+        Chart("Clipped", ("loss/clip_fraction_low", "loss/clip_fraction_high"), "share of tokens"),
+        Chart("Effective sample size", ("ess", "ess/age_*"), "1 = on-policy"),
     ),
     Section(
         "Text",
         "Entropy near zero ends exploration; truncated completions mean that the limit of tokens is too low.",
-        (
-            Chart("Entropy", ("entropy",), "nats a token"),
-            Chart("Length", ("length/response_mean", "length/response_max"), "tokens"),
-            Chart("Truncated", ("length/truncated",), "share of completions"),
-            Chart(
-                "Could not be judged", ("reward/errors", "reward/invalid", "reward/control_tokens"), "share"
-            ),
-        ),
+        Chart("Entropy", ("entropy",), "nats a token"),
+        Chart("Length", ("length/response_mean", "length/response_max"), "tokens"),
+        Chart("Truncated", ("length/truncated",), "share of completions"),
+        Chart("Could not be judged", ("reward/errors", "reward/invalid", "reward/control_tokens"), "share"),
     ),
     Section(
         "Curriculum",
         "A level opens when the success of the newest one passes the gate; solved prompts that are asked again should "
         "stay solved.",
-        (
-            Chart("Newest open level", ("curriculum/level", "curriculum/level/*"), "1 = easiest"),
-            Chart("Success by level or source", ("curriculum/success/*",), "newest groups"),
-            Chart("Weights of the sources", ("curriculum/weight/*",), "share of the draws"),
-            Chart("Solved prompts asked again", ("curriculum/replay", "curriculum/replay/*"), "success"),
-        ),
+        Chart("Newest open level", ("curriculum/level", "curriculum/level/*"), "1 = easiest"),
+        Chart("Success by level or source", ("curriculum/success/*",), "newest groups"),
+        Chart("Weights of the sources", ("curriculum/weight/*",), "share of the draws"),
+        Chart("Solved prompts asked again", ("curriculum/replay", "curriculum/replay/*"), "success"),
     ),
     Section(
         "Optimisation",
         "A gradient norm that grows from step to step, or a loss that leaps, comes before most collapses.",
-        (
-            Chart("Loss", ("loss/objective", "loss/kl", "loss/entropy"), "weighted terms"),
-            Chart("Gradient norm", ("grad_norm",), "before clipping"),
-            Chart("Learning rate", ("lr",), ""),
-            Chart("Advantage", ("advantage/mean", "advantage/std"), "of the reward's"),
-            Chart("Advantage by the teacher", ("distill/mean", "distill/size"), "nats a token"),
-        ),
+        Chart("Loss", ("loss/objective", "loss/kl", "loss/entropy"), "weighted terms"),
+        Chart("Gradient norm", ("grad_norm",), "before clipping"),
+        Chart("Learning rate", ("lr",), ""),
+        Chart("Advantage", ("advantage/mean", "advantage/std"), "of the reward's"),
+        Chart("Advantage by the teacher", ("distill/mean", "distill/size"), "nats a token"),
     ),
     Section(
         "Freshness",
         "Age counts policy versions between drawing a token and training on it; at age 0 engine and trainer agree.",
-        (
-            Chart("Age", ("age/mean", "age/max"), "versions"),
-            Chart("Engine against trainer", ("mismatch/p50", "mismatch/p99"), "nats a token"),
-            Chart("Used of what was generated", ("sample_utilization",), "share of completions"),
-            Chart(
-                "Groups",
-                ("groups/generated", "groups/in_flight", "groups/ready", "groups/dropped_stale"),
-                "groups",
-            ),
+        Chart("Age", ("age/mean", "age/max"), "versions"),
+        Chart("Engine against trainer", ("mismatch/p50", "mismatch/p99"), "nats a token"),
+        Chart("Used of what was generated", ("sample_utilization",), "share of completions"),
+        Chart(
+            "Groups",
+            ("groups/generated", "groups/in_flight", "groups/ready", "groups/dropped_stale"),
+            "groups",
         ),
     ),
     Section(
         "Speed",
         "Seconds of each phase and what came out of them; the part that is idle shows which side waits.",
-        (
-            Chart("Throughput", ("throughput/tokens_per_s",), "tokens a second"),
-            Chart("Phases", ("time/collect_s", "time/optimize_s", "time/push_s"), "seconds a step"),
-            Chart("Idle", ("idle/*",), "share of the time"),
-            Chart("Judging", ("reward_latency/p50_s", "reward_latency/p99_s"), "seconds a completion"),
-        ),
+        Chart("Throughput", ("throughput/tokens_per_s",), "tokens a second"),
+        Chart("Phases", ("time/collect_s", "time/optimize_s", "time/push_s"), "seconds a step"),
+        Chart("Idle", ("idle/*",), "share of the time"),
+        Chart("Judging", ("reward_latency/p50_s", "reward_latency/p99_s"), "seconds a completion"),
     ),
 )
 
@@ -121,7 +103,11 @@ def layout(names: Sequence[str]) -> list[dict[str, Any]]:
     for section in SECTIONS:
         charts = []
         for chart in section.charts:
-            mine = [name for name in left if any(_belongs(name, pattern) for pattern in chart.metrics)]
+            mine = [
+                name
+                for name in left
+                if any(each == pattern_of(name) or fnmatchcase(name, each) for each in chart.metrics)
+            ]
             left = [name for name in left if name not in mine]
             if mine:
                 charts.append(_chart(chart.title, chart.unit, mine))
@@ -139,10 +125,6 @@ def _chart(title: str, unit: str, metrics: list[str]) -> dict[str, Any]:
     """about: the meaning of each metric, which the page shows where a pointer rests on its name."""
     about = {each: meaning_of(each) for each in metrics}
     return {"title": title, "unit": unit, "metrics": metrics, "about": about}
-
-
-def _belongs(name: str, pattern: str) -> bool:
-    return pattern_of(name) == "reward/PART" if pattern == "reward/PART" else fnmatchcase(name, pattern)
 
 
 def curves(steps: Sequence[Row], evaluations: Sequence[Row], points: int = MOST_POINTS) -> dict[str, Any]:

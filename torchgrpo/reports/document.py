@@ -2,7 +2,6 @@
 
 import base64
 import hashlib
-from functools import cache
 from html import escape
 from importlib.resources import files
 from typing import Any
@@ -35,23 +34,6 @@ _PAGE = """<!doctype html>
 """
 
 
-@cache
-def _source(name: str) -> str:
-    return (files("torchgrpo.reports") / "page" / name).read_text(encoding="utf-8")
-
-
-@cache
-def _code() -> str:
-    """All scripts as one, in a scope of their own."""
-    parts = "\n".join(_source(f"{name}.js") for name in SCRIPTS)
-    return f'(() => {{\n"use strict";\n{parts}\nshowPage();\n}})();\n'
-
-
-@cache
-def _style() -> str:
-    return "\n".join(_source(f"{name}.css") for name in STYLES)
-
-
 def _digest(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
@@ -62,11 +44,13 @@ def document(title: str, data: dict[str, Any]) -> bytes:
     The policy lets this script and this style run and nothing else, whatever a completion holds; in the data every `<`
     is written as its escape, so that no text can end the block that it stands in.
     """
+    sources = files("torchgrpo.reports") / "page"
+    style = "\n".join((sources / f"{name}.css").read_text(encoding="utf-8") for name in STYLES)
+    scripts = "\n".join((sources / f"{name}.js").read_text(encoding="utf-8") for name in SCRIPTS)
+    code = f'(() => {{\n"use strict";\n{scripts}\nshowPage();\n}})();\n'  # in a scope of its own
     policy = (
-        f"default-src 'none'; script-src {_digest(_code())}; style-src {_digest(_style())}; base-uri 'none'; "
+        f"default-src 'none'; script-src {_digest(code)}; style-src {_digest(style)}; base-uri 'none'; "
         "form-action 'none'"
     )
     packed = orjson.dumps(data, option=orjson.OPT_NON_STR_KEYS).decode().replace("<", "\\u003c")
-    return _PAGE.format(
-        policy=policy, title=escape(title), style=_style(), data=packed, code=_code()
-    ).encode()
+    return _PAGE.format(policy=policy, title=escape(title), style=style, data=packed, code=code).encode()

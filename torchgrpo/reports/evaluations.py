@@ -18,21 +18,17 @@ def evaluation_tables(evaluations: list[Row]) -> list[dict[str, Any]]:
     """
     sets: dict[str, list[dict[str, Any]]] = {}
     for row in evaluations:
-        for name, metrics in _by_set(row).items():
+        found: dict[str, dict[str, float]] = {}
+        for key, value in row.items():
+            if key.startswith("eval/") and isinstance(value, int | float) and math.isfinite(value):
+                _, name, metric = key.split("/", 2)
+                found.setdefault(name, {})[metric] = value
+        for name, metrics in found.items():
             values = {key: _interval(metrics, key) for key in metrics if not key.endswith(("_low", "_high"))}
             sets.setdefault(name, []).append(
                 {"iteration": row.get("iteration"), "step": row["optimizer_step"], "values": values}
             )
     return [{"set": name, "names": _names(rows), "rows": rows} for name, rows in sets.items()]
-
-
-def _by_set(row: Row) -> dict[str, dict[str, float]]:
-    found: dict[str, dict[str, float]] = {}
-    for key, value in row.items():
-        if key.startswith("eval/") and isinstance(value, int | float) and math.isfinite(value):
-            _, name, metric = key.split("/", 2)
-            found.setdefault(name, {})[metric] = value
-    return found
 
 
 def _interval(metrics: dict[str, float], name: str) -> list[float | None]:
@@ -87,9 +83,7 @@ def compared(before: dict[str, float], after: dict[str, float]) -> dict[str, Any
     shared = sorted(before.keys() & after.keys())
     if len(shared) < 2:
         return None
-    test = paired_test(
-        np.array([before[each] for each in shared]), np.array([after[each] for each in shared])
-    )
+    test = paired_test([before[each] for each in shared], [after[each] for each in shared])
     numbers = {"difference": test.difference, "low": test.low, "high": test.high, "p": test.p_value}
     told = {key: rounded(value) if math.isfinite(value) else None for key, value in numbers.items()}
     return told | {"words": test.words, "problems": len(shared)}

@@ -7,7 +7,6 @@ import numpy as np
 from torchgrpo.reports.columns import Columns
 
 PARTS = ("first third", "middle third", "last third")
-MOST_BINS = 40
 SHOWN = (
     ("length", "Length", "tokens"),
     ("age", "Age", "policy versions"),
@@ -22,35 +21,30 @@ def histograms(columns: Columns) -> list[dict[str, Any]]:
     not counted.
     """
     counted = columns.training & columns.judged
-    iteration = columns.groups["iteration"][columns.completions["group"]]
+    iterations = columns.groups["iteration"][columns.completions["group"]]
     found = []
     for name, title, unit in SHOWN:
         values = columns.completions[name]
         kept = counted & np.isfinite(values)
-        if kept.any():
-            found.append({"title": title, "unit": unit} | _of_parts(values[kept], iteration[kept]))
+        if not kept.any():
+            continue
+        values, iteration = values[kept], iterations[kept]
+        low, high = float(values.min()), float(values.max())
+        if np.all(values == np.round(values)):  # at most 40 bins, around whole numbers
+            width = max(1, -(-int(high - low + 1) // 40))
+            edges = np.arange(low, high + width + 1, width) - 0.5
+        else:
+            spread = (high - low) or 1.0
+            edges = np.linspace(low - spread / 60, high + spread / 60, 32)
+        thirds = np.array_split(np.arange(iteration.min(), iteration.max() + 1), len(PARTS))
+        parts = []
+        for part, third in zip(PARTS, thirds, strict=True):
+            mine = values[np.isin(iteration, third)]
+            if len(mine):
+                counts, _ = np.histogram(mine, edges)
+                shares = [round(float(share), 5) for share in counts / len(mine)]
+                mean = round(float(mine.mean(dtype=np.float64)), 5)
+                parts.append({"name": part, "shares": shares, "count": len(mine), "mean": mean})
+        rounded = [round(float(edge), 5) for edge in edges]
+        found.append({"title": title, "unit": unit, "edges": rounded, "parts": parts})
     return found
-
-
-def _of_parts(values: np.ndarray, iteration: np.ndarray) -> dict[str, Any]:
-    edges = _edges(values)
-    thirds = np.array_split(np.arange(iteration.min(), iteration.max() + 1), len(PARTS))
-    parts = []
-    for name, third in zip(PARTS, thirds, strict=True):
-        mine = values[np.isin(iteration, third)]
-        if len(mine):
-            counts, _ = np.histogram(mine, edges)
-            shares = [round(float(share), 5) for share in counts / len(mine)]
-            mean = round(float(mine.mean(dtype=np.float64)), 5)
-            parts.append({"name": name, "shares": shares, "count": len(mine), "mean": mean})
-    return {"edges": [round(float(edge), 5) for edge in edges], "parts": parts}
-
-
-def _edges(values: np.ndarray) -> np.ndarray:
-    """Bins around the whole numbers where there are only such, and few; else equal ones."""
-    low, high = float(values.min()), float(values.max())
-    if np.all(values == np.round(values)):
-        width = max(1, -(-int(high - low + 1) // MOST_BINS))
-        return np.arange(low, high + width + 1, width) - 0.5
-    spread = (high - low) or 1.0
-    return np.linspace(low - spread / 60, high + spread / 60, 32)

@@ -42,10 +42,8 @@ def tokenizer_file(name: str) -> Path | None:
     began_from = settings_of(folder).get("model.name") if folder.is_dir() else None
     if isinstance(began_from, str) and began_from != name:
         return tokenizer_file(began_from)
-    return None if folder.exists() else _cached(name)
-
-
-def _cached(name: str) -> Path | None:
+    if folder.exists():
+        return None
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 

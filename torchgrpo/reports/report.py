@@ -6,6 +6,7 @@ RUN/rollouts/ ──columns_of, rollouts─────────────�
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -48,10 +49,33 @@ def write_report(run_dir: Path) -> Path:
 def write_comparison(run_dirs: Sequence[Path], path: Path) -> Path:
     """A page that lays the curves of several runs over each other, at `path`.
 
+    It shows the settings that are not the same in all; the paired test is of the first run against each other one.
+
     Raises:
         ConfigError: one of the folders is no run's.
     """
-    return _write(path, f"GRPO · {len(run_dirs)} runs", comparison_data(run_dirs))
+    runs = [RunFolder.read(path) for path in run_dirs]
+    keys = dict.fromkeys(key for run in runs for key in run.settings)
+    settings = [[key, *(run.settings.get(key) for run in runs)] for key in keys]
+    first, *others = [columns_of(read_files(path)) for path in run_dirs]
+    paired = []
+    for number, other in enumerate(others, start=1):
+        for name in first.sets[1:]:
+            iterations = [evaluated_iterations(columns, name) for columns in (first, other)]
+            if all(iterations):  # the last evaluation that each has
+                before = success_of_problems(first, name, iterations[0][-1])
+                told = compared(before, success_of_problems(other, name, iterations[1][-1]))
+                if told is not None:
+                    paired.append({"set": name, "run": number} | told)
+    data = {
+        "kind": "comparison",
+        "runs": [told_of(run) for run in runs],
+        "layout": layout(metric_names(runs)),
+        "settings": [row for row in settings if any(value != row[1] for value in row[2:])],
+        "evaluations": [evaluation_tables(run.evaluations) for run in runs],
+        "paired": paired,
+    }
+    return _write(path, f"GRPO · {len(run_dirs)} runs", data)
 
 
 def _write(path: Path, title: str, data: dict[str, Any]) -> Path:
@@ -70,6 +94,11 @@ def report_data(run_dir: Path) -> dict[str, Any]:
     pieces, no_pieces = pieces_of_run(run.settings)
     shown = rollouts(files, columns, steps, chosen, pieces, no_pieces)
     shown["files"] = [len(files), len(ledger_files(run_dir))]
+    findings: dict[str, Any] = {"found": [], "unknown": ""}
+    try:
+        findings["found"] = [asdict(finding) for finding in diagnose(run_dir)]
+    except ConfigError as error:  # settings of another version
+        findings["unknown"] = str(error).splitlines()[0]
     return {
         "kind": "run",
         "run": told_of(run),
@@ -78,22 +107,17 @@ def report_data(run_dir: Path) -> dict[str, Any]:
         "paired": first_against_last(columns),
         "histograms": histograms(columns),
         "timeline": timeline(run, columns),
-        "findings": findings_of(run_dir),
+        "findings": findings,
         "rollouts": shown,
     }
-
-
-def findings_of(run_dir: Path) -> dict[str, Any]:
-    """{"found": one for each finding, alarms first; "unknown": why the doctor could not look, or empty}."""
-    try:
-        return {"found": [asdict(finding) for finding in diagnose(run_dir)], "unknown": ""}
-    except ConfigError as error:  # settings of another version
-        return {"found": [], "unknown": str(error).splitlines()[0]}
 
 
 def told_of(run: RunFolder, points: int = MOST_POINTS) -> dict[str, Any]:
     """What the head, the curves and the settings of a page say of one run. points: of a curve at most."""
     *_, last = [{}, *run.steps]
+    planned = None
+    with suppress(ConfigError):  # settings of another version
+        planned = saved_config(run.path).total_optimizer_steps
     return {
         "name": run.name,
         "command": run.command,
@@ -101,7 +125,7 @@ def told_of(run: RunFolder, points: int = MOST_POINTS) -> dict[str, Any]:
         "model": run.settings.get("model.name"),
         "dataset": run.settings.get("env.dataset"),
         "steps": len(run.steps),
-        "planned_steps": planned_steps(run),
+        "planned_steps": planned,
         "seconds": rounded(last.get("time/elapsed_s", run.summary.get("wall_time_s", 0.0))),
         "tokens": last.get("tokens/total"),
         "written": time.time(),
@@ -111,52 +135,9 @@ def told_of(run: RunFolder, points: int = MOST_POINTS) -> dict[str, Any]:
     }
 
 
-def planned_steps(run: RunFolder) -> int | None:
-    """Optimizer steps that the run is to have; None where its settings cannot be read."""
-    try:
-        return saved_config(run.path).total_optimizer_steps
-    except ConfigError:
-        return None
-
-
 def metric_names(runs: Sequence[RunFolder]) -> list[str]:
     """Of all that any of the runs logged, in the order in which they came."""
     rows = [row for run in runs for row in (*run.steps, *run.evaluations)]
     return list(
         dict.fromkeys(name for row in rows for name, value in row.items() if isinstance(value, int | float))
     )
-
-
-def comparison_data(run_dirs: Sequence[Path]) -> dict[str, Any]:
-    """All that the page of several runs shows; the paired test is of the first against each other one."""
-    runs = [RunFolder.read(path) for path in run_dirs]
-    return {
-        "kind": "comparison",
-        "runs": [told_of(run) for run in runs],
-        "layout": layout(metric_names(runs)),
-        "settings": setting_differences(runs),
-        "evaluations": [evaluation_tables(run.evaluations) for run in runs],
-        "paired": _paired_with_first(run_dirs),
-    }
-
-
-def setting_differences(runs: Sequence[RunFolder]) -> list[list[Any]]:
-    """[key, value of each run] of the settings that are not the same in all."""
-    keys = dict.fromkeys(key for run in runs for key in run.settings)
-    rows = [[key, *(run.settings.get(key) for run in runs)] for key in keys]
-    return [row for row in rows if any(value != row[1] for value in row[2:])]
-
-
-def _paired_with_first(run_dirs: Sequence[Path]) -> list[dict[str, Any]]:
-    """On the last evaluation of each set that both have."""
-    first, *others = [columns_of(read_files(path)) for path in run_dirs]
-    found = []
-    for number, other in enumerate(others, start=1):
-        for name in first.sets[1:]:
-            iterations = [evaluated_iterations(columns, name) for columns in (first, other)]
-            if all(iterations):
-                before = success_of_problems(first, name, iterations[0][-1])
-                told = compared(before, success_of_problems(other, name, iterations[1][-1]))
-                if told is not None:
-                    found.append({"set": name, "run": number} | told)
-    return found

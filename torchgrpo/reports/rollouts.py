@@ -9,7 +9,7 @@ import numpy as np
 import orjson
 
 from torchgrpo.monitoring.ledger_storage import lines_of, parsed
-from torchgrpo.reports.columns import FATES, FINISHES, OUTCOMES, Columns, Names, is_seen
+from torchgrpo.reports.columns import FATES, FINISHES, OUTCOMES, Columns, is_seen, number_of
 from torchgrpo.reports.curves import rounded
 from torchgrpo.reports.pieces import Pieces
 from torchgrpo.reports.selection import LONGEST_TEXT, Selection
@@ -39,7 +39,10 @@ def rollouts(
     for number in chosen.completions.tolist():
         wanted.setdefault(int(columns.completions["group"][number]), []).append(number)
     shown, of_page = _groups(columns, steps, sorted(wanted))
-    book = _Book(columns, chosen, pieces, of_page, _message_limit(columns, wanted))
+    # Characters of each message, so that those of all prompts fit in the budget.
+    prompts = {int(columns.groups["prompt"][group]) for group in wanted}
+    limit = min(LONGEST_PROMPT, max(SHORTEST_PROMPT, PROMPT_BYTES // max(1, len(prompts))))
+    book = _Book(columns, chosen, pieces, of_page, limit)
     if wanted:
         last = max(wanted)
         for group, line in enumerate(chain.from_iterable(map(lines_of, files))):
@@ -47,18 +50,23 @@ def rollouts(
                 book.add(parsed(line), wanted[group])
             if group == last:
                 break
+    flips = [
+        {"to_right": flip.to_right, "set": flip.set, "prompt": flip.prompt, "first": book.place[flip.first],
+         "last": book.place[flip.last]}
+        for flip in chosen.flips
+    ]  # fmt: skip
     return {
         "groups": shown,
         "completions": book.rows,
         "tokens": book.tokens,
-        "texts": book.texts.all(),
+        "texts": list(book.texts),
         "prompts": book.prompts,
         "sets": columns.sets,
         "sources": columns.sources,
         "fates": FATES,
         "finishes": FINISHES,
         "outcomes": OUTCOMES,
-        "flips": book.flips(),
+        "flips": flips,
         "of": {
             "groups": len(columns.groups["id"]),
             "completions": len(columns.completions["group"]),
@@ -66,12 +74,6 @@ def rollouts(
         },
         "no_tokens": no_pieces,
     }
-
-
-def _message_limit(columns: Columns, wanted: dict[int, list[int]]) -> int:
-    """Characters of each message, so that those of all prompts fit in the budget."""
-    prompts = {int(columns.groups["prompt"][group]) for group in wanted}
-    return min(LONGEST_PROMPT, max(SHORTEST_PROMPT, PROMPT_BYTES // max(1, len(prompts))))
 
 
 def _groups(
@@ -104,28 +106,15 @@ class _Book:
     def __init__(
         self, columns: Columns, chosen: Selection, pieces: Pieces | None, of_page: dict[int, int], limit: int
     ) -> None:
-        self.columns, self.chosen, self.pieces, self.of_page, self.limit = (
-            columns,
-            chosen,
-            pieces,
-            of_page,
-            limit,
-        )
+        self.columns, self.chosen, self.pieces = columns, chosen, pieces
+        self.of_page, self.limit = of_page, limit
         names = (
-            "group",
-            "sample",
-            "score",
-            "success",
-            "length",
-            "age",
-            "advantage",
-            "finish",
-            "outcome",
-            "flags",
-        )
-        self.rows: dict[str, list[Any]] = {name: [] for name in (*names, "text", "cut", "parts")}
+            "group", "sample", "score", "success", "length", "age", "advantage", "finish", "outcome", "flags", "text",
+            "cut", "parts",
+        )  # fmt: skip
+        self.rows: dict[str, list[Any]] = {name: [] for name in names}
         self.tokens: dict[int, dict[str, Any]] = {}
-        self.texts = Names()
+        self.texts: dict[str, int] = {}
         self.prompts: dict[int, dict[str, Any]] = {}
         self.place: dict[int, int] = {}
 
@@ -134,48 +123,38 @@ class _Book:
         group = int(self.columns.completions["group"][numbers[0]])
         prompt = int(self.columns.groups["prompt"][group])
         if prompt not in self.prompts:
-            self.prompts[prompt] = self._prompt(record)
+            answer = record["answer"]
+            told = answer if isinstance(answer, str) else orjson.dumps(answer).decode()
+            self.prompts[prompt] = {
+                "id": record["prompt_id"],
+                "row": record["row"],
+                "messages": [
+                    [message["role"], number_of(shortened(message["content"], self.limit), self.texts)]
+                    for message in record["messages"]
+                ],
+                "answer": shortened(told, self.limit),
+            }
         first = int(self.columns.groups["first"][group])
         for number in numbers:
-            self._completion(number, self.of_page[group], record["completions"][number - first])
-
-    def _prompt(self, record: dict[str, Any]) -> dict[str, Any]:
-        messages = [
-            [message["role"], self.texts.of(shortened(message["content"], self.limit))]
-            for message in record["messages"]
-        ]
-        answer = record["answer"]
-        told = answer if isinstance(answer, str) else orjson.dumps(answer).decode()
-        return {
-            "id": record["prompt_id"],
-            "row": record["row"],
-            "messages": messages,
-            "answer": shortened(told, self.limit),
-        }
-
-    def _completion(self, number: int, group: int, one: dict[str, Any]) -> None:
-        columns, place = self.columns.completions, len(self.rows["group"])
-        self.place[number] = place
-        numbers = {name: float(columns[name][number]) for name in ("score", "success", "age", "advantage")}
-        values: dict[str, Any] = {
-            name: rounded(value) if np.isfinite(value) else None for name, value in numbers.items()
-        }
-        values |= {name: int(columns[name][number]) for name in ("length", "finish", "outcome", "flags")}
-        values |= {"group": group, "sample": one["sample"], "text": one["text"][:LONGEST_TEXT]}
-        values["cut"] = max(0, len(one["text"]) - LONGEST_TEXT)
-        values["parts"] = {name: rounded(value) for name, value in one["verdict"]["parts"].items()}
-        for name, column in self.rows.items():
-            column.append(values[name])
-        if number in self.chosen.with_tokens and self.pieces is not None:
-            self.tokens[place] = token_values(one, self.pieces)
-
-    def flips(self) -> list[dict[str, Any]]:
-        """Those of which the texts are here, by the rows of their completions over time."""
-        return [
-            {"to_right": flip.to_right, "set": flip.set, "prompt": flip.prompt, "first": self.place[flip.first],
-             "last": self.place[flip.last]}
-            for flip in self.chosen.flips
-        ]  # fmt: skip
+            one = record["completions"][number - first]
+            columns, place = self.columns.completions, len(self.rows["group"])
+            self.place[number] = place
+            values: dict[str, Any] = {}
+            for name in ("score", "success", "age", "advantage"):
+                value = float(columns[name][number])
+                values[name] = rounded(value) if np.isfinite(value) else None
+            values |= {name: int(columns[name][number]) for name in ("length", "finish", "outcome", "flags")}
+            values |= {
+                "group": self.of_page[group],
+                "sample": one["sample"],
+                "text": one["text"][:LONGEST_TEXT],
+            }
+            values["cut"] = max(0, len(one["text"]) - LONGEST_TEXT)
+            values["parts"] = {part: rounded(score) for part, score in one["verdict"]["parts"].items()}
+            for name, column in self.rows.items():
+                column.append(values[name])
+            if number in self.chosen.with_tokens and self.pieces is not None:
+                self.tokens[place] = token_values(one, self.pieces)
 
 
 def token_values(one: dict[str, Any], pieces: Pieces) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 import json
 import shlex
 from dataclasses import asdict, dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from config.schema.config import Config
 from config.schema.errors import ConfigError
 from torchgrpo.monitoring.events import read_events
 from torchgrpo.monitoring.metrics_file import MetricsFile
+from torchgrpo.monitoring.tracker import flat
 
 Row = dict[str, Any]
 
@@ -68,13 +68,14 @@ class RunFolder:
         """The command line, as a shell takes it."""
         overlapped = any(event.get("overlapped") for event in self.events)
         words = ["python", "grpo_async.py" if overlapped else "grpo.py"]
-        name = config_name(self.path)
-        words += ["--config-name", name] if name else []
+        file = self.path / SETTINGS / "hydra.yaml"
+        name = OmegaConf.select(OmegaConf.load(file), "hydra.job.config_name") if file.is_file() else None
+        words += ["--config-name", str(name)] if name else []
         return " ".join(shlex.quote(word) for word in [*words, *self.overrides])
 
     def differences(self) -> list[tuple[str, Any, Any]]:
         """(key, value, default) of every setting that is not the default; the default of a free key is empty."""
-        given = default_settings()
+        given = dotted(asdict(Config()))
         return [
             (key, value, given.get(key, ""))
             for key, value in self.settings.items()
@@ -88,14 +89,7 @@ def settings_of(path: Path) -> dict[str, Any]:
     if settings is None:
         return {}
     composed = OmegaConf.to_container(settings, resolve=True)
-    return flat(composed) if isinstance(composed, dict) else {}
-
-
-def config_name(path: Path) -> str:
-    """Of the file that the run's config began from; empty where that is not known."""
-    file = path / SETTINGS / "hydra.yaml"
-    name = OmegaConf.select(OmegaConf.load(file), "hydra.job.config_name") if file.is_file() else None
-    return str(name or "")
+    return dotted(composed) if isinstance(composed, dict) else {}
 
 
 def overrides_of(path: Path) -> list[str]:
@@ -111,18 +105,6 @@ def summary_of(path: Path) -> dict[str, Any]:
     return dict(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else {}
 
 
-@cache
-def default_settings() -> dict[str, Any]:
-    """Every key of the config with its default, dotted."""
-    return flat(asdict(Config()))
-
-
-def flat(settings: dict[Any, Any], prefix: str = "") -> dict[str, Any]:
+def dotted(settings: dict[Any, Any]) -> dict[str, Any]:
     """Dotted keys down to what is no section: {"a": {"b": 1}} is {"a.b": 1}."""
-    found: dict[str, Any] = {}
-    for key, value in settings.items():
-        if isinstance(value, dict) and value:
-            found |= flat(value, f"{prefix}{key}.")
-        else:
-            found[f"{prefix}{key}"] = list(value) if isinstance(value, tuple) else value
-    return found
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in flat(settings)}

@@ -20,8 +20,6 @@ FLIPPED, EXTREME, WHOLE = 0.3, 0.4, 0.3
 """Shares of the bytes: what flipped, the best and the worst, whole groups."""
 MOST_OCCURRENCES = 12
 """Of one prompt over time."""
-_OVERHEAD = 80
-"""Bytes of a completion beside its text."""
 LONGEST_TEXT = 6000
 """Characters of a completion that are shown."""
 
@@ -40,10 +38,6 @@ class Flip:
     last: int
     others: tuple[int, ...]
 
-    @property
-    def completions(self) -> tuple[int, ...]:
-        return (self.first, self.last, *self.others)
-
 
 @dataclass(frozen=True)
 class Selection:
@@ -56,46 +50,42 @@ class Selection:
     all_flips: int
 
 
-class _Budget:
-    """Takes completions while there is room, each once."""
-
-    def __init__(self, sizes: np.ndarray, taken: set[int]) -> None:
-        self.sizes, self.taken = sizes, taken
-
-    def take(self, families: Iterable[tuple[int, ...]], room: float) -> list[int]:
-        """All members of a family or none of it; the numbers of the families that were taken."""
-        kept = []
-        for number, family in enumerate(families):
-            new = [one for one in family if one not in self.taken]
-            cost = float(self.sizes[new].sum()) if new else 0.0
-            if cost > room:
-                break
-            room -= cost
-            self.taken.update(new)
-            kept.append(number)
-        return kept
+def _take(families: Iterable[tuple[int, ...]], room: float, sizes: np.ndarray, taken: set[int]) -> list[int]:
+    """Add families to `taken`, each whole, while there is room; the numbers of those that were."""
+    kept = []
+    for number, family in enumerate(families):
+        new = [one for one in family if one not in taken]
+        cost = float(sizes[new].sum()) if new else 0.0
+        if cost > room:
+            break
+        room -= cost
+        taken.update(new)
+        kept.append(number)
+    return kept
 
 
 def select(columns: Columns, steps: np.ndarray) -> Selection:
     """Choose. steps: int [groups], the optimizer step that each group stands at."""
     generator = np.random.default_rng(0)
     characters = np.minimum(columns.completions["characters"], LONGEST_TEXT)
-    texts = _Budget(characters + _OVERHEAD, set())
+    sizes, texts = characters + 80, set[int]()  # bytes of a completion with what is beside its text
     found = flips(columns, steps)
     order = generator.permutation(len(found))
-    kept = texts.take((found[index].completions for index in order), FLIPPED * TEXT_BYTES)
+    shuffled = [found[index] for index in order]
+    shows = ((flip.first, flip.last, *flip.others) for flip in shuffled)
+    kept = _take(shows, FLIPPED * TEXT_BYTES, sizes, texts)
     extremes = extremes_of_steps(columns, steps)
     extremes = extremes[generator.permutation(len(extremes))]
-    texts.take((tuple(pair) for pair in extremes.tolist()), EXTREME * TEXT_BYTES)
+    _take((tuple(pair) for pair in extremes.tolist()), EXTREME * TEXT_BYTES, sizes, texts)
     groups = generator.permutation(len(columns.groups["id"]))
-    texts.take((_members(columns, group) for group in groups), WHOLE * TEXT_BYTES)
-    completions = np.array(sorted(texts.taken), dtype=np.int64)
-    tokens = _Budget(columns.completions["length"], set())
+    _take((_members(columns, group) for group in groups), WHOLE * TEXT_BYTES, sizes, texts)
+    lengths, tokens = columns.completions["length"], set[int]()
     whole = (_members(columns, group) for group in groups)
-    tokens.take((family for family in whole if texts.taken.issuperset(family)), TOKENS / 2)
-    tokens.take((tuple(pair) for pair in extremes.tolist() if texts.taken.issuperset(pair)), TOKENS / 2)
-    shown = [found[order[number]] for number in kept]
-    return Selection(completions, frozenset(tokens.taken), shown, len(found))
+    _take((family for family in whole if texts.issuperset(family)), TOKENS / 2, lengths, tokens)
+    pairs = (tuple(pair) for pair in extremes.tolist() if texts.issuperset(pair))
+    _take(pairs, TOKENS / 2, lengths, tokens)
+    shown = [shuffled[number] for number in kept]
+    return Selection(np.array(sorted(texts), dtype=np.int64), frozenset(tokens), shown, len(found))
 
 
 def _members(columns: Columns, group: int) -> tuple[int, ...]:

@@ -2,7 +2,6 @@
 
 import csv
 import io
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,15 +15,11 @@ from torchgrpo.reports.report import metric_names, told_of
 from torchgrpo.reports.run_folder import RunFolder, overrides_of, summary_of
 
 TABLE = "summary.csv"
-POINTS = 300
-"""Of each curve of each run."""
 COMPARED = (
     "reward/mean", "reward/accuracy", "reward/zero_variance_groups", "kl/ref", "kl/teacher", "ess", "entropy",
     "length/response_mean", "length/truncated", "grad_norm", "loss/objective", "throughput/tokens_per_s",
 )  # fmt: skip
 """Metrics with a picture, beside the evaluations' pass@1."""
-_EVALUATED = ("/pass@1", "/score")
-"""Endings of an evaluation's metrics that have a column."""
 
 
 @dataclass(frozen=True)
@@ -51,38 +46,26 @@ class SweptRun:
         if rewards:
             found |= {"first_reward": rewards[0], "last_reward": rewards[-1], "best_reward": max(rewards)}
         *_, last = [{}, *self.run.evaluations]
-        found |= {name: value for name, value in last.items() if str(name).endswith(_EVALUATED)}
+        found |= {name: value for name, value in last.items() if str(name).endswith(("/pass@1", "/score"))}
         found["optimizer_steps"] = len(rewards)
-        found["seconds"] = self.seconds
+        *_, last = [{}, *self.run.steps]  # whose time includes the parts before a resume
+        clocks = (last.get("time/elapsed_s"), self.summary.get("wall_time_s"))
+        known = [float(value) for value in clocks if value is not None]
+        found["seconds"] = round(max(known), 3) if known else None
         return found | failure
-
-    @property
-    def seconds(self) -> float | None:
-        """Of the whole run, the parts before a resume included."""
-        assert self.run is not None
-        elapsed = self.run.steps[-1].get("time/elapsed_s") if self.run.steps else None
-        wall = self.summary.get("wall_time_s")
-        known = [float(value) for value in (elapsed, wall) if value is not None]
-        return round(max(known), 3) if known else None
 
 
 def swept_runs(folder: Path) -> list[SweptRun]:
     """The runs of a sweep's folder, in the order of their numbers."""
     found = [path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")]
     found = [path for path in found if (path / ".hydra").is_dir() or (path / METRICS).is_file()]
-    return [_swept(path) for path in sorted(found, key=lambda path: (len(path.name), path.name))]
-
-
-def by_key(words: Sequence[str]) -> dict[str, str]:
-    """What overrides set, as they were typed."""
-    pairs = [word.split("=", 1) for word in words if "=" in word]
-    return {key.lstrip("+~"): value for key, value in pairs}
-
-
-def _swept(path: Path) -> SweptRun:
-    overrides = by_key(overrides_of(path))
-    run = RunFolder.read(path) if (path / METRICS).is_file() else None
-    return SweptRun(path.name, overrides, run, summary_of(path))
+    runs = []
+    for path in sorted(found, key=lambda path: (len(path.name), path.name)):
+        pairs = [word.split("=", 1) for word in overrides_of(path) if "=" in word]
+        overrides = {key.lstrip("+~"): value for key, value in pairs}
+        run = RunFolder.read(path) if (path / METRICS).is_file() else None
+        runs.append(SweptRun(path.name, overrides, run, summary_of(path)))
+    return runs
 
 
 def columns(runs: list[SweptRun]) -> tuple[list[str], list[str]]:
@@ -92,22 +75,18 @@ def columns(runs: list[SweptRun]) -> tuple[list[str], list[str]]:
     return list(overrides), list(results)
 
 
-def summary_csv(runs: list[SweptRun]) -> str:
-    """One line a run: its folder, what was overridden, how it went."""
-    overrides, results = columns(runs)
-    text = io.StringIO()
-    writer = csv.DictWriter(text, ["run", *overrides, *results], restval="", lineterminator="\n")
-    writer.writeheader()
-    for run in runs:
-        writer.writerow({"run": run.name} | run.overrides | run.results())
-    return text.getvalue()
-
-
 def sweep_page(folder: Path, runs: list[SweptRun]) -> bytes:
     """The table, which can be sorted, and the curves of all runs over each other."""
     overrides, results = columns(runs)
     varied = [key for key in overrides if len({run.overrides.get(key) for run in runs}) > 1]
     begun = [run.run for run in runs if run.run is not None]
+    curves = []
+    for swept in runs:
+        if swept.run is not None:
+            told = told_of(swept.run, points=300) | {"name": swept.name, "settings": [], "marks": []}
+            series = told["curves"]["series"]
+            told["curves"]["series"] = {name: series[name] for name in series if name in COMPARED}
+            curves.append(told)
     logged = [name for name in metric_names(begun) if name in COMPARED or name.endswith("/pass@1")]
     return document(
         f"GRPO sweep · {folder.name}",
@@ -117,25 +96,19 @@ def sweep_page(folder: Path, runs: list[SweptRun]) -> bytes:
             "columns": varied,
             "common": [f"{key}={runs[0].overrides[key]}" for key in overrides if key not in varied],
             "results": results,
-            "rows": [_row(folder, run) for run in runs],
-            "runs": [_swept_curves(run) for run in runs if run.run is not None],
+            "rows": [
+                {
+                    "run": run.name,
+                    "overrides": run.overrides,
+                    "results": run.results(),
+                    "report": (folder / run.name / REPORT).is_file(),
+                }
+                for run in runs
+            ],
+            "runs": curves,
             "layout": layout(logged),
         },
     )
-
-
-def _row(folder: Path, run: SweptRun) -> dict[str, Any]:
-    there = (folder / run.name / REPORT).is_file()
-    return {"run": run.name, "overrides": run.overrides, "results": run.results(), "report": there}
-
-
-def _swept_curves(swept: SweptRun) -> dict[str, Any]:
-    """Of one run what the pictures of a sweep need, under its folder's name."""
-    assert swept.run is not None
-    told = told_of(swept.run, POINTS) | {"name": swept.name, "settings": [], "marks": []}
-    series = told["curves"]["series"]
-    told["curves"]["series"] = {name: values for name, values in series.items() if name in COMPARED}
-    return told
 
 
 def write_sweep(folder: Path) -> None:
@@ -143,6 +116,11 @@ def write_sweep(folder: Path) -> None:
     runs = swept_runs(folder)
     if not runs:
         return
-    for name, content in ((TABLE, summary_csv(runs).encode()), (REPORT, sweep_page(folder, runs))):
+    overrides, results = columns(runs)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, ["run", *overrides, *results], restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({"run": run.name} | run.overrides | run.results() for run in runs)
+    for name, content in ((TABLE, text.getvalue().encode()), (REPORT, sweep_page(folder, runs))):
         with written_whole(folder / name) as file:
             file.write(content)

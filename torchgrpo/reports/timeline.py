@@ -1,5 +1,6 @@
 """Where the time went: when each side of a run was at work, the share of each phase, and what happened when."""
 
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +10,7 @@ import numpy as np
 from torchgrpo.monitoring.events import learner_of
 from torchgrpo.reports.columns import Columns
 from torchgrpo.reports.curves import rounded
-from torchgrpo.reports.run_folder import Row, RunFolder
+from torchgrpo.reports.run_folder import RunFolder
 
 MOST_SEGMENTS = 8000
 """Of a lane, or of all engines together. Of a longer run there are so many equal stretches, each with its share of work
@@ -59,7 +60,15 @@ def timeline(run: RunFolder, columns: Columns) -> dict[str, Any] | None:
     There is a lane for each engine, then those of `LANES`. segments: start, length, start, ... in seconds since the
     first thing that is known of the run. None where no times are known.
     """
-    lanes = [lane for lane in (*_engines(columns), *_others(run, columns)) if len(lane.spans)]
+    lanes = [*_engines(columns)]
+    judged = np.stack([columns.groups["drawn"], columns.groups["judged"]], axis=1)
+    learner = learner_of(run.events)
+    for key, title, meaning in LANES:
+        mine = [event for event in run.events if event["event"] == "phase" and event["name"] == key]
+        phases = [(event["time"] - event["seconds"], event["time"]) for event in mine]
+        spans = judged if key == "score" else np.array(phases, dtype=np.float64).reshape(-1, 2)
+        lanes.append(Lane(key, title.format(learner=learner), meaning, spans))
+    lanes = [lane for lane in lanes if len(lane.spans)]
     if not lanes:
         return None
     begun = min(float(lane.spans[:, 0].min()) for lane in lanes)
@@ -84,21 +93,6 @@ def _engines(columns: Columns) -> Iterator[Lane]:
         mine = [number for number, team in enumerate(columns.teams) if engine in team]
         drawn = spans[np.isin(columns.groups["team"], mine)]
         yield Lane("generate", engine, meaning, drawn, max(MOST_SEGMENTS // len(engines), LEAST_SEGMENTS))
-
-
-def _others(run: RunFolder, columns: Columns) -> Iterator[Lane]:
-    judged = np.stack([columns.groups["drawn"], columns.groups["judged"]], axis=1)
-    learner = learner_of(run.events)
-    for key, title, meaning in LANES:
-        spans = judged if key == "score" else _phases(run.events, key)
-        yield Lane(key, title.format(learner=learner), meaning, spans)
-
-
-def _phases(events: list[Row], name: str) -> np.ndarray:
-    """[phases, 2]: start and end, in seconds since 1970."""
-    mine = [event for event in events if event["event"] == "phase" and event["name"] == name]
-    spans = [(event["time"] - event["seconds"], event["time"]) for event in mine]
-    return np.array(spans, dtype=np.float64).reshape(-1, 2)
 
 
 def drawn_segments(united: np.ndarray, length: float, most: int) -> np.ndarray:
@@ -146,13 +140,6 @@ def marks(run: RunFolder) -> list[dict[str, Any]]:
     for event in run.events:
         template = _TEXTS.get(event["event"])
         if template is not None:
-            text = template.format_map(_Known(event))
+            text = template.format_map(defaultdict(lambda: "?", event))  # for what an event lacks
             found.append({"kind": event["event"], "step": event["optimizer_step"], "text": text})
     return found
-
-
-class _Known(dict[str, Any]):
-    """The fields of an event; one that it lacks is a question mark."""
-
-    def __missing__(self, key: str) -> str:
-        return "?"

@@ -10,7 +10,6 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,22 +44,22 @@ def model_maker(config: Config, say: Callable[[str], None]) -> Callable[[Path, S
     from torchgrpo.training.model_writer import ModelWriter
 
     writer = ModelWriter(config.model, config.train_model.lora)
-    if writer.streams:
-        return partial(_make, writer)
-    say(
-        f"model.name={config.model.name} is not in safetensors files under its layers' names: models of checkpoints "
-        "are not written beside the run; run=export makes one later"
-    )
-    return no_model
+    if not writer.streams:
+        say(
+            f"model.name={config.model.name} is not in safetensors files under its layers' names: models of "
+            "checkpoints are not written beside the run; run=export makes one later"
+        )
+        return no_model
 
+    def make(checkpoint: Path, state: State) -> None:
+        target = model_of(checkpoint)
+        with folder_written_whole(target) as folder:
+            _fill(writer, checkpoint, state, folder)
+            if target.exists():  # of a checkpoint that had this name, which the run has gone back behind
+                remove_checkpoint(target)
+        model_written(checkpoint)
 
-def _make(writer: "ModelWriter", checkpoint: Path, state: State) -> None:
-    target = model_of(checkpoint)
-    with folder_written_whole(target) as folder:
-        _fill(writer, checkpoint, state, folder)
-        if target.exists():  # of a checkpoint that had this name, which the run has gone back behind
-            remove_checkpoint(target)
-    model_written(checkpoint)
+    return make
 
 
 def _fill(writer: "ModelWriter", checkpoint: Path, state: Mapping[str, Any], folder: Path) -> None:

@@ -6,6 +6,7 @@ state is copied ─▶ the run goes on                                   (train.
 
 from collections.abc import Callable
 from concurrent.futures import Future, wait
+from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -23,25 +24,18 @@ def no_model(checkpoint: Path, state: State) -> None:
     """Makes none."""
 
 
+@dataclass(eq=False)
 class CheckpointWriter:
     """Gives a checkpoint its name when it is whole; what went wrong with it is raised by the next call.
 
-    Args:
-        make_model: makes the model of a checkpoint that is whole. Where it fails, `say` is told and the run goes on.
+    make_model: makes the model of a checkpoint that is whole. Where it fails, `say` is told and the run goes on.
     """
 
-    def __init__(
-        self,
-        run_dir: Path,
-        train: TrainConfig,
-        make_model: Callable[[Path, State], None] = no_model,
-        say: Callable[[str], None] = print,
-    ) -> None:
-        self.run_dir = run_dir
-        self.train = train
-        self.make_model = make_model
-        self.say = say
-        self._writing: tuple[Path, Future[str]] | None = None
+    run_dir: Path
+    train: TrainConfig
+    make_model: Callable[[Path, State], None] = no_model
+    say: Callable[[str], None] = print
+    _writing: tuple[Path, Future[str]] | None = field(default=None, init=False)
 
     @property
     def writing(self) -> str | None:
@@ -72,20 +66,17 @@ class CheckpointWriter:
         except BaseException as error:
             abandon_checkpoint(path)
             written.set_exception(error)
-        else:
-            written.set_result(self._model(path, state))
-
-    def _model(self, path: Path, state: State) -> str:
-        """Make the model of a checkpoint. Returns what to tell where it failed, or nothing."""
+            return
+        told = ""
         try:
             self.make_model(path, state)
         except Exception as error:
             why = str(error).splitlines()[0] if str(error) else type(error).__name__
-            return (
+            told = (
                 f"{path.name} is whole, but no model of it was written ({why}). The run goes on. Later:\n"
                 f"  python grpo.py run=export checkpoint={path} to=FOLDER"
             )
-        return ""
+        written.set_result(told)
 
     def check(self) -> None:
         """Raise what went wrong, where that is known by now."""

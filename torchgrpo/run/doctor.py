@@ -27,16 +27,18 @@ def examine(run_dir: Path) -> str:
     if not found.findings:
         return f"nothing to worry about: {looked_at}"
     shown = _examples(run_dir, found.findings)
-    told = [_told(finding, shown.get(finding.rule)) for finding in found.findings]
-    return "\n\n".join([looked_at, *told])
-
-
-def _told(finding: Finding, example: str | None) -> str:
-    first, last = finding.first_step, finding.last_step
-    when = f"optimizer step {first}" if first == last else f"optimizer steps {first} to {last}"
-    lines = [f"{finding.severity}: {finding.rule}, {when}", finding.text, f"likely cause: {finding.cause}"]
-    lines += [] if example is None else [f"for example: {example}"]
-    return "\n  ".join([*lines, f"what helps: {finding.setting}"])
+    told = [looked_at]
+    for finding in found.findings:
+        first, last = finding.first_step, finding.last_step
+        when = f"optimizer step {first}" if first == last else f"optimizer steps {first} to {last}"
+        lines = [
+            f"{finding.severity}: {finding.rule}, {when}",
+            finding.text,
+            f"likely cause: {finding.cause}",
+        ]
+        lines += [f"for example: {shown[finding.rule]}"] if finding.rule in shown else []
+        told.append("\n  ".join([*lines, f"what helps: {finding.setting}"]))
+    return "\n\n".join(told)
 
 
 def _examples(run_dir: Path, findings: Sequence[Finding]) -> dict[str, str]:
@@ -52,17 +54,15 @@ def _examples(run_dir: Path, findings: Sequence[Finding]) -> dict[str, str]:
                 continue
             one = next((one for one in record["completions"] if _SHOWS[name](record, one)), None)
             if one is not None:
-                asked = _short(record["messages"][-1]["content"])
-                shown[name] = f"group {record['group_id']}, {asked}: {_described(one)}"
+                asked, verdict = _short(record["messages"][-1]["content"]), one["verdict"]
+                parts = "".join(f", {part} {value:.3g}" for part, value in verdict["parts"].items())
+                shown[name] = (
+                    f"group {record['group_id']}, {asked}: {_short(one['text'])} ({one['finish_reason']}, "
+                    f"reward {verdict['score']:.3g}{parts})"
+                )
         if len(shown) == len(wanted):
             break
     return shown
-
-
-def _described(one: Record) -> str:
-    verdict = one["verdict"]
-    parts = "".join(f", {name} {value:.3g}" for name, value in verdict["parts"].items())
-    return f"{_short(one['text'])} ({one['finish_reason']}, reward {verdict['score']:.3g}{parts})"
 
 
 def _short(text: str) -> str:

@@ -38,11 +38,11 @@ def build_engine(
 
     adapter: that pushes will carry; None where they carry full weights, or where nobody trains.
     """
-    factory = ENGINES.load(plan.engine.backend)(config, tokenizer, plan, run_dir, adapter)
-    return factory() if plan.devices.in_process else _pool(config, plan, factory)
-
-
-def _pool(config: Config, plan: Plan, factory: Callable[[], Engine]) -> Engine:
+    factory: Callable[[], Engine] = ENGINES.load(plan.engine.backend)(
+        config, tokenizer, plan, run_dir, adapter
+    )
+    if plan.devices.in_process:
+        return factory()
     from torchgrpo.rollout.engines.pool import RayPool
     from torchgrpo.rollout.engines.supervisor import PoolSettings
 

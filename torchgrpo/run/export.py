@@ -5,7 +5,6 @@ import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from config.cli.command_line import typed
 from config.run_folder.checkpoints import model_of
@@ -13,12 +12,8 @@ from config.run_folder.files import folder_written_whole
 from config.run_folder.folders import remove_if_unused
 from config.schema.config import Config
 from config.schema.errors import ConfigError, RunOutcome
-from config.schema.models import ModelConfig
 from torchgrpo.run.checkpoint_model import trained_model, write_card, write_model
 from torchgrpo.run.resume import given
-
-if TYPE_CHECKING:  # torch costs seconds
-    from torchgrpo.training.checkpoint import Saved
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
@@ -30,13 +25,38 @@ def export(config: Config, run_dir: Path) -> RunOutcome:
         ConfigError: there is no such checkpoint, no place to write to, or the hub takes nothing.
     """
     remove_if_unused(run_dir)
-    saved, told = _checkpoint(config)
-    to = _target(config)
+    if config.checkpoint is None:
+        raise ConfigError(
+            "run=export without checkpoint: name a checkpoint or the folder of a run, checkpoint=RUN"
+        )
+    path = Path(config.checkpoint)
+    if not path.exists():
+        raise ConfigError(
+            f"checkpoint={path}: no such folder; give a checkpoint, RUN/checkpoints/best, or the folder of a run"
+        )
+    saved, told = given(path, "checkpoint")
+    if config.to is None:
+        raise ConfigError("run=export without to: name the folder that the model is written to, to=FOLDER")
+    to = Path(config.to)
+    if to.exists() and not (to.is_dir() and not any(to.iterdir())):
+        raise ConfigError(f"to={to}: there is something already; name a folder that is new or empty")
     if config.hub is not None:
-        _check_hub(config.hub)
+        from huggingface_hub import get_token
+
+        if _HUB_NAME.fullmatch(config.hub) is None:
+            raise ConfigError(f"hub={config.hub}: no name of a model on the hub; give hub=USER/NAME")
+        if get_token() is None:
+            raise ConfigError(f"hub={config.hub}: no token for the hub; run `hf auth login`, or set HF_TOKEN")
+    base, made = trained_model(saved), model_of(saved.path.resolve())
+    if any(word.lstrip("+").startswith("model.name=") for word in typed()):  # it may lie elsewhere by now
+        base = replace(base, name=config.model.name)
     try:
         with folder_written_whole(to) as folder:
-            _fill(saved, _base(config, saved), folder)
+            if made.is_dir():  # by its run; the card tells what is known now
+                _copy(made, folder)
+                write_card(saved.path, saved.state, folder)
+            else:
+                write_model(saved, base, folder)
     except OSError as error:
         why = f"{error.filename}: {error.strerror}" if error.filename else str(error)
         raise ConfigError(f"to={to}: the model could not be written there ({why})") from error
@@ -48,45 +68,6 @@ def export(config: Config, run_dir: Path) -> RunOutcome:
     return "finished"
 
 
-def _checkpoint(config: Config) -> tuple["Saved", list[str]]:
-    if config.checkpoint is None:
-        raise ConfigError(
-            "run=export without checkpoint: name a checkpoint or the folder of a run, checkpoint=RUN"
-        )
-    path = Path(config.checkpoint)
-    if not path.exists():
-        raise ConfigError(
-            f"checkpoint={path}: no such folder; give a checkpoint, RUN/checkpoints/best, or the folder of a run"
-        )
-    return given(path, "checkpoint")
-
-
-def _target(config: Config) -> Path:
-    if config.to is None:
-        raise ConfigError("run=export without to: name the folder that the model is written to, to=FOLDER")
-    to = Path(config.to)
-    if to.exists() and not (to.is_dir() and not any(to.iterdir())):
-        raise ConfigError(f"to={to}: there is something already; name a folder that is new or empty")
-    return to
-
-
-def _base(config: Config, saved: "Saved") -> ModelConfig:
-    """What the run began from, by `model.name` where that was given: it may lie elsewhere by now."""
-    base = trained_model(saved)
-    named = any(word.lstrip("+").startswith("model.name=") for word in typed())
-    return replace(base, name=config.model.name) if named else base
-
-
-def _fill(saved: "Saved", base: ModelConfig, folder: Path) -> None:
-    """With the model that its run made of the checkpoint, or else of its tensors; the card tells what is known now."""
-    there = model_of(saved.path.resolve())
-    if there.is_dir():
-        _copy(there, folder)
-        write_card(saved.path, saved.state, folder)
-    else:
-        write_model(saved, base, folder)
-
-
 def _copy(model: Path, folder: Path) -> None:
     """What is in a folder; not its modes, which may forbid to write."""
     for path in sorted(model.rglob("*")):
@@ -95,15 +76,6 @@ def _copy(model: Path, folder: Path) -> None:
             copy.mkdir()
         else:
             shutil.copyfile(path, copy)
-
-
-def _check_hub(name: str) -> None:
-    from huggingface_hub import get_token
-
-    if _HUB_NAME.fullmatch(name) is None:
-        raise ConfigError(f"hub={name}: no name of a model on the hub; give hub=USER/NAME")
-    if get_token() is None:
-        raise ConfigError(f"hub={name}: no token for the hub; run `hf auth login`, or set HF_TOKEN")
 
 
 def _upload(folder: Path, name: str) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 
 from config.cli.differences import overrides
 
-CURVE_LINES = 12
 HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 DATASETS = {
     "gsm8k": "openai/gsm8k",
@@ -27,46 +26,41 @@ def model_card(state: Mapping[str, Any], rows: Sequence[Row]) -> str:
     rows = [row for row in rows if row["optimizer_step"] <= steps]
     name, lora = config["model"]["name"], config["train_model"]["lora"]
     data = " and ".join(f"`{one}`" for one in _members(config))
+    weights = f"Weights are {config['model']['dtype']}."
+    if lora["enabled"]:
+        base = " on the base in 4 bits (nf4)" if lora["quantization"] != "none" else ""
+        weights = (
+            f"An adapter of rank {lora['r']}{base} was trained. It is merged into these weights "
+            f"({config['model']['dtype']}), and lies in `adapter/` alone."
+        )
+    left_out = ("train.resume=", "run=", "logging.", "checkpoint=", "to=", "hub=")
+    given = [text for text in overrides(config) if not text.lstrip("'").startswith(left_out)]
+    script = "grpo_async.py" if state["overlapped"] else "grpo.py"
+    head = ["---", "library_name: transformers", "pipeline_tag: text-generation"]
+    if HUB_NAME.fullmatch(name) and not Path(name).exists() and not name.startswith("models/"):
+        head.append(f"base_model: {name}")
+    datasets = [DATASETS[one] for one in _members(config) if one in DATASETS]
+    if datasets and not config["env"]["data_files"]:
+        head += ["datasets:", *(f"- {one}" for one in datasets)]
+    tags = ["grpo", "reinforcement-learning", *(["lora"] if lora["enabled"] else [])]
+    head += ["tags:", *(f"- {tag}" for tag in tags), "---\n"]
     sections = [
-        _head(config),
+        *head,
         f"# {Path(name).name}, trained with GRPO\n",
         f"`{name}` after {steps} optimizer steps ({state['iteration']} iterations) of reinforcement learning on "
-        f"{data}, {config['env']['repeats']} completions a prompt. {_weights(config)}\n",
+        f"{data}, {config['env']['repeats']} completions a prompt. {weights}\n",
         "## Use\n",
         _use(lora),
         "## Training\n",
-        _command(config, "grpo_async.py" if state["overlapped"] else "grpo.py"),
+        "\n".join(["```", " \\\n    ".join([f"python {script} --config-name base", *given]), "```\n"]),
         *_curve(rows),
         *_evaluations(rows),
     ]
     return "\n".join(sections)
 
 
-def _head(config: Mapping[str, Any]) -> str:
-    lines = ["---", "library_name: transformers", "pipeline_tag: text-generation"]
-    name = config["model"]["name"]
-    if HUB_NAME.fullmatch(name) and not Path(name).exists() and not name.startswith("models/"):
-        lines.append(f"base_model: {name}")
-    members = [DATASETS[one] for one in _members(config) if one in DATASETS]
-    if members and not config["env"]["data_files"]:
-        lines += ["datasets:", *(f"- {one}" for one in members)]
-    tags = ["grpo", "reinforcement-learning", *(["lora"] if config["train_model"]["lora"]["enabled"] else [])]
-    return "\n".join([*lines, "tags:", *(f"- {tag}" for tag in tags), "---", ""])
-
-
 def _members(config: Mapping[str, Any]) -> list[str]:
     return [*config["env"]["mixture"]] or [config["env"]["dataset"]]
-
-
-def _weights(config: Mapping[str, Any]) -> str:
-    dtype, lora = config["model"]["dtype"], config["train_model"]["lora"]
-    if not lora["enabled"]:
-        return f"Weights are {dtype}."
-    base = " on the base in 4 bits (nf4)" if lora["quantization"] != "none" else ""
-    return (
-        f"An adapter of rank {lora['r']}{base} was trained. It is merged into these weights ({dtype}), and lies in "
-        "`adapter/` alone."
-    )
 
 
 def _use(lora: Mapping[str, Any]) -> str:
@@ -101,19 +95,13 @@ vllm serve BASE --enable-lora --lora-modules trained=FOLDER/adapter
     return text
 
 
-def _command(config: Mapping[str, Any], script: str) -> str:
-    left_out = ("train.resume=", "run=", "logging.", "checkpoint=", "to=", "hub=")
-    given = [text for text in overrides(config) if not text.lstrip("'").startswith(left_out)]
-    return "\n".join(["```", " \\\n    ".join([f"python {script} --config-name base", *given]), "```\n"])
-
-
 def _curve(rows: Sequence[Row]) -> Iterator[str]:
     """Mean rewards, each line of as many steps."""
     steps = [row for row in rows if "reward/mean" in row]
     if not steps:
         return
     yield "| optimizer steps | reward | response tokens |\n|---|---|---|"
-    count = min(CURVE_LINES, len(steps))
+    count = min(12, len(steps))
     for line in range(count):
         mine = steps[len(steps) * line // count : len(steps) * (line + 1) // count]
         first, last = mine[0]["optimizer_step"], mine[-1]["optimizer_step"]
@@ -136,12 +124,9 @@ def _evaluations(rows: Sequence[Row]) -> Iterator[str]:
     yield "| set | iteration | optimizer steps | pass@1 | mean reward | problems |\n|---|---|---|---|---|---|"
     for row, name in found:
         steps, problems = row["optimizer_step"], row[f"eval/{name}/problems"]
-        scores = " | ".join(_with_interval(row, f"eval/{name}/{key}") for key in ("pass@1", "score"))
+        scores = " | ".join(
+            f"{row[key]:.3f} [{row[f'{key}_low']:.3f}, {row[f'{key}_high']:.3f}]" if key in row else ""
+            for key in (f"eval/{name}/pass@1", f"eval/{name}/score")
+        )
         yield f"| {name} | {row.get('iteration', '')} | {steps} | {scores} | {problems:.0f} |"
     yield ""
-
-
-def _with_interval(row: Row, key: str) -> str:
-    if key not in row:
-        return ""
-    return f"{row[key]:.3f} [{row[f'{key}_low']:.3f}, {row[f'{key}_high']:.3f}]"

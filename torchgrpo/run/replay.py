@@ -10,7 +10,7 @@ import math
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from torchgrpo.run.lockstep import Lockstep
 from torchgrpo.run.overlapped import Overlapped
 from torchgrpo.run.recorded import Iteration, iteration_of_step, recorded_iterations
 from torchgrpo.training.checkpoint import Saved, load_checkpoint, restore_random_state
-from torchgrpo.training.learner import Learner, make_learner
+from torchgrpo.training.learner import make_learner
 from torchgrpo.training.minibatches import minibatches
 from torchgrpo.training.step_report import StepReport
 
@@ -102,8 +102,8 @@ def replay(run_dir: Path, step: int | None, typed: list[str]) -> str:
     lines = [
         f"step {step} of {run_dir}, in iteration {number}; {len(compared)} steps computed from {begun}",
         "",
+        _row("metric", "recorded", "replayed", "difference"),
     ]
-    lines.append(_row("metric", "recorded", "replayed", "difference"))
     for name in found.shared:
         before, now = found.recorded[name], found.replayed[name]
         lines.append(
@@ -186,12 +186,10 @@ def start_before(run_dir: Path, iteration: int) -> Saved | None:
     resumed = [Path(event["source"]) for event in read_events(run_dir) if event["event"] == "resumed"]
     found: list[Saved] = []
     for path in [*checkpoints(run_dir), *resumed]:
-        try:
+        with suppress(ConfigError):  # it was removed since, or is damaged: an earlier one does as well
             saved = Saved(path, load_checkpoint(path))
-        except ConfigError:  # it was removed since, or is damaged: an earlier one does as well
-            continue
-        if saved.place[0] < iteration:
-            found.append(saved)
+            if saved.place[0] < iteration:
+                found.append(saved)
     return max(found, key=lambda saved: saved.place[0], default=None)
 
 
@@ -205,7 +203,10 @@ def computed_again(
     with ExitStack() as ends:
         for iteration in recorded_iterations(run_dir, after, last_iteration):
             if learner is None:
-                learner = learner_for(config, iteration, scratch)
+                # As the run had it when it began, whichever script that was.
+                plan = plan_run(config, Lockstep if iteration.trained_at is None else Overlapped, scratch)
+                prepare(config, plan)
+                learner = make_learner(config, plan, scratch)
                 ends.callback(learner.close)
                 if start is not None:
                     learner.load(start.learner, start.state["learner"])
@@ -217,11 +218,3 @@ def computed_again(
                 yield Step(number, iteration, minibatch, learner.step(minibatch.batch))
                 if number == last_step:
                     return
-
-
-def learner_for(config: Config, iteration: Iteration, scratch: Path) -> Learner:
-    """Make a learner as the run had it when it began, whichever script that was."""
-    schedule = Lockstep if iteration.trained_at is None else Overlapped
-    plan = plan_run(config, schedule, scratch)
-    prepare(config, plan)
-    return make_learner(config, plan, scratch)

@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from config.cli.saved_settings import METRICS, chosen_runs
 from config.run_folder.files import remove_unfinished
@@ -79,26 +78,22 @@ def report(config: Config) -> str:
     Raises:
         ConfigError: `run_dir` names no run, or one whose folder cannot be written.
     """
+    from torchgrpo.reports.report import COMPARISON, write_comparison, write_report
+    from torchgrpo.reports.sweep import swept_runs, write_sweep
+
+    given = config.run_dir
     try:
-        return f"{_written(config.run_dir)}"
+        if isinstance(given, str) and not (Path(given) / METRICS).is_file() and Path(given).is_dir():
+            folder = Path(given)
+            if swept_runs(folder):
+                write_sweep(folder)
+                return f"{folder / REPORT}"
+        runs = chosen_runs(given)
+        if len(runs) == 1:
+            return f"{write_report(runs[0])}"
+        return f"{write_comparison(runs, runs[0] / COMPARISON)}"
     except OSError as error:
         raise ConfigError(
             f"run_dir={config.run_dir}: the report cannot be written ({error.filename}: {error.strerror}); copy what "
             "it is about to a folder that can be"
         ) from error
-
-
-def _written(given: Any) -> Path:
-    """The page's path."""
-    from torchgrpo.reports.report import COMPARISON, write_comparison, write_report
-    from torchgrpo.reports.sweep import swept_runs, write_sweep
-
-    if isinstance(given, str) and not (Path(given) / METRICS).is_file() and Path(given).is_dir():
-        folder = Path(given)
-        if swept_runs(folder):
-            write_sweep(folder)
-            return folder / REPORT
-    runs = chosen_runs(given)
-    if len(runs) == 1:
-        return write_report(runs[0])
-    return write_comparison(runs, runs[0] / COMPARISON)

@@ -32,10 +32,7 @@ BEGUN_WITH = (
     *("train_model.lora.quantization", "ref_model.name", "ref_model.dtype"),
 )
 """Settings that the saved state is of: the place in the data, the count of iterations, the optimizer's memory."""
-UNSAID = (
-    *("run", "run_dir", "train.resume", "plan", "checkpoint", "to", "hub"),
-    *("step", "rollouts"),
-)
+UNSAID = (*("run", "run_dir", "train.resume", "plan", "checkpoint", "to", "hub"), *("step", "rollouts"))
 """Settings that say nothing of the run."""
 NO_PART_OF_IT = (
     *UNSAID,
@@ -126,7 +123,9 @@ def _among_siblings(
     from torchgrpo.training.checkpoint import origin
 
     nearest = ""
-    for folder in _newest_first(siblings(run_dir)):
+    newest = ((newest_checkpoint(folder), folder) for folder in siblings(run_dir))
+    dated = ((path.stat().st_mtime_ns, folder) for path, folder in newest if path is not None)
+    for _, folder in sorted(dated, reverse=True):
         known = next((found for path in checkpoints(folder) if (found := origin(path)) is not None), None)
         if known is None:
             nearest = nearest or f"; none of the checkpoints in {folder} can be read"
@@ -167,12 +166,6 @@ def siblings(run_dir: Path) -> list[Path]:
     return sorted(found - {run_dir.resolve()})
 
 
-def _newest_first(folders: list[Path]) -> list[Path]:
-    newest = ((newest_checkpoint(folder), folder) for folder in folders)
-    dated = ((path.stat().st_mtime_ns, folder) for path, folder in newest if path is not None)
-    return [folder for _, folder in sorted(dated, reverse=True)]
-
-
 @dataclass(frozen=True)
 class Change:
     """A setting that is another than it was."""
@@ -183,11 +176,6 @@ class Change:
 
     def __str__(self) -> str:
         return f"{self.key}: {self.before} -> {self.now}"
-
-    @property
-    def only_named(self) -> bool:
-        """Whether the one side does not know the setting, which the other leaves unset."""
-        return self.before == MISSING and self.now is None
 
 
 def changes(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -> list[Change]:
@@ -215,7 +203,9 @@ def changed_settings(saved: "Saved", config: Config, schedule: type[ScheduleType
     """
     before = saved.state["config"]
     found = [change for change in changes(before, asdict(config)) if not under(change.key, UNSAID)]
-    fixed = [change for change in found if under(change.key, BEGUN_WITH) and not change.only_named]
+    # What the checkpoint does not know and the config leaves unset is the same.
+    differing = [change for change in found if change.before != MISSING or change.now is not None]
+    fixed = [change for change in differing if under(change.key, BEGUN_WITH)]
     fixed += _counts(before, config, schedule)
     if list(before["optimizer"]["group_lr"]) != list(config.optimizer.group_lr):
         fixed += [change for change in found if under(change.key, ("optimizer.group_lr",))]

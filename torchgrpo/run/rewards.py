@@ -59,7 +59,14 @@ def run_rewards(
             completions, of_portion = zip(*portion, strict=True)
             verdicts = _with_lowest(lowest, of_portion, service.score(completions, of_portion))
             for (_, example), verdict in zip(portion, verdicts, strict=True):
-                print(json.dumps(_line(example, verdict)), file=out, flush=True)
+                line = {
+                    "row": example.row,
+                    "score": verdict.score,
+                    "outcome": verdict.outcome,
+                    "parts": verdict.parts,
+                    "seconds": round(verdict.seconds, 6),
+                }
+                print(json.dumps(line), file=out, flush=True)
             graded += verdicts
         errors = sum(verdict.outcome == "error" for verdict in graded)
         _print_table(graded, report)
@@ -110,16 +117,6 @@ def _with_lowest(
         at_most(verdict, floors[example.source, example.row])
         for example, verdict in zip(examples, verdicts, strict=True)
     ]
-
-
-def _line(example: Example, verdict: Verdict) -> dict[str, Any]:
-    return {
-        "row": example.row,
-        "score": verdict.score,
-        "outcome": verdict.outcome,
-        "parts": verdict.parts,
-        "seconds": round(verdict.seconds, 6),
-    }
 
 
 def _sample(value: dict[str, Any], place: str, examples: dict[int, Example]) -> tuple[Completion, Example]:

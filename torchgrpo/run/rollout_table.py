@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterable, Iterator
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
@@ -15,16 +15,8 @@ from config.schema.errors import ConfigError
 COLUMNS = (
     *("kind", "set", "iteration", "optimizer_step", "fate", "group_id", "prompt_id", "row", "source"),
     *("prompt", "answer", "sample", "completion", "finish_reason", "tokens", "score", "success", "outcome"),
-    *(
-        "advantage",
-        "in_loss",
-        "chosen",
-        "oldest_version",
-        "newest_version",
-        "log_ratio",
-        "entropy",
-        "judge_s",
-    ),
+    *("advantage", "in_loss", "chosen", "oldest_version", "newest_version"),
+    *("log_ratio", "entropy", "judge_s"),
 )
 """Of every table; a part NAME of the reward is in `part/NAME`."""
 
@@ -41,7 +33,10 @@ def write_table(records: Iterable[dict[str, Any]], path: Path) -> int:
     try:
         with written_whole(path) as file:
             if path.suffix == ".parquet":
-                _write_parquet(file, rows, columns)
+                import pyarrow.parquet
+
+                table = pyarrow.table({name: [row.get(name) for row in rows] for name in columns})
+                pyarrow.parquet.write_table(table, file)
             elif path.suffix == ".jsonl":
                 file.writelines((json.dumps(row) + "\n").encode() for row in rows)
             else:
@@ -53,14 +48,6 @@ def write_table(records: Iterable[dict[str, Any]], path: Path) -> int:
     except OSError as error:
         raise ConfigError(f"rollouts.to={path}: it cannot be written ({error.strerror})") from error
     return len(rows)
-
-
-def _write_parquet(file: BinaryIO, rows: list[dict[str, Any]], columns: list[str]) -> None:
-    import pyarrow
-    import pyarrow.parquet
-
-    table = pyarrow.table({name: [row.get(name) for row in rows] for name in columns})
-    pyarrow.parquet.write_table(table, file)
 
 
 def rows_of(record: dict[str, Any]) -> Iterator[dict[str, Any]]:

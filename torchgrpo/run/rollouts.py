@@ -12,8 +12,8 @@ from typing import Any
 
 from config.schema.errors import ConfigError
 from config.schema.rollouts import RolloutsConfig
-from envs.example import SYSTEM_ROLES
 from torchgrpo.monitoring.ledger_storage import read_records
+from torchgrpo.monitoring.record import question
 from torchgrpo.reports.columns import mean_advantage
 from torchgrpo.run.recorded import has_ledger
 from torchgrpo.run.rollout_table import write_table
@@ -40,38 +40,37 @@ def rollouts(run_dir: Path, wanted: RolloutsConfig) -> str:
         found = iter(extremes(found, wanted.best or 0, wanted.worst or 0))
     first = next(found, None)
     if first is None:
-        raise ConfigError(f"{run_dir}: no group of the ledger is what rollouts.* asks for{_asked(wanted)}")
+        default = vars(RolloutsConfig())
+        asked = [f"rollouts.{key}={value}" for key, value in vars(wanted).items() if value != default[key]]
+        told = f" ({', '.join(asked)})" if asked else ""
+        raise ConfigError(f"{run_dir}: no group of the ledger is what rollouts.* asks for{told}")
     found = chain([first], found)
     if wanted.to is not None:
         rows = write_table(found, Path(wanted.to))
         return f"{rows} completions in {wanted.to}"
-    return "\n\n".join(_printed(found, wanted.limit))
-
-
-def _asked(wanted: RolloutsConfig) -> str:
-    default = vars(RolloutsConfig())
-    asked = [f"rollouts.{key}={value}" for key, value in vars(wanted).items() if value != default[key]]
-    return f" ({', '.join(asked)})" if asked else ""
+    limit = wanted.limit
+    printed = [shown(record) for record in islice(found, limit or None)]
+    if next(found, None) is not None:
+        more = (
+            f"... and more than these {limit}: rollouts.limit=0 prints all, rollouts.to=FILE.csv writes them"
+        )
+        printed.append(more)
+    return "\n\n".join(printed)
 
 
 def matching(records: Iterable[Record], wanted: RolloutsConfig) -> Iterator[Record]:
     """Groups that are wanted, each with those of its completions that are."""
     for record in records:
-        if not _of_group(record, wanted):
-            continue
-        completions = [one for one in record["completions"] if _of_completion(one, record, wanted)]
-        if completions:
-            yield record | {"completions": completions}
-
-
-def _of_group(record: Record, wanted: RolloutsConfig) -> bool:
-    return (
-        (wanted.set is None or wanted.set == (record["set"] or "train"))
-        and (wanted.step is None or wanted.step in record["optimizer_steps"])
-        and (wanted.iteration is None or wanted.iteration == record["iteration"])
-        and (wanted.row is None or wanted.row == record["row"])
-        and (wanted.prompt is None or record["prompt_id"].startswith(wanted.prompt))
-    )
+        if (
+            (wanted.set is None or wanted.set == (record["set"] or "train"))
+            and (wanted.step is None or wanted.step in record["optimizer_steps"])
+            and (wanted.iteration is None or wanted.iteration == record["iteration"])
+            and (wanted.row is None or wanted.row == record["row"])
+            and (wanted.prompt is None or record["prompt_id"].startswith(wanted.prompt))
+        ):
+            completions = [one for one in record["completions"] if _of_completion(one, record, wanted)]
+            if completions:
+                yield record | {"completions": completions}
 
 
 def _of_completion(one: Record, record: Record, wanted: RolloutsConfig) -> bool:
@@ -121,12 +120,6 @@ def flipped(matches: Callable[[], Iterator[Record]]) -> Iterator[Record]:
         yield from (kept[number] for number, _ in seen)
 
 
-def _printed(records: Iterator[Record], limit: int) -> Iterator[str]:
-    yield from map(shown, islice(records, limit or None))
-    if next(records, None) is not None:
-        yield f"... and more than these {limit}: rollouts.limit=0 prints all, rollouts.to=FILE.csv writes them"
-
-
 def shown(record: Record) -> str:
     """A group for a person: where it comes from, what was asked, every completion with what became of it."""
     place = f"{record['set']} after" if record["kind"] == "eval" else "training,"
@@ -137,35 +130,21 @@ def shown(record: Record) -> str:
         f"prompt {record['prompt_id']}, group {record['group_id']}"
     )
     lines = textwrap.wrap(head, WIDTH)
-    lines += indented(question(record), 2)
+    lines += indented(question(record["messages"]), 2)
     lines += indented(f"answer: {record['answer']}", 2)
     for one in record["completions"]:
-        lines += textwrap.wrap(
-            _headline(one, bool(steps)), WIDTH, initial_indent="  ", subsequent_indent="     "
-        )
+        verdict = one["verdict"]
+        parts = ", ".join(f"{name} {value:.3g}" for name, value in verdict["parts"].items())
+        words = [f"#{one['sample']} reward {verdict['score']:.3g}{f' ({parts})' if parts else ''}"]
+        if steps and one["chosen"]:
+            each = isinstance(one["advantage"], list)
+            words.append(f"{'mean ' if each else ''}advantage {mean_advantage(one['advantage']):+.3g}")
+        words += [f"{len(one['token_ids'])} tokens", one["finish_reason"]]
+        words += [verdict["outcome"]] if verdict["outcome"] != "scored" else []
+        words += [] if one["chosen"] else ["left out"]
+        lines += textwrap.wrap(", ".join(words), WIDTH, initial_indent="  ", subsequent_indent="     ")
         lines += indented(one["text"], 5)
     return "\n".join(lines)
-
-
-def question(record: Record) -> str:
-    """What was asked, without the system prompt, which is the same everywhere."""
-    asked = [message for message in record["messages"] if message["role"] not in SYSTEM_ROLES]
-    if len(asked) == 1:
-        return str(asked[0]["content"])
-    return "\n".join(f"{message['role']}: {message['content']}" for message in asked)
-
-
-def _headline(one: Record, trained: bool) -> str:
-    verdict = one["verdict"]
-    parts = ", ".join(f"{name} {value:.3g}" for name, value in verdict["parts"].items())
-    words = [f"#{one['sample']} reward {verdict['score']:.3g}{f' ({parts})' if parts else ''}"]
-    if trained and one["chosen"]:
-        each = isinstance(one["advantage"], list)
-        words.append(f"{'mean ' if each else ''}advantage {mean_advantage(one['advantage']):+.3g}")
-    words += [f"{len(one['token_ids'])} tokens", one["finish_reason"]]
-    words += [verdict["outcome"]] if verdict["outcome"] != "scored" else []
-    words += [] if one["chosen"] else ["left out"]
-    return ", ".join(words)
 
 
 def indented(text: str, width: int) -> list[str]:

@@ -59,10 +59,6 @@ class Stop:
         if self.requested:
             raise KeyboardInterrupt
         self.requested = True
-        self.heed(number)
-
-    def heed(self, number: int) -> None:
-        """What the first signal does beside."""
         doing = CLOSING if self.over else FINISHING.format(resume=self.resume)
         said = f"{self.erase}\n{signal.Signals(number).name}: {doing}\n"
         with suppress(OSError):  # not print: the signal may have come in the middle of another one

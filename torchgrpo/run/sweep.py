@@ -19,10 +19,6 @@ from config.cli.command_line import BAD_INPUT, CANNOT_GO_ON
 from config.run_folder.folders import REPORT
 
 ROOT = Path(__file__).resolve().parents[2]
-NOT_STORED = (
-    "hydra.sweeper.storage={storage}: this version of Optuna stores no study by SQLAlchemy 2; "
-    "pip install 'sqlalchemy<2', or leave the storage out"
-)
 
 
 class SweepStart(Callback):
@@ -52,7 +48,10 @@ class SweepStart(Callback):
 def _prepare_optuna(chosen: DictConfig) -> None:
     """Maximise the objective, a reward, and go on after failed trials, unless the command line says otherwise."""
     if chosen.sweeper.storage is not None and not version("sqlalchemy").startswith("1."):
-        _refuse(NOT_STORED.format(storage=chosen.sweeper.storage))
+        _refuse(
+            f"hydra.sweeper.storage={chosen.sweeper.storage}: this version of Optuna stores no study by SQLAlchemy 2; "
+            "pip install 'sqlalchemy<2', or leave the storage out"
+        )
     for key in ("n_trials", "n_jobs"):
         if chosen.sweeper[key] < 1:
             _refuse(f"hydra.sweeper.{key}={chosen.sweeper[key]}: must be at least 1")
@@ -98,18 +97,14 @@ def reported() -> Iterator[None]:
         print(f"error: the launcher gave up: {type(error).__name__}: {first}", file=sys.stderr)
         failed = True
     finally:
-        if SweepStart.folder is not None and SweepStart.folder.is_dir():
-            failed = _write_page(SweepStart.folder) or failed
+        folder = SweepStart.folder
+        if folder is not None and folder.is_dir():
+            from torchgrpo.reports.sweep import TABLE, swept_runs, write_sweep
+
+            runs = swept_runs(folder)
+            if runs:
+                write_sweep(folder)
+                print(f"runs side by side: {folder / REPORT}, {folder / TABLE}", flush=True)
+            failed = failed or any(run.summary.get("outcome") == "failed" for run in runs)
     if failed:
         sys.exit(CANNOT_GO_ON)
-
-
-def _write_page(folder: Path) -> bool:
-    """Write table and page of a sweep, and tell whether one of its jobs failed."""
-    from torchgrpo.reports.sweep import TABLE, swept_runs, write_sweep
-
-    runs = swept_runs(folder)
-    if runs:
-        write_sweep(folder)
-        print(f"runs side by side: {folder / REPORT}, {folder / TABLE}", flush=True)
-    return any(run.summary.get("outcome") == "failed" for run in runs)

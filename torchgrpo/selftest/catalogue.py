@@ -51,13 +51,11 @@ def gpu(name: str, body: str, remedy: str, gpus: int = 1, vllm: bool = True, **o
     return Check(name, body, options, "cuda", gpus, vllm, remedy)
 
 
-MACHINE = (
+CHECKS = (
     cpu("packages load", "machine.packages", INSTALL, names=["ray", "peft", "torchrl", "wandb"]),
     cpu("sandbox", "machine.sandbox", SANDBOX),
     cpu("trackers, offline", "machine.trackers", TRACKERS),
     cpu("Ray on this machine", "machine.ray_runtime", RAY),
-)
-LEARNERS = (
     cpu("output head, CPU", "learner.head", LEARNER),
     cpu("objectives, CPU", "learner.presets", LEARNER),
     cpu("bf16, CPU", PRECISION, LEARNER, mixed="bf16"),
@@ -66,12 +64,8 @@ LEARNERS = (
     cpu("reference homes, CPU", "learner.references", LEARNER, homes=HOMES[1:]),
     cpu("two learner ranks, CPU", "learner.ranks", RANKS),
     cpu("resume, CPU", "runs.resume", RUN),
-)
-RUNS = (
     cpu("grpo.py, CPU", SCHEDULE, RUN),
     cpu("grpo_async.py, CPU", SCHEDULE, RUN, overlapped=True),
-)
-CPU_ENGINES = (
     cpu("vLLM in process, CPU", "engines.draws", ENGINE, vllm=True, overrides=FULL),
     cpu("push in mid-flight, CPU", "engines.in_flight", ENGINE, vllm=True),
     cpu("weights, tied head, CPU", ARRIVE, ENGINE, vllm=True, tied=True),
@@ -80,16 +74,12 @@ CPU_ENGINES = (
     cpu("LoRA adapter, CPU", ARRIVE, ADAPTERS, vllm=True, overrides=ADAPTER),
     cpu("engine as actor, CPU", ARRIVE, RAY, vllm=True, overrides=[ACTOR]),
     cpu("tensor parallel, CPU", ARRIVE, PARALLEL, vllm=True, overrides=PARALLEL_ENGINE, pushes=2),
-)
-GPU_LEARNERS = (
     gpu("output head, GPU", "learner.head", LEARNER, vllm=False),
     gpu("objectives, GPU as CPU", "learner.presets", LEARNER, vllm=False),
     gpu("LoRA and checkpointing, GPU", PRECISION, LEARNER, vllm=False, mixed="bf16", overrides=CHECKPOINTING),
     gpu("fp16 and its overflow, GPU", PRECISION, LEARNER, vllm=False, mixed="fp16"),
     gpu("reference homes, GPU", "learner.references", LEARNER, vllm=False, homes=HOMES),
     gpu("resume on GPU and on CPU", "learner.resumes", RUN, vllm=False),
-)
-GPU_ENGINES = (
     gpu("LoRA merged, GPU", ARRIVE, ENGINE, overrides=LORA),
     gpu("push in mid-flight, GPU", "engines.in_flight", ENGINE),
     gpu("one GPU in turns", "engines.turns", TURNS, overrides=IN_TURNS),
@@ -97,8 +87,6 @@ GPU_ENGINES = (
     gpu("in turns, LoRA adapter", "engines.turns", TURNS, overrides=[*IN_TURNS, *ADAPTER]),
     gpu("in turns, engine as actor (ipc)", "engines.turns", TURNS, overrides=[*IN_TURNS, ACTOR]),
     gpu("vLLM in bf16, CUDA graphs", "engines.draws", ENGINE, overrides=[GRAPHS]),
-)
-SEVERAL_GPUS = (
     gpu("nccl push", ARRIVE, NCCL, 2, overrides=APART),
     gpu("LoRA adapter to another GPU", ARRIVE, ADAPTERS, 2, overrides=[*APART, *ADAPTER]),
     gpu("grpo_async.py, two GPUs", SCHEDULE, RUN, 2, overrides=[VLLM, HALF], overlapped=True, iterations=5),
@@ -108,4 +96,3 @@ SEVERAL_GPUS = (
     gpu("two learner ranks in turns", SCHEDULE, RANKS, 2, overrides=[VLLM, HALF, TWO_RANKS]),
     gpu("tensor parallel, GPUs", ARRIVE, PARALLEL, 3, overrides=[*PARALLEL_ENGINE, NO_REFERENCE]),
 )
-CHECKS = (*MACHINE, *LEARNERS, *RUNS, *CPU_ENGINES, *GPU_LEARNERS, *GPU_ENGINES, *SEVERAL_GPUS)

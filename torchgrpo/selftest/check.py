@@ -50,9 +50,8 @@ class Check:
     @property
     def function(self) -> Body:
         module, _, name = self.body.rpartition(".")
-        found: Body = vars(
-            importlib.import_module(module if "." in module else f"torchgrpo.selftest.{module}")
-        )[name]
+        place = module if "." in module else f"torchgrpo.selftest.{module}"
+        found: Body = vars(importlib.import_module(place))[name]
         return found
 
     def missing(self, machine: Machine, vllm_build: Device | None) -> str | None:

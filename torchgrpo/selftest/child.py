@@ -23,7 +23,6 @@ from config.schema.errors import ConfigError
 from torchgrpo.selftest.check import Bench, Check, Row
 
 CHECKS, RESULTS = "checks.json", "results.jsonl"
-TRACE_LINES = 30
 
 
 def run_in_turn(folder: Path) -> None:
@@ -58,7 +57,7 @@ def tried(check: Check, folder: Path) -> Row:
 
 def last_lines(text: str) -> str:
     """The end of a trace, for a bug report."""
-    return "\n".join(text.splitlines()[-TRACE_LINES:])
+    return "\n".join(text.splitlines()[-30:])
 
 
 def end_tree(pid: int) -> None:

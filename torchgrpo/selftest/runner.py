@@ -21,7 +21,6 @@ from torchgrpo.selftest.check import Check, Device, Row
 from torchgrpo.selftest.child import CHECKS, RESULTS, end_tree, last_lines
 
 OUTPUT = "output.txt"
-POLL_S = 0.1
 EXIT_S = 60.0
 """For the end of a process whose checks are done: Ray, vLLM and loggers tidy up there."""
 PROJECT = str(Path(__file__).resolve().parents[2])
@@ -71,9 +70,19 @@ def _run_in_one_process(checks: Sequence[Check], folder: Path) -> Iterator[Row]:
     try:
         for number, check in enumerate(checks):
             row = _result(check, number, process, folder)
-            yield row or _without_result(check, process.returncode, folder)
-            if row is None:
-                return
+            if row is not None:
+                yield row
+                continue
+            trace, code = last_lines((folder / OUTPUT).read_text(errors="replace")), process.returncode
+            if code is None:
+                why = (
+                    f"ran out of time after {check.seconds:.0f} s; run it again when the machine is less busy"
+                )
+                yield Row(check.name, "timed out", check.seconds, why, trace=trace)
+            else:
+                why = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+                yield Row(check.name, "does not", 0.0, f"its process ended with {why}", check.remedy, trace)
+            return
         with suppress(subprocess.TimeoutExpired):
             process.wait(EXIT_S)
     finally:
@@ -92,13 +101,4 @@ def _result(check: Check, number: int, process: subprocess.Popen[bytes], folder:
                 return Row(**json.loads(lines[number]))
         if over:
             return None
-        sleep(POLL_S)
-
-
-def _without_result(check: Check, exit_code: int | None, folder: Path) -> Row:
-    trace = last_lines((folder / OUTPUT).read_text(errors="replace"))
-    if exit_code is None:
-        why = f"ran out of time after {check.seconds:.0f} s; run it again when the machine is less busy"
-        return Row(check.name, "timed out", check.seconds, why, trace=trace)
-    name = f"exit code {exit_code}" if exit_code >= 0 else signal.Signals(-exit_code).name
-    return Row(check.name, "does not", 0.0, f"its process ended with {name}", check.remedy, trace)
+        sleep(0.1)

@@ -9,17 +9,17 @@ finds the same.
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import get_args
 
 from config.cli.saved_settings import METRICS, saved_config
 from config.schema.config import Config
 from config.schema.errors import RunError
 from torchgrpo.monitoring.doctor.history import History, Row, explanation
-from torchgrpo.monitoring.doctor.rules import RULES, Rule, Severity
+from torchgrpo.monitoring.doctor.rules import RULES, Severity
 from torchgrpo.monitoring.metrics_file import MetricsFile
 
 _OF_EVALUATIONS = [rule for rule in RULES if rule.metrics[0].startswith("eval/")]
 _OF_STEPS = [rule for rule in RULES if rule not in _OF_EVALUATIONS]
-_ORDER = ("alarm", "warning", "info")
 
 
 @dataclass(frozen=True)
@@ -53,15 +53,13 @@ class Doctor:
 
     def see(self, row: Row) -> list[Finding]:
         """New findings after one more row, of an optimizer step or of an evaluation."""
-        if "reward/mean" in row:
+        of_step, step = "reward/mean" in row, row["optimizer_step"]
+        if of_step:
             self.history.take(row)
-            return self._found(_OF_STEPS, row["optimizer_step"])
-        self.history.take_evaluation(row)
-        return self._found(_OF_EVALUATIONS, row["optimizer_step"])
-
-    def _found(self, rules: Iterable[Rule], step: int) -> list[Finding]:
+        else:
+            self.history.take_evaluation(row)
         new = []
-        for rule in rules:
+        for rule in _OF_STEPS if of_step else _OF_EVALUATIONS:
             seen = rule.look(self.history)
             if seen is None:
                 continue
@@ -112,7 +110,7 @@ def diagnosis(run_dir: Path) -> Diagnosis:
     doctor = Doctor(saved_config(run_dir))
     rows = MetricsFile(run_dir / METRICS).rows()
     doctor.remember(rows)
-    found = sorted(doctor.findings.values(), key=lambda finding: _ORDER.index(finding.severity))
+    found = sorted(doctor.findings.values(), key=lambda finding: get_args(Severity).index(finding.severity))
     steps = doctor.history.seen
     return Diagnosis(found, steps, len(rows) - steps)
 

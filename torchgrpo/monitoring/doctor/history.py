@@ -21,7 +21,6 @@ RISE = 0.02
 """A difference between two means of rewards or shares from which one of them counts as higher."""
 IDLE_STEPS = 5
 """Steps in a row that taught nothing, after which the run says so."""
-PASS = "/pass@1"
 
 
 class Change(NamedTuple):
@@ -100,7 +99,7 @@ class History:
     def take_evaluation(self, row: Row) -> None:
         """The row of an evaluation of one set or several."""
         reward = mean([each["reward/mean"] for each in self.newest(ENDS)]) if self.rows else math.nan
-        for name in [name for name in row if name.startswith("eval/") and name.endswith(PASS)]:
+        for name in [name for name in row if name.startswith("eval/") and name.endswith("/pass@1")]:
             score = Score(row[name], row[f"{name}_low"], row[f"{name}_high"], reward)
             best, _ = self.scores.get(name, (score, score))
             self.scores[name] = (score if score.value >= best.value else best, score)
@@ -112,17 +111,13 @@ class History:
     def change(self, name: str) -> Change | None:
         """The change of a metric within the window; None before it holds both ends, or without the metric."""
         if name not in self._changes:
-            self._changes[name] = self._change(name)
+            before = [row[name] for row in islice(self.rows, ENDS) if name in row]
+            now = [row[name] for row in islice(reversed(self.rows), ENDS) if name in row]
+            self._changes[name] = None
+            if len(self.rows) >= 2 * ENDS and len(before) == len(now) == ENDS:
+                most = max(row[name] for row in self.rows if name in row)
+                self._changes[name] = Change(mean(before), mean(now), most)
         return self._changes[name]
-
-    def _change(self, name: str) -> Change | None:
-        if len(self.rows) < 2 * ENDS:
-            return None
-        before = [row[name] for row in islice(self.rows, ENDS) if name in row]
-        now = [row[name] for row in islice(reversed(self.rows), ENDS) if name in row]
-        if len(before) < ENDS or len(now) < ENDS:
-            return None
-        return Change(mean(before), mean(now), max(row[name] for row in self.rows if name in row))
 
 
 def mean(values: Sequence[float]) -> float:

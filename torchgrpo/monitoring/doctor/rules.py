@@ -161,13 +161,6 @@ def below(limit: float, rows: int = 1) -> Bound:
     return Bound(f"below {limit:g}", lambda values, config: max(values) < limit, rows)
 
 
-def outside(low: float, high: float, rows: int = 1) -> Bound:
-    def crossed(values: Sequence[float], config: Config) -> bool:
-        return max(values) < low or min(values) > high
-
-    return Bound(f"below {low:g} or above {high:g}", crossed, rows)
-
-
 def _taught_nothing(rule: Rule, history: History) -> Seen | None:
     count = len(history.idle)
     if count < IDLE_STEPS:
@@ -290,7 +283,8 @@ RULES = (
          "The policy is nearly deterministic, or is drawn from as if it were: such a group teaches nothing",
          "raise `inference_model.temperature` or `policy.entropy_coef`, lower `optimizer.lr`",
          UNSOLVED_BY_REWARDS),
-    Rule("ratio_far", "warning", ("ratio/mean",), outside(0.5, 2, rows=3),
+    Rule("ratio_far", "warning", ("ratio/mean",),
+         Bound("below 0.5 or above 2", lambda seen, _: max(seen) < 0.5 or min(seen) > 2, rows=3),
          "The policy moves far from the one that drew the batch before the batch is done with",
          SMALLER_STEPS),
     Rule("low_ess", "warning", ("ess", "ess/age_K"), below(0.5, rows=3),

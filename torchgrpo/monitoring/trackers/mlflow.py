@@ -33,11 +33,9 @@ class MLflow:
         server = os.environ.get("MLFLOW_TRACKING_URI")
         folder = run_dir.resolve()
         self.client = MlflowClient(server or f"sqlite:///{folder}/mlflow.db")
-        found = self.client.get_experiment_by_name(logging.project)
+        found, project = self.client.get_experiment_by_name(logging.project), logging.project
         place = None if server else (folder / "mlflow").as_uri()
-        experiment = (
-            self.client.create_experiment(logging.project, place) if found is None else found.experiment_id
-        )
+        experiment = self.client.create_experiment(project, place) if found is None else found.experiment_id
         self.run_id = self.client.create_run(experiment, run_name=title).info.run_id
         settings = [Param(key, str(value)[:LONGEST_PARAMETER]) for key, value in flat(config)]
         for start in range(0, len(settings), PARAMETERS_AT_ONCE):

@@ -67,7 +67,4 @@ class Wandb:
         self.logger.experiment.finish(exit_code=1 if outcome == "failed" else 0)
 
 
-OPEN = OpenTracker(
-    "wandb",
-    lambda logging, run_dir, title, config, tell: Wandb(logging, run_dir, title, config, tell),
-)
+OPEN = OpenTracker("wandb", Wandb)

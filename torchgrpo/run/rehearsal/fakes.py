@@ -71,14 +71,8 @@ def _describe(given: Iterable[object], key: list[object]) -> None:
     """Adds what decides of a result: of a tensor all but its values, of a number its type too, for 1 is 1.0."""
     for one in given:
         if type(one) is FakeTensor and one.constant is None:
-            key += (
-                one.dtype,
-                one.shape,
-                one.stride(),
-                one.storage_offset(),
-                one.requires_grad,
-                one.fake_device,
-            )
+            key += one.dtype, one.shape, one.stride(), one.storage_offset()
+            key += one.requires_grad, one.fake_device
         elif isinstance(one, Tensor):
             raise _BypassDispatchCache("a tensor with values")
         elif isinstance(one, list | tuple):
@@ -90,9 +84,6 @@ def _describe(given: Iterable[object], key: list[object]) -> None:
 
 class SmallIntegers(TorchDispatchMode):
     """Inside the fake mode: what is computed from real ids, lengths and masks alone is computed for real."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -170,15 +161,14 @@ def without_memory(as_on_a_gpu: bool) -> Iterator[None]:
             inside.enter_context(patch.object(module, name, other))
         # Threads that transformers loads with know nothing of the modes below.
         inside.enter_context(patch.dict(os.environ, {"HF_DEACTIVATE_ASYNC_LOAD": "1"}))
-        inside.enter_context(
-            patch.object(torch.utils, "swap_tensors", partial(_swap, torch.utils.swap_tensors))
-        )
+        swap = partial(_swap, torch.utils.swap_tensors)
+        inside.enter_context(patch.object(torch.utils, "swap_tensors", swap))
         if as_on_a_gpu:
             inside.enter_context(patch.object(log_probs, "_multiplies_half", lambda device: True))
             inside.enter_context(patch.object(attention, "BLOCKED", ("cpu",)))
             inside.enter_context(patch.object(attention, "_attend_in_blocks", attend_in_one_kernel))
         inside.enter_context(QuickFakes(allow_non_fake_inputs=True))
-        inside.enter_context(SmallIntegers())
+        inside.enter_context(SmallIntegers())  # type: ignore[no-untyped-call]
         inside.enter_context(Finite())
         yield
 

@@ -32,15 +32,15 @@ def attention_flops(packed_pairs: int) -> Formulas:
     """
 
     def packed(query: Shape, key: Shape, value: Shape, *_: object, **__: object) -> int:
-        return _forward(packed_pairs, query, value)
+        return _flops(packed_pairs, query, value, 1, 1)
 
     def packed_backward(grad: Shape, query: Shape, key: Shape, value: Shape, *_: object, **__: object) -> int:
-        return _backward(packed_pairs, query, value)
+        return _flops(packed_pairs, query, value, 3, 2)
 
     def rows(
         query: Shape, key: Shape, value: Shape, dropout_p: float = 0.0, is_causal: bool = False, **_: object
     ) -> int:
-        return _forward(_pairs(query, key, is_causal), query, value)
+        return _flops(_pairs(query, key, is_causal), query, value, 1, 1)
 
     def rows_backward(
         grad: Shape,
@@ -53,7 +53,7 @@ def attention_flops(packed_pairs: int) -> Formulas:
         is_causal: bool,
         **_: object,
     ) -> int:
-        return _backward(_pairs(query, key, is_causal), query, value)
+        return _flops(_pairs(query, key, is_causal), query, value, 3, 2)
 
     return {
         aten._scaled_dot_product_flash_attention: packed,
@@ -72,11 +72,7 @@ def _pairs(query: Shape, key: Shape, is_causal: bool) -> int:
     return int(_triangle(query[-2])) if is_causal else query[-2] * key[-2]
 
 
-def _forward(pairs: int, query: Shape, value: Shape) -> int:
+def _flops(pairs: int, query: Shape, value: Shape, of_keys: int, of_values: int) -> int:
+    """of_keys, of_values: products over the features of keys and of values."""
     rows, heads, _, width = query
-    return 2 * rows * heads * pairs * (width + value[-1])
-
-
-def _backward(pairs: int, query: Shape, value: Shape) -> int:
-    rows, heads, _, width = query
-    return 2 * rows * heads * pairs * (3 * width + 2 * value[-1])
+    return 2 * rows * heads * pairs * (of_keys * width + of_values * value[-1])

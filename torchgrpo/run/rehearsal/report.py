@@ -8,7 +8,7 @@ from torchgrpo.plan.model_shape import GIB, ModelShape
 from torchgrpo.plan.plan import Plan
 from torchgrpo.plan.problems import Problem
 from torchgrpo.plan.report import line
-from torchgrpo.run.rehearsal.roofline import TERA, Seconds, seconds, theory
+from torchgrpo.run.rehearsal.roofline import TERA, seconds, theory
 from torchgrpo.run.rehearsal.step import Peaks, Rehearsal, fullest, peak
 
 KNOBS = {
@@ -22,8 +22,6 @@ KNOBS = {
     "temporary": "train.gradient_accumulation_steps, train.log_prob_chunk_size",
 }
 """By kind, the keys that change it."""
-_SAID = 1 << 20
-"""Bytes of a kind from which on it is listed."""
 
 
 def room(plan: Plan) -> float | None:
@@ -65,11 +63,10 @@ def report(plan: Plan, shape: ModelShape, rehearsal: Rehearsal) -> str:
 
 
 def _rank(plan: Plan, shape: ModelShape) -> Iterator[str]:
-    devices, learner = plan.devices, plan.learner
+    devices, learner, config = plan.devices, plan.learner, plan.config
     nodes = devices.ranks // devices.ranks_per_node
-    yield line("model", f"{plan.config.model.name}, {shape.parameters / 1e9:.2f} billion parameters")
+    yield line("model", f"{config.model.name}, {shape.parameters / 1e9:.2f} billion parameters")
     yield line("rank", f"0 of {devices.ranks} on {nodes} node(s), shards over {learner.shard_size}")
-    config = plan.config
     longest = f"{config.env.max_prompt_tokens} + {config.inference_model.max_tokens} tokens"
     yield line("microbatch", f"{rows_at_a_time(config, shape)} completions of {longest}, all at their limits")
 
@@ -84,7 +81,7 @@ def _memory(plan: Plan, peaks: Peaks) -> Iterator[str]:
         largest = ", the peak" if phase == fullest(peaks) else ""
         yield line(phase, f"{gib(held.total())}{largest}{mark}")
         for kind, size in held.most_common():
-            if size > _SAID:
+            if size > 1 << 20:
                 yield f"  {gib(size):>12}  {kind}"
     planned = max((phase.bytes for phase in plan.phases), default=0.0)
     yield line("run=plan says", f"{gib(planned)}, {planned / peak(peaks):.2f} of it")
@@ -106,11 +103,8 @@ def _time(plan: Plan, rehearsal: Rehearsal) -> Iterator[str]:
     yield line("memory", f"{took.memory:.3f} s a microbatch, {gib(rehearsal.moved)} read and written")
     yield line("links", f"{took.links:.3f} s a microbatch")
     yield line("optimizer", f"{took.step:.3f} s, {gib(rehearsal.moved_by_step)}")
-    yield line("together", f"{took.total:.1f} s: {took.microbatches} microbatches, bound by {_bound(took)}")
-
-
-def _bound(took: Seconds) -> str:
-    return max(("arithmetic", "memory", "links"), key=lambda name: vars(took)[name])
+    bound = max(("arithmetic", "memory", "links"), key=lambda name: vars(took)[name])
+    yield line("together", f"{took.total:.1f} s: {took.microbatches} microbatches, bound by {bound}")
 
 
 def _assumed(plan: Plan) -> Iterator[str]:

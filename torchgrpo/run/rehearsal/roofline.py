@@ -9,7 +9,6 @@ It is the least that a step takes if everything overlaps; no kernel reaches thes
 from collections import Counter
 from dataclasses import dataclass
 
-from config.schema.machine import MachineConfig
 from torchgrpo.plan.gathering import gathered
 from torchgrpo.plan.memory import arithmetic
 from torchgrpo.plan.model_shape import GIB, ModelShape
@@ -36,25 +35,21 @@ class Seconds:
 
 
 def seconds(plan: Plan, rehearsal: Rehearsal) -> Seconds:
-    figures = plan.config.plan
-    return Seconds(
-        arithmetic=rehearsal.flops / (figures.gpu_tflops * TERA),
-        memory=rehearsal.moved / (figures.gpu_bandwidth_gib_s * GIB),
-        links=_link_seconds(plan, rehearsal.sent, figures),
-        step=rehearsal.moved_by_step / (figures.gpu_bandwidth_gib_s * GIB),
-        microbatches=plan.learner.microbatches,
-    )
-
-
-def _link_seconds(plan: Plan, sent: Counter[str], figures: MachineConfig) -> float:
     """All-gather and reduce-scatter go round the ranks of a shard group, each passing (n - 1) / n of the whole; an
     all-reduce is both, over the groups."""
+    figures, sent = plan.config.plan, rehearsal.sent
     devices, shards = plan.devices, plan.learner.shard_size
     groups = devices.ranks // shards
     inside = figures.link_gib_s if shards <= devices.ranks_per_node else figures.network_gib_s
     across = figures.link_gib_s if devices.ranks == devices.ranks_per_node else figures.network_gib_s
     sharded = (sent["all-gather"] + sent["reduce-scatter"]) * (shards - 1) / shards / (inside * GIB)
-    return sharded + 2 * sent["all-reduce"] * (groups - 1) / groups / (across * GIB)
+    return Seconds(
+        arithmetic=rehearsal.flops / (figures.gpu_tflops * TERA),
+        memory=rehearsal.moved / (figures.gpu_bandwidth_gib_s * GIB),
+        links=sharded + 2 * sent["all-reduce"] * (groups - 1) / groups / (across * GIB),
+        step=rehearsal.moved_by_step / (figures.gpu_bandwidth_gib_s * GIB),
+        microbatches=plan.learner.microbatches,
+    )
 
 
 def theory(plan: Plan, shape: ModelShape) -> Counter[str]:

@@ -23,11 +23,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from torchgrpo.plan.plan import Plan, ReferencePlan
 from torchgrpo.records.batch import environment_tokens
 from torchgrpo.run.rehearsal.fakes import longest_rows, without_memory
-from torchgrpo.run.rehearsal.flops import Formulas, attention_flops, pairs_seen
+from torchgrpo.run.rehearsal.flops import attention_flops, pairs_seen
 from torchgrpo.run.rehearsal.tracking import Held, Memory, Traffic
 from torchgrpo.run.rehearsal.watched import WatchedWorker, kinds_told
 from torchgrpo.training.aggregation import BatchTotals
-from torchgrpo.training.learner_models import Models, make_models, make_sharded_models
+from torchgrpo.training.learner_models import make_models, make_sharded_models
 from torchgrpo.training.model_loading import load_model
 from torchgrpo.training.packing import pack
 from torchgrpo.training.sharding import learner_mesh
@@ -66,13 +66,32 @@ def peak(peaks: Peaks) -> int:
 
 def rehearse(plan: Plan) -> Rehearsal:
     """plan: of a model whose config.json is known."""
+    traffic: dict[str, Traffic] = {}
+    flops: Counter[str] = Counter()
     with _rehearsed(plan) as (worker, piece):
-        counts = _Counts(attention_flops(pairs_seen(pack(piece.batch.tokens).segments)))
-        with patch.object(worker, "watch", counts.phase):
+        attention = attention_flops(pairs_seen(pack(piece.batch.tokens).segments))
+
+        @contextmanager
+        def counted(phase: str) -> Iterator[None]:
+            traffic[phase] = Traffic()
+            counter = FlopCounterMode(display=False, custom_mapping=attention)
+            with traffic[phase], counter:
+                yield
+            flops[phase] = counter.get_total_flops()
+
+        with patch.object(worker, "watch", counted):
             worker.gradients([piece])
             worker.update()
         peaks = _peaks(plan, worker, piece)
-    return counts.rehearsal(peaks)
+    forward, backward = traffic["forward"], traffic["backward"]
+    return Rehearsal(
+        peaks=peaks,
+        flops=flops["forward"] + flops["backward"],
+        moved=forward.moved + backward.moved,
+        sent=forward.sent + backward.sent,
+        calls=forward.calls + backward.calls,
+        moved_by_step=traffic["clip"].moved + traffic["optimizer step"].moved,
+    )
 
 
 def rehearse_memory(plan: Plan) -> Peaks:
@@ -84,38 +103,14 @@ def rehearse_memory(plan: Plan) -> Peaks:
 def _peaks(plan: Plan, worker: WatchedWorker, piece: Piece) -> Peaks:
     memory = Memory()
     with kinds_told(worker, memory, plan.learner.microbatches):
-        worker.score_parts([piece.batch])
+        with worker.watch("score"):
+            if worker.reference is None:  # the policy's own pass before its first update
+                worker.log_prob([piece.batch])
+            else:
+                worker.reference_log_prob([piece.batch])
         worker.gradients([piece])
         worker.update()
     return memory.peaks
-
-
-class _Counts:
-    """What a step does, by phase. attention: formulas of FLOPs beside PyTorch's own."""
-
-    def __init__(self, attention: Formulas) -> None:
-        self.attention = attention
-        self.traffic: dict[str, Traffic] = {}
-        self.flops: Counter[str] = Counter()
-
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        traffic, flops = Traffic(), FlopCounterMode(display=False, custom_mapping=self.attention)
-        with traffic, flops:
-            yield
-        self.traffic[name] = traffic
-        self.flops[name] = flops.get_total_flops()
-
-    def rehearsal(self, peaks: Peaks) -> Rehearsal:
-        forward, backward = self.traffic["forward"], self.traffic["backward"]
-        return Rehearsal(
-            peaks=peaks,
-            flops=self.flops["forward"] + self.flops["backward"],
-            moved=forward.moved + backward.moved,
-            sent=forward.sent + backward.sent,
-            calls=forward.calls + backward.calls,
-            moved_by_step=self.traffic["clip"].moved + self.traffic["optimizer step"].moved,
-        )
 
 
 @contextmanager
@@ -129,18 +124,19 @@ def _rehearsed(plan: Plan) -> Iterator[tuple[WatchedWorker, Piece]]:
     totals = BatchTotals.of(policy, batch.mask, environment_tokens(batch.tokens, batch.mask))
     piece = Piece(batch, totals, policy.entropy_coef)
     with _world(plan) as mesh, without_memory(as_on_a_gpu=not plan.devices.on_cpu):
-        worker = WatchedWorker(plan, _models(plan, mesh))
-        worker.step_of_nothing()
+        device, own = torch.device("cpu"), plan
+        if plan.reference.home == "own devices":
+            own = replace(plan, reference=ReferencePlan("none"))
+        if mesh is None:
+            models = make_models(plan.config, load_model(plan.config.model, device), own)
+        else:
+            models = make_sharded_models(plan.config, own, mesh, device)
+        worker = WatchedWorker(plan, models)
+        # A first step, unwatched: the optimizer makes its states, and DTensor works out on whole tensors, which nobody
+        # holds, how Muon's operations are sharded.
+        worker.make_gradients()
+        worker.update()
         yield worker, piece
-
-
-def _models(plan: Plan, mesh: DeviceMesh | None) -> Models:
-    if plan.reference.home == "own devices":
-        plan = replace(plan, reference=ReferencePlan("none"))
-    device = torch.device("cpu")
-    if mesh is None:
-        return make_models(plan.config, load_model(plan.config.model, device), plan)
-    return make_sharded_models(plan.config, plan, mesh, device)
 
 
 @contextmanager

@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
 from torchgrpo.plan.plan import Plan
-from torchgrpo.records.batch import Batch
 from torchgrpo.run.rehearsal.tracking import HOST, Memory
 from torchgrpo.training.host_states import HostStates
 from torchgrpo.training.learner_models import Models
@@ -34,12 +33,6 @@ class WatchedWorker(Worker):
     def optimizer_states(self) -> list[Tensor]:
         return list(optimizer_tensors(self.model, self.optimizer).values())
 
-    def step_of_nothing(self) -> None:
-        """A first optimizer step, unwatched: the optimizer makes its states, and DTensor works out on whole tensors,
-        which nobody holds, how Muon's operations are sharded."""
-        self.make_gradients()
-        self.update()
-
     def make_gradients(self) -> list[Tensor]:
         """Of every parameter that is trained."""
         trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
@@ -47,14 +40,6 @@ class WatchedWorker(Worker):
         for parameter, gradient in zip(trained, gradients, strict=True):
             parameter.grad = gradient
         return gradients
-
-    def score_parts(self, parts: Sequence[Batch]) -> None:
-        """The reference's pass, or the policy's own before its first update."""
-        with self.watch("score"):
-            if self.reference is None:
-                self.log_prob(parts)
-            else:
-                self.reference_log_prob(parts)
 
     def phase(self, name: str) -> AbstractContextManager[Any]:
         return self.watch(name)
@@ -94,10 +79,8 @@ def kinds_told(worker: WatchedWorker, memory: Memory, microbatches: int) -> Iter
     add("optimizer", worker.optimizer_states())
     if worker.reference is not None and worker.reference.scorer.model is not worker.model:
         add("reference", list(worker.reference.scorer.model.parameters()))
-    with ExitStack() as inside:
-        inside.enter_context(
-            patch.object(worker, "watch", lambda name: memory.phase(name, home(name, _MAKES[name])))
-        )
+    watch = patch.object(worker, "watch", lambda name: memory.phase(name, home(name, _MAKES[name])))
+    with watch, ExitStack() as inside:
         for name, kind in _MADE_BY.items():
             method = getattr(FSDPParamGroup, name)
             inside.enter_context(patch.object(FSDPParamGroup, name, _making(memory, kind, method, add)))
@@ -107,7 +90,13 @@ def kinds_told(worker: WatchedWorker, memory: Memory, microbatches: int) -> Iter
                 inside.callback(hook.remove)
         inside.enter_context(_visits(worker, memory, add))
         if microbatches > 1:
-            inside.enter_context(patch.object(worker, "_learn", _after_others(worker, worker._learn, add)))
+            learn = worker._learn
+
+            def after_others(*given: Any) -> Any:
+                add("gradients", worker.make_gradients())
+                return learn(*given)
+
+            inside.enter_context(patch.object(worker, "_learn", after_others))
         yield
 
 
@@ -128,14 +117,6 @@ def _making(memory: Memory, kind: str, method: Callable[..., Any], add: Add) -> 
         return out
 
     return labelled
-
-
-def _after_others(worker: WatchedWorker, learn: Callable[..., Any], add: Add) -> Callable[..., Any]:
-    def after_others(*given: Any) -> Any:
-        add("gradients", worker.make_gradients())
-        return learn(*given)
-
-    return after_others
 
 
 @contextmanager
