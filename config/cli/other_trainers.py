@@ -249,7 +249,7 @@ def translated(key: str) -> str | None:
     The longest end that is known counts: `actor_rollout_ref.rollout.n` is looked up whole, then as `rollout.n`,
     then as `n`. An end that leaves out a section of `APART` or `OWN` does not: `critic.optim.lr` is not `lr`. One that
     begins with a word of `STANDS_ALONE` does: `reward_model.overlong_buffer.len` is `overlong_buffer.len`. A flag may
-    have its hyphens.
+    have its hyphens. Where no end is known, a part of the name counts, or a part's beginning.
     """
     flag = key.lstrip("-").replace("-", "_")
     if flag in FLAGS:
@@ -264,11 +264,6 @@ def translated(key: str) -> str | None:
             return f"here it is {HERE[name]}"
         if name in ELSEWHERE:
             return ELSEWHERE[name]
-    return _of_a_part(parts)
-
-
-def _of_a_part(parts: list[str]) -> str | None:
-    """Advice on a name by one of its parts, or by a part's beginning."""
     alone = {part: text for part, text in ELSEWHERE.items() if part in STANDS_ALONE}
     for table in (alone, APART, ELSEWHERE):
         for part in parts:

@@ -122,7 +122,15 @@ def _lock(folder: Path) -> int:
     """The descriptor that holds the lock: a lock of this process alone, which none of its children keeps."""
     path = folder / LOCK
     while True:
-        descriptor = _opened(path)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        except OSError as error:
+            if disk_full(error):
+                raise
+            raise ConfigError(
+                f"hydra.run.dir={folder}: no file can be written there ({error.strerror}); take another folder"
+            ) from error
         other = _taken_by(descriptor)
         if other is not None:
             os.close(descriptor)
@@ -133,18 +141,6 @@ def _lock(folder: Path) -> int:
                 os.pwrite(descriptor, json.dumps(asdict(Owner.this_process())).encode(), 0)
                 return descriptor
         os.close(descriptor)  # it was removed between `open` and the lock, by a run that ended
-
-
-def _opened(path: Path) -> int:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-    except OSError as error:
-        if disk_full(error):
-            raise
-        raise ConfigError(
-            f"hydra.run.dir={path.parent}: no file can be written there ({error.strerror}); take another folder"
-        ) from error
 
 
 def _taken_by(descriptor: int) -> Owner | None:
