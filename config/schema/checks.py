@@ -9,7 +9,6 @@ def check(config: Config) -> None:
     """Raises ConfigError where two sections contradict each other."""
     check_batches(config)
     check_ranks(config)
-    check_reference(config)
     check_quantization(config)
     check_policy(config)
     check_evaluation(config)
@@ -107,19 +106,13 @@ def check_ranks(config: Config) -> None:
             "train_model.offload=all with train_model.num_devices=1: parameters are offloaded shard by shard, so it "
             "takes two learner ranks or more; take optimizer, or train an adapter (train_model.lora.enabled=true)"
         )
-
-
-def check_reference(config: Config) -> None:
-    reference = config.ref_model
-    shards, ranks = reference.shard_size, reference.ranks
-    if shards is None:
-        return
-    if not ranks:
+    shards, ranks = config.ref_model.shard_size, config.ref_model.ranks
+    if shards is not None and not ranks:
         raise ConfigError(
             f"ref_model.shard_size={shards} without ref_model.num_devices: there are no scorer ranks that could share "
             f"a copy; give ref_model.num_devices={shards}, or leave shard_size unset"
         )
-    if ranks % shards:
+    if shards is not None and ranks % shards:
         raise ConfigError(
             f"ref_model.shard_size={shards} does not divide the {ranks} scorer ranks (ref_model.num_devices): take a "
             "divisor of it, or leave it unset"

@@ -9,7 +9,6 @@ from config.schema.values import at_least, check_fields, is_share, one_of
 
 BY_SUCCESS = ("learnability", "failure")
 """Rules by which success draws: a small function each, in envs/curriculum/worth_of_success.py."""
-ORDERS = ("ascending", "descending")
 
 
 @dataclass
@@ -80,7 +79,7 @@ class CurriculumConfig:
                     "levels; leave one of the two out"
                 )
         else:
-            one_of("env.curriculum.order", order, (*ORDERS, "[VALUE, ...]"))
+            one_of("env.curriculum.order", order, ("ascending", "descending", "[VALUE, ...]"))
         if self.bins is not None and not names:
             raise ConfigError(
                 f"env.curriculum.bins={self.bins} makes levels of a column: set env.curriculum.column"

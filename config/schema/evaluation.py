@@ -76,16 +76,12 @@ class EvalSetConfig:
         """
         base = training = replace(training, curriculum=CurriculumConfig())
         if self.dataset != training.dataset:
-            base = replace(training, data_files=None, holdout=0.0, duplicates="keep", mixture={}, options={})
-            base = replace(
-                base,
-                data_revision=None,
-                reward=None,
-                reward_weights=None,
-                reward_second_opinion=None,
-                system_prompt=None,
-                prefill=None,
+            of_the_data = (
+                *("data_files", "data_revision", "holdout", "duplicates", "mixture", "options", "prefill"),
+                *("system_prompt", "reward", "reward_weights", "reward_second_opinion"),
             )
+            usual = vars(EnvConfig())
+            base = replace(training, **{key: usual[key] for key in of_the_data})
         files = base.data_files if self.data_files is None else self.data_files
         shared = base is training and files is not None and _places(files) == _places(training.data_files)
         separated = isinstance(files, dict) or training.holdout > 0 or self.split == training.split
