@@ -4,36 +4,17 @@ config/cli/other_trainers.py looks them up, beside those that have one.
 """
 
 _NO_CRITIC = "GRPO has no critic; the baseline is policy.baseline"
-_NO_DISCOUNT = "policy.discount is the one factor a token; without a critic there is no lambda"
 _NO_REWARD_MODEL = "no reward model is loaded; env.reward=module:function may ask a server (docs/judges.md)"
 _END_TOKENS = (
     "a completion ends with an end token of the model's generation config, tokenizer or chat template"
 )
-_NO_STOP = f"no other text ends one: {_END_TOKENS}"
-_NO_LEAST_LENGTH = (
-    "no completion is too short; a reward of your own can ask for more (env.reward=module:function)"
-)
-_NO_PENALTY = "tokens are drawn from the model's own distribution, without penalties"
 _TEACHER = (
     "policy=opd distills: ref_model.name is the teacher, ref_model.num_devices gives it GPUs, policy.distill_coef and "
     "policy.reward_coef weigh it and the reward, policy.teacher_prompt is what it sees"
 )
-_FIXED_REFERENCE = (
-    "the reference stays as it begins, the policy or ref_model.name; policy.kl_coef=0 needs none"
-)
 _OF_THE_REFERENCE = (
     "the reference is not trained; ref_model.name, ref_model.dtype, ref_model.num_devices, ref_model.shard_size and "
     "ref_model.devices are all that it has"
-)
-_SCRIPTS_ARE_MODES = (
-    "grpo_async.py collects while it trains (train.max_policy_age bounds the age), grpo.py never does"
-)
-_ITS_TOKENIZER = "the tokenizer is that of model.name"
-_NO_EVAL_BATCH = (
-    "an evaluation has no batch size; inference_model.max_num_seqs bounds what an engine runs at once"
-)
-_NO_OTHER_SPLIT = (
-    "the learner shards parameters (train_model.num_devices, train_model.shard_size) and splits nothing else"
 )
 
 # fmt: off
@@ -55,26 +36,30 @@ _TEXTS = (
     ("prompts are made in the process of the learner; env.reward_workers judge", "dataloader_num_workers"),
     ("sequences are not split over devices", "ulysses_sequence_parallel_size"),
     (_NO_CRITIC, "critic_warmup critic_learning_rate critic_pretrain cliprange_value vf_coef"),
-    (_NO_DISCOUNT, "gamma lam lambd"),
+    ("policy.discount is the one factor a token; without a critic there is no lambda", "gamma lam lambd"),
     ("nothing is skipped by a mean ratio; policy.ratio_max and policy.dual_clip bound what one token does",
      "skip_threshold"),
     (_NO_REWARD_MODEL,
      "reward_pretrain reward_model_path remote_rm_url reward_num_nodes reward_num_gpus_per_node"),
     ("env.reward names what judges", "rm_type"),
-    (_NO_STOP, "stop stop_strings rollout_stop"),
+    (f"no other text ends one: {_END_TOKENS}", "stop stop_strings rollout_stop"),
     (_END_TOKENS, "stop_token_ids rollout_stop_token_ids"),
-    (_NO_LEAST_LENGTH, "min_tokens min_new_tokens"),
-    (_NO_PENALTY, "repetition_penalty presence_penalty frequency_penalty"),
+    ("no completion is too short; a reward of your own can ask for more (env.reward=module:function)",
+     "min_tokens min_new_tokens"),
+    ("tokens are drawn from the model's own distribution, without penalties",
+     "repetition_penalty presence_penalty frequency_penalty"),
     ("inference_model.top_p and inference_model.top_k cut the distribution; min_p is not supported", "min_p"),
     ("policy.kl_coef stays as it is set; no rule adapts it",
      "target_kl kl_target kl_horizon kl_ctrl.horizon kl_ctrl.type"),
     (_TEACHER, "use_opd opd_type"),
-    (_FIXED_REFERENCE, "sync_ref_model ref_model_sync_steps ref_model_mixup_alpha ref_update_interval"),
+    ("the reference stays as it begins, the policy or ref_model.name; policy.kl_coef=0 needs none",
+     "sync_ref_model ref_model_sync_steps ref_model_mixup_alpha ref_update_interval"),
     ("beside adapters the reference is their base unless ref_model.name or ref_model.num_devices is set; "
      "it has none of its own",
      "ref_model.lora.enabled ref_model.lora.r ref_model.lora.alpha ref_model.lora.dropout"),
     ("a frozen model is not quantized; ref_model.dtype=bfloat16 halves it", "ref_model.quantization.enabled"),
-    (_SCRIPTS_ARE_MODES, "train.sync_iter train.sync"),
+    ("grpo_async.py collects while it trains (train.max_policy_age bounds the age), grpo.py never does",
+     "train.sync_iter train.sync"),
     ("what was trained on is never drawn again; train.epochs says how often a batch is trained on",
      "empty_replay_buffer"),
     ("an engine chooses its own kernels", "inference_model.attn_implementation"),
@@ -88,14 +73,15 @@ _TEXTS = (
     ("logging.progress shows how far the engines are", "inference_model.verbose"),
     ("Ray is told no more than ray.address, to join a cluster, and ray.num_cpus_per_engine",
      "init_config collector_config train_handler_config replay_buffer_config"),
-    (_ITS_TOKENIZER, "tokenizer.name tokenizer_path"),
+    ("the tokenizer is that of model.name", "tokenizer.name tokenizer_path"),
     ("LoRA is on every linear layer (train_model.lora.r, train_model.lora.alpha)",
      "target_modules lora_target_modules"),
     ("code of a model's folder is never run; only models that transformers has are trained",
      "trust_remote_code"),
-    (_NO_EVAL_BATCH, "per_device_eval_batch_size val_batch_size eval.batch_size eval_batch_size"),
+    ("an evaluation has no batch size; inference_model.max_num_seqs bounds what an engine runs at once",
+     "per_device_eval_batch_size val_batch_size eval.batch_size eval_batch_size"),
     ("every optimizer step is logged", "logging_steps logging_strategy logging_frequency"),
-    (_NO_OTHER_SPLIT,
+    ("the learner shards parameters (train_model.num_devices, train_model.shard_size) and splits nothing else",
      "pipeline_model_parallel_size context_parallel_size expert_model_parallel_size "
      "dtensor_cfg.tensor_parallel_size megatron.tensor_model_parallel_size dtensor_cfg.sequence_parallel "
      "dtensor_cfg.context_parallel_size megatron_cfg.tensor_model_parallel_size"),

@@ -85,8 +85,8 @@ class TrainConfig:
         one_of("train.on_mismatch", self.on_mismatch, ("stop", "say"))
         one_of("train.stale_groups", self.stale_groups, ("drop", "wait"))
         counts = (
-            "weight_check_every", "weight_update_frequency", "total_dialog_turns", "gradient_accumulation_steps",
-            "epochs", "max_nonfinite_steps", "log_prob_chunk_size", "max_tokens_per_microbatch",
+            "weight_check_every", "total_dialog_turns", "gradient_accumulation_steps", "epochs", "max_nonfinite_steps",
+            "weight_update_frequency", "log_prob_chunk_size", "max_tokens_per_microbatch",
         )  # fmt: skip
         for key in counts:
             at_least(f"train.{key}", vars(self)[key], 1)

@@ -54,9 +54,6 @@ class _Request:
     def count(self) -> int:
         return len(self.by_hand) or self.num_devices or 0
 
-    def __str__(self) -> str:
-        return self.typed
-
 
 @dataclass(frozen=True)
 class DevicePlan:
@@ -144,14 +141,11 @@ def plan_devices(
     reference = _Request.of(config, "ref_model") if config.policy.uses_reference else None
     requests = [request for request in (train, reference, generate) if request is not None]
     _check_nodes(config, cluster)
-    for one in requests:
-        _check_list(one, num_gpus)
+    _check_lists(requests, num_gpus, inference.colocate)
     if num_gpus == 0:
         return _on_cpu(config, cluster)
-    hand = {one.section: one.by_hand for one in requests}
-    _check_overlap(hand, inference.colocate)
     colocated, notes = (False, ()) if cluster else _takes_turns(requests, inference, num_gpus, overlapped)
-    own = _FreeDevices(num_gpus, hand)
+    own = _FreeDevices(num_gpus, requests)
     train_at = tuple(range(ranks)) if cluster and ranks > 1 else own.take(train)
     flat: tuple[int, ...] = ()
     if not cluster:
@@ -202,31 +196,30 @@ def _check_nodes(config: Config, cluster: bool) -> None:
         )
 
 
-def _check_list(request: _Request, num_gpus: int) -> None:
-    place = f"{request.section}.devices={request.devices}"
-    at_least(f"{request.section}.num_devices", request.num_devices, 1)
-    if request.devices is None:
-        return
-    if not isinstance(request.devices, Iterable) or isinstance(request.devices, str):
-        raise ConfigError(f"{place}: give a list of device indices, such as [0,1], or null")
-    devices = list(request.devices)
-    if not devices or any(not isinstance(d, int) or isinstance(d, bool) or d < 0 for d in devices):
-        raise ConfigError(f"{place}: give at least one device index, all of them integers from 0")
-    if num_gpus == 0:
-        raise ConfigError(f"{place}: there is no GPU here; leave it null to run on the CPU")
-    if len(set(devices)) < len(devices):
-        raise ConfigError(f"{place}: a device is listed twice; list each once")
-    outside = [device for device in devices if device >= num_gpus]
-    if outside:
-        raise ConfigError(f"{place}: {outside} do not exist; this machine has GPUs 0 to {num_gpus - 1}")
-    if request.num_devices not in (None, 1, len(devices)):
-        raise ConfigError(
-            f"{place} has {len(devices)} entries but {request.section}.num_devices={request.num_devices}: give one of "
-            "the two"
-        )
-
-
-def _check_overlap(hand: dict[str, tuple[int, ...]], colocate: bool) -> None:
+def _check_lists(requests: list[_Request], num_gpus: int, colocate: bool) -> None:
+    for request in requests:
+        place = f"{request.section}.devices={request.devices}"
+        at_least(f"{request.section}.num_devices", request.num_devices, 1)
+        if request.devices is None:
+            continue
+        if not isinstance(request.devices, Iterable) or isinstance(request.devices, str):
+            raise ConfigError(f"{place}: give a list of device indices, such as [0,1], or null")
+        devices = list(request.devices)
+        if not devices or any(not isinstance(d, int) or isinstance(d, bool) or d < 0 for d in devices):
+            raise ConfigError(f"{place}: give at least one device index, all of them integers from 0")
+        if num_gpus == 0:
+            raise ConfigError(f"{place}: there is no GPU here; leave it null to run on the CPU")
+        if len(set(devices)) < len(devices):
+            raise ConfigError(f"{place}: a device is listed twice; list each once")
+        outside = [device for device in devices if device >= num_gpus]
+        if outside:
+            raise ConfigError(f"{place}: {outside} do not exist; this machine has GPUs 0 to {num_gpus - 1}")
+        if request.num_devices not in (None, 1, len(devices)):
+            raise ConfigError(
+                f"{place} has {len(devices)} entries but {request.section}.num_devices={request.num_devices}: give one of "
+                "the two"
+            )
+    hand = {one.section: one.by_hand for one in requests}
     for first, second in combinations(hand, 2):
         shared = sorted(set(hand[first]) & set(hand[second]))
         may_take_turns = {first, second} == {"train_model", "inference_model"}
@@ -283,17 +276,28 @@ def _takes_turns(
             f"inference_model.tensor_parallel_size={inference.tensor_parallel_size} does not divide the {wanted} "
             f"devices of inference_model.devices={generate.devices}: take a divisor"
         )
-    _check_room(requests, inference.colocate, there, overlapped)
+    scorers = sum(one.count for one in requests[1:-1])
+    in_turns = scorers + max(trained, wanted)
+    needed = in_turns if inference.colocate else scorers + trained + wanted
+    if scorers and needed > there:
+        helps = in_turns <= there and not overlapped
+        key = "ref_model.devices" if requests[1].by_hand else "ref_model.num_devices"
+        turns = ", or let learner and engines take turns (inference_model.colocate=true)" if helps else ""
+        raise ConfigError(
+            f"{', '.join(one.typed for one in requests)}: {needed} GPUs are asked for, and this machine has {there} "
+            f"GPU(s): lower one of them, leave {key} unset, so that the reference takes none of its own{turns}"
+        )
     if max(trained, wanted) > there:
         raise ConfigError(
-            f"{train}, {generate}: this machine has {there} GPU(s); lower the larger one, or use a machine with more"
+            f"{train.typed}, {generate.typed}: this machine has {there} GPU(s); lower the larger one, or use a "
+            "machine with more"
         )
     if not inference.colocate and trained + wanted <= there:
         return False, ()
     if overlapped:
         raise ConfigError(
-            f"{generate} and {train} must take turns on {there} GPU(s), but grpo_async.py works on both at once: use "
-            "grpo.py, or more GPUs"
+            f"{generate.typed} and {train.typed} must take turns on {there} GPU(s), but grpo_async.py works on both at "
+            "once: use grpo.py, or more GPUs"
         )
     note = (
         f"{there} GPU(s) for {trained} of train_model and {wanted} of inference_model: they take turns, as "
@@ -302,28 +306,11 @@ def _takes_turns(
     return True, () if inference.colocate else (note,)
 
 
-def _check_room(requests: list[_Request], colocate: bool, there: int, overlapped: bool) -> None:
-    """Refuse scorers beside which learner and engines, in turns if that is asked for, have too few GPUs."""
-    train, *reference, generate = (one.count for one in requests)
-    scorers = sum(reference)
-    in_turns = scorers + max(train, generate)
-    needed = in_turns if colocate else scorers + train + generate
-    if not scorers or needed <= there:
-        return
-    helps = in_turns <= there and not overlapped
-    key = "ref_model.devices" if requests[1].by_hand else "ref_model.num_devices"
-    turns = ", or let learner and engines take turns (inference_model.colocate=true)" if helps else ""
-    raise ConfigError(
-        f"{', '.join(map(str, requests))}: {needed} GPUs are asked for, and this machine has {there} GPU(s): lower one "
-        f"of them, leave {key} unset, so that the reference takes none of its own{turns}"
-    )
-
-
 class _FreeDevices:
     """The GPUs that no component has yet."""
 
-    def __init__(self, num_gpus: int, hand: dict[str, tuple[int, ...]]) -> None:
-        reserved = {device for devices in hand.values() for device in devices}
+    def __init__(self, num_gpus: int, requests: list[_Request]) -> None:
+        reserved = {device for request in requests for device in request.by_hand}
         self.free = [device for device in range(num_gpus) if device not in reserved]
 
     def take(self, request: _Request, shared: tuple[int, ...] = ()) -> tuple[int, ...]:
@@ -337,8 +324,8 @@ class _FreeDevices:
         missing = request.count - len(shared)
         if missing > len(self.free):
             raise ConfigError(
-                f"{request}: only {len(self.free) + len(shared)} GPU(s) are left by the `devices` lists of the other "
-                "components; shorten those, or lower num_devices"
+                f"{request.typed}: only {len(self.free) + len(shared)} GPU(s) are left by the `devices` lists of the "
+                "other components; shorten those, or lower num_devices"
             )
         new = [self.free.pop(0) for _ in range(max(0, missing))]
         return (*shared[: request.count], *new)
