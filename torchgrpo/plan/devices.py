@@ -216,8 +216,8 @@ def _check_lists(requests: list[_Request], num_gpus: int, colocate: bool) -> Non
             raise ConfigError(f"{place}: {outside} do not exist; this machine has GPUs 0 to {num_gpus - 1}")
         if request.num_devices not in (None, 1, len(devices)):
             raise ConfigError(
-                f"{place} has {len(devices)} entries but {request.section}.num_devices={request.num_devices}: give one of "
-                "the two"
+                f"{place} has {len(devices)} entries but {request.section}.num_devices={request.num_devices}: give "
+                "one of the two"
             )
     hand = {one.section: one.by_hand for one in requests}
     for first, second in combinations(hand, 2):

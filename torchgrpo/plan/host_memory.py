@@ -43,7 +43,14 @@ def host_uses(plan: Plan, shape: ModelShape) -> list[Use]:
         frozen = plan.reference_shape if plan.reference.home == "host memory" else None
         visits = 0.0 if frozen is None else reference_bytes(plan.config, frozen, plan.devices.ranks)
         visitor = Use(f"visiting {frozen_role(plan.config)}", visits, "ref_model.num_devices")
-        uses = [visitor, *_offloaded(plan, shape)]
+        uses = [visitor]
+        offload, ranks = plan.config.train_model.offload, plan.devices.ranks_per_node
+        # A reference that is sharded with the policy goes where it goes.
+        kept = () if offload == "none" else learner_states(plan.config, shape)
+        if offload == "all":
+            kept += (*learner_weights(plan.config, shape), learner_gradients(plan.config, shape))
+        for use in kept:
+            uses.append(Use(f"{use.what} of {ranks} rank(s)", ranks * use.bytes, "train_model.offload"))
     devices = plan.devices
     here = devices.ranks_per_node / devices.ranks  # each rank writes its shards
     state = checkpoint_bytes(plan.config, shape) * here if plan.config.train.async_checkpoint else 0.0
@@ -52,29 +59,13 @@ def host_uses(plan: Plan, shape: ModelShape) -> list[Use]:
         Use("copy for a checkpoint", state, "train.async_checkpoint"),
         Use("copy of the last push", copy, "model.name, inference_model.dtype"),
     ]
-    loading = [Use("scorers while they load", _loading_bytes(plan), SCORER_KNOBS)]
+    teacher, shards, whole = plan.reference_shape, plan.reference.shard_size, 0.0
+    if teacher is not None and shards > 1:  # whole models, from which the ranks of copies fill their shards
+        copies_here = -(-min(devices.scorers_per_node, most_on_a_node(plan)) // shards)
+        whole = copies_here * reference_bytes(plan.config, teacher, shards)
+    loading = [Use("scorers while they load", whole, SCORER_KNOBS)]
     uses += max(copies, loading, key=lambda moment: sum(use.bytes for use in moment))
     return [use for use in uses if use.bytes]
-
-
-def _loading_bytes(plan: Plan) -> float:
-    """Whole models on one node, from which the ranks of copies fill their shards."""
-    frozen, shards = plan.reference_shape, plan.reference.shard_size
-    if frozen is None or shards == 1:
-        return 0.0
-    here = min(plan.devices.scorers_per_node, most_on_a_node(plan))
-    return -(-here // shards) * reference_bytes(plan.config, frozen, shards)
-
-
-def _offloaded(plan: Plan, shape: ModelShape) -> list[Use]:
-    """What the ranks of one node keep in its memory. A reference that is sharded with the policy goes where it goes."""
-    config, offload, ranks = plan.config, plan.config.train_model.offload, plan.devices.ranks_per_node
-    kept: tuple[Use, ...] = ()
-    if offload != "none":
-        kept = learner_states(config, shape)
-    if offload == "all":
-        kept += (*learner_weights(config, shape), learner_gradients(config, shape))
-    return [Use(f"{use.what} of {ranks} rank(s)", ranks * use.bytes, "train_model.offload") for use in kept]
 
 
 def host_bytes(plan: Plan, shape: ModelShape) -> float:

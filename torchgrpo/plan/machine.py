@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -149,29 +149,23 @@ def visible_gpus() -> tuple[str, ...]:
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     if named is None or count == 0:
         return tuple(map(str, range(count)))
-    names = tuple(takewhile(lambda name: name not in _NO_MORE, map(str.strip, named.split(","))))
+    ends = ("", "-1", "NoDevFiles")  # CUDA reads no further than to one of these
+    names = tuple(takewhile(lambda name: name not in ends, map(str.strip, named.split(","))))
     by_index = [name for name in names if name.isdecimal()]
-    gpus = [str(int(name)) for name in by_index if int(name) < count] if by_index else _of_uuids(names)
+    if by_index:
+        gpus = [str(int(name)) for name in by_index if int(name) < count]
+    else:  # UUIDs of GPUs and of their parts (MIG) that these names are or begin
+        gpus = [name for name in names if name.startswith(("GPU-", "MIG-"))]
+        there = [line.rpartition("UUID: ")[2].removesuffix(")") for line in _listed("")]
+        if there:  # a tool tells
+            found = [[uuid for uuid in there if uuid.startswith(name)] for name in gpus]
+            gpus = [of_one[0] for of_one in found if len(of_one) == 1]
     if len(set(gpus)) < len(names):
         raise ConfigError(
             f"CUDA_VISIBLE_DEVICES={named}: name GPUs of this machine, each once, by indices from 0 to {count - 1} or "
             "by UUIDs that `nvidia-smi -L` lists; unset it for all of them, or leave it empty for none"
         )
     return names
-
-
-_NO_MORE = ("", "-1", "NoDevFiles")
-"""CUDA reads no further than to one of these."""
-
-
-def _of_uuids(names: Sequence[str]) -> list[str]:
-    """UUIDs of GPUs and of their parts (MIG) that these names are or begin."""
-    asked = [name for name in names if name.startswith(("GPU-", "MIG-"))]
-    there = [line.rpartition("UUID: ")[2].removesuffix(")") for line in _listed("")]
-    if not there:  # no tool tells
-        return asked
-    found = [[uuid for uuid in there if uuid.startswith(name)] for name in asked]
-    return [of_one[0] for of_one in found if len(of_one) == 1]
 
 
 def _listed(kind: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 import math
 import os
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -73,64 +74,48 @@ def make_plan(config: Config, overlapped: bool, machine: Machine, folder: Path =
         reference=_reference(config, overlapped, devices, frozen),
         transport=transport(devices, engine.backend == "vllm" and full),
         weight_check=_weight_check(config, engine, learner, shape),
-        notes=(*devices.notes, *filter(None, [_note_idle_ranks(config)])),
+        notes=devices.notes,
     )
+    ranks, rows = config.train_model.ranks, config.optim_batch_size
+    if rows < ranks:
+        idle = (
+            f"an optimizer step has {rows} completions, so {ranks - rows} of {ranks} learner ranks have nothing to do: "
+            "raise train.optim_batch_size, or lower train_model.num_devices"
+        )
+        plan = replace(plan, notes=(*plan.notes, idle))
     for decide in (_place_reference, share_copies, _share_gpu, _bound_cache):
         plan = decide(plan)
-    notes = [_note_unused(plan), _note_whole_rows(plan), _note_generate(plan), _note_quantized(plan)]
-    return replace(plan, notes=(*plan.notes, *filter(None, notes)))
+    return replace(plan, notes=(*plan.notes, *_notes(plan)))
 
 
-def _note_idle_ranks(config: Config) -> str:
-    ranks, rows = config.train_model.ranks, config.optim_batch_size
-    if rows >= ranks:
-        return ""
-    return (
-        f"an optimizer step has {rows} completions, so {ranks - rows} of {ranks} learner ranks have nothing to do: "
-        "raise train.optim_batch_size, or lower train_model.num_devices"
-    )
-
-
-def _note_whole_rows(plan: Plan) -> str:
-    if not plan.config.train.packing or plan.learner.packs:
-        return ""
-    return (
-        f"{plan.config.model.name} is not known to be plain causal attention in every layer: train.packing has no "
-        "effect, its microbatches are whole rows, padded to the longest"
-    )
-
-
-def _note_generate(plan: Plan) -> str:
-    if plan.shape is None or plan.shape.plain or plan.engine.backend != "transformers":
-        return ""
-    return (
-        f"engines decode {plan.config.model.name} by transformers' own generate, prompts of one length at a time: "
-        "inference_model.backend=vllm is faster, where vLLM has the model"
-    )
-
-
-def _note_quantized(plan: Plan) -> str:
-    config, shape = plan.config, plan.shape
-    if shape is None or not config.train_model.lora.quantized:
-        return ""
-    width = DTYPE_BYTES[config.model.dtype]
-    small, whole = quantized_bytes(shape, width), shape.parameters * width
-    return (
-        f"the base of the adapters is in 4 bits (nf4): {gib(small)} in place of {gib(whole)}; "
-        f"engines hold it out of 4 bits in {plan.weight_dtype}, the adapter added to it"
-    )
-
-
-def _note_unused(plan: Plan) -> str:
-    machine, split = plan.machine, plan.config.inference_model.tensor_parallel_size
-    unused = machine.num_gpus * machine.nodes - gpus_used(plan)
-    if plan.devices.on_cpu or (plan.devices.on_cluster and not machine.imagined) or unused < split:
-        return ""
-    more = split * (len(plan.devices.engines) + unused // split)
-    return (
-        f"{unused} of {machine.num_gpus * machine.nodes} GPU(s) are unused: inference_model.num_devices={more} "
-        "generates on them too"
-    )
+def _notes(plan: Plan) -> Iterator[str]:
+    """Sentences on the plan as it was decided."""
+    config, machine, shape = plan.config, plan.machine, plan.shape
+    split, there = config.inference_model.tensor_parallel_size, machine.num_gpus * machine.nodes
+    unused = there - gpus_used(plan)
+    known = machine.imagined or not plan.devices.on_cluster
+    if not plan.devices.on_cpu and known and unused >= split:
+        more = split * (len(plan.devices.engines) + unused // split)
+        yield (
+            f"{unused} of {there} GPU(s) are unused: inference_model.num_devices={more} generates on them too"
+        )
+    if config.train.packing and not plan.learner.packs:
+        yield (
+            f"{config.model.name} is not known to be plain causal attention in every layer: train.packing has no "
+            "effect, its microbatches are whole rows, padded to the longest"
+        )
+    if shape is not None and not shape.plain and plan.engine.backend == "transformers":
+        yield (
+            f"engines decode {config.model.name} by transformers' own generate, prompts of one length at a time: "
+            "inference_model.backend=vllm is faster, where vLLM has the model"
+        )
+    if shape is not None and config.train_model.lora.quantized:
+        width = DTYPE_BYTES[config.model.dtype]
+        small, whole = quantized_bytes(shape, width), shape.parameters * width
+        yield (
+            f"the base of the adapters is in 4 bits (nf4): {gib(small)} in place of {gib(whole)}; "
+            f"engines hold it out of 4 bits in {plan.weight_dtype}, the adapter added to it"
+        )
 
 
 def _allocate(config: Config, overlapped: bool, machine: Machine) -> DevicePlan:
@@ -153,8 +138,18 @@ def _engine(
     config: Config, overlapped: bool, machine: Machine, devices: DevicePlan, shape: ModelShape | None
 ) -> EnginePlan:
     inference, on_cpu = config.inference_model, devices.on_cpu
-    backend = _backend(config, machine, on_cpu)
-    dtype = _engine_dtype(config, backend, on_cpu)
+    backend, dtype = inference.backend, inference.dtype
+    if backend == "auto":
+        backend = "vllm" if not on_cpu and machine.vllm is not None else "transformers"
+    if backend == "vllm" and machine.vllm is None:
+        raise ConfigError(
+            "inference_model.backend=vllm: vLLM is not installed; install it (`make vllm`: the CUDA build where an "
+            "NVIDIA GPU is, else the CPU build), or take inference_model.backend=transformers"
+        )
+    if backend == "transformers":  # which is the learner's model once more
+        dtype = config.model.dtype
+    elif dtype == "auto":
+        dtype = "float32" if on_cpu else "bfloat16"
     sequences = inference.max_num_seqs or (CPU_SEQUENCES if on_cpu else GPU_SEQUENCES)
     cache = None if inference.kv_cache_gib is None else int(inference.kv_cache_gib * GIB)
     if cache is None and on_cpu and backend == "vllm" and shape is not None:
@@ -195,25 +190,6 @@ def _checked_prompts(shape: ModelShape | None, longest: int) -> tuple[int, ...]:
     window = shape.window if shape is not None and shape.window < longest else 0
     prompts = [8, 12, *([window + 4] if window else [])]
     return tuple(max(1, min(length, longest - 8)) for length in prompts)
-
-
-def _backend(config: Config, machine: Machine, on_cpu: bool) -> str:
-    asked = config.inference_model.backend
-    if asked == "auto":
-        return "vllm" if not on_cpu and machine.vllm is not None else "transformers"
-    if asked == "vllm" and machine.vllm is None:
-        raise ConfigError(
-            "inference_model.backend=vllm: vLLM is not installed; install it (`make vllm`: the CUDA build where an "
-            "NVIDIA GPU is, else the CPU build), or take inference_model.backend=transformers"
-        )
-    return asked
-
-
-def _engine_dtype(config: Config, backend: str, on_cpu: bool) -> str:
-    if backend == "transformers":  # which is the learner's model once more
-        return config.model.dtype
-    usual = "float32" if on_cpu else "bfloat16"
-    return usual if config.inference_model.dtype == "auto" else config.inference_model.dtype
 
 
 def _learner(config: Config, overlapped: bool, devices: DevicePlan, shape: ModelShape | None) -> LearnerPlan:

@@ -248,36 +248,27 @@ def attention_window(config: Mapping[str, Any]) -> int:
     return min((size for size in sizes if isinstance(size, int) and size > 0), default=0)
 
 
-def _qwen2(
-    hidden: int, mlp: int, layers: int, heads: int, kv: int, tied: bool, vocabulary: int = 151936
-) -> dict[str, Any]:
-    return {
+KNOWN = {
+    f"Qwen/Qwen2.5-{kind}{size}{suffix}": {
         "model_type": "qwen2",
-        "vocab_size": vocabulary,
         "hidden_size": hidden,
         "intermediate_size": mlp,
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
-        "num_key_value_heads": kv,
-        "tie_word_embeddings": tied,
-        "max_position_embeddings": 32768,
+        "num_key_value_heads": kv_heads,
+        "vocab_size": vocabulary,
+        "tie_word_embeddings": size in ("0.5B", "1.5B", "3B"),
         "rope_theta": 1e6,
+        **({"max_position_embeddings": 32768} if suffix else {}),
     }
-
-
-_QWEN2_5 = {
-    "0.5B": _qwen2(896, 4864, 24, 14, 2, tied=True),
-    "1.5B": _qwen2(1536, 8960, 28, 12, 2, tied=True),
-    "3B": _qwen2(2048, 11008, 36, 16, 2, tied=True),
-    "7B": _qwen2(3584, 18944, 28, 28, 4, tied=False, vocabulary=152064),
-    "14B": _qwen2(5120, 13824, 48, 40, 8, tied=False, vocabulary=152064),
-    "32B": _qwen2(5120, 27648, 64, 40, 8, tied=False, vocabulary=152064),
-}
-KNOWN = {
-    f"Qwen/Qwen2.5-{kind}{size}{suffix}": {
-        key: value for key, value in raw.items() if suffix or key != "max_position_embeddings"
-    }
-    for size, raw in _QWEN2_5.items()
+    for size, hidden, mlp, layers, heads, kv_heads, vocabulary in (
+        ("0.5B", 896, 4864, 24, 14, 2, 151936),
+        ("1.5B", 1536, 8960, 28, 12, 2, 151936),
+        ("3B", 2048, 11008, 36, 16, 2, 151936),
+        ("7B", 3584, 18944, 28, 28, 4, 152064),
+        ("14B", 5120, 13824, 48, 40, 8, 152064),
+        ("32B", 5120, 27648, 64, 40, 8, 152064),
+    )
     for kind in ("", "Coder-")
     for suffix in ("", "-Instruct")
 }

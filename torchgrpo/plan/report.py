@@ -14,7 +14,6 @@ from torchgrpo.plan.plan import Plan, cache_on_device, scorer_phase
 from torchgrpo.plan.problems import Problem
 from torchgrpo.plan.remedies import remedy
 
-_MARK = "  <── does not fit"
 _WIDTH = 17
 
 
@@ -31,11 +30,13 @@ def report(plan: Plan, found: Sequence[Problem]) -> str:
         ("notes", [*plan.notes]),
     ]
     wrong = {problem.line for problem in found}
-    return "\n".join(
-        "\n".join([f"{name}:", *(f"  {_marked(one, wrong)}" for one in lines)])
-        for name, lines in sections
-        if lines
-    )
+    table: list[str] = []
+    for name, lines in sections:
+        table += [f"{name}:"] if lines else []
+        for one in lines:
+            mark = "  <── does not fit" if one[:_WIDTH].strip() in wrong else ""
+            table.append(f"  {one}{mark}")
+    return "\n".join(table)
 
 
 def with_typed_names(plan: Plan, typed: Config) -> Plan:
@@ -68,10 +69,6 @@ def advice(plan: Plan, found: Sequence[Problem], machine: Machine) -> str:
     return "\n".join(lines)
 
 
-def _marked(text: str, wrong: set[str]) -> str:
-    return text + _MARK if text[:_WIDTH].strip() in wrong else text
-
-
 def line(name: str, text: str) -> str:
     return f"{name:{_WIDTH}}{text}"
 
@@ -88,31 +85,37 @@ def _machine_lines(plan: Plan) -> list[str]:
 
 
 def _device_lines(plan: Plan) -> list[str]:
-    devices = plan.devices
+    devices, shards = plan.devices, plan.learner.shard_size
+    learner = _where(devices.train)
+    if devices.ranks > 1:
+        sharded = "over all of them" if shards == devices.ranks else f"in groups of {shards}"
+        nodes, kind = devices.ranks // devices.ranks_per_node, "no GPU" if devices.on_cpu else "a GPU"
+        if devices.on_cluster:
+            learner = f"{devices.ranks_per_node} on each of {nodes} node(s) of the Ray cluster, {kind} each"
+        learner = f"{devices.ranks} ranks, parameters sharded {sharded}: {learner}"
+    lines = [line("train_model", learner), line("ref_model", _reference_at(plan))]
     kind = "in this process" if devices.in_process else "Ray actor"
-    lines = [line("train_model", _learner_at(plan)), line("ref_model", _reference_at(plan))]
     for index, engine in enumerate(devices.engines):
-        where = _of_cluster(engine) if devices.on_cluster else _where(engine)
+        where = _where(engine, devices.on_cluster)
         lines.append(line(f"engine {index}", f"{where}, {plan.engine.backend}, {plan.engine.dtype}, {kind}"))
     return [*lines, line("weights", f"travel by {plan.transport} in {plan.weight_dtype}")]
-
-
-def _learner_at(plan: Plan) -> str:
-    devices, shards = plan.devices, plan.learner.shard_size
-    if devices.ranks == 1:
-        return _where(devices.train)
-    sharded = "over all of them" if shards == devices.ranks else f"in groups of {shards}"
-    ranks = f"{devices.ranks} ranks, parameters sharded {sharded}"
-    if not devices.on_cluster:
-        return f"{ranks}: {_where(devices.train)}"
-    nodes, kind = devices.ranks // devices.ranks_per_node, "no GPU" if devices.on_cpu else "a GPU"
-    return f"{ranks}: {devices.ranks_per_node} on each of {nodes} node(s) of the Ray cluster, {kind} each"
 
 
 def _reference_at(plan: Plan) -> str:
     """Home, scorers, whether it teaches, and the model where it is not the policy as it begins."""
     config, reference = plan.config, plan.reference
-    place = reference.home if reference.home != "own devices" else _scorers_at(plan)
+    place: str = reference.home
+    if place == "own devices":
+        ranks, shards = reference.ranks, reference.shard_size
+        copies = f": {ranks // shards} copies that share out the microbatches, Ray actors"
+        if ranks == 1:
+            copies = ", Ray actor"
+        elif shards == ranks:
+            copies = f": {ranks} ranks, parameters sharded over all of them, Ray actors"
+        elif shards > 1:
+            groups = f"in groups of {shards} that share out the microbatches"
+            copies = f": {ranks} ranks, parameters sharded {groups}, Ray actors"
+        place = _where(reference.devices, plan.devices.on_cluster) + copies
     if config.policy.distill_coef != 0:
         sees = "" if config.policy.teacher_prompt is None else ", which sees policy.teacher_prompt"
         place += f"; the teacher{sees}"
@@ -122,25 +125,9 @@ def _reference_at(plan: Plan) -> str:
     return f"{place}; {config.reference_model.name}, {config.reference_model.dtype}"
 
 
-def _scorers_at(plan: Plan) -> str:
-    ranks, shards = plan.reference.ranks, plan.reference.shard_size
-    devices = plan.reference.devices
-    where = _of_cluster(devices) if plan.devices.on_cluster else _where(devices)
-    if ranks == 1:
-        return f"{where}, Ray actor"
-    copies = f"{ranks // shards} copies that share out the microbatches"
-    if shards == ranks:
-        copies = f"{ranks} ranks, parameters sharded over all of them"
-    elif shards > 1:
-        copies = f"{ranks} ranks, parameters sharded in groups of {shards} that share out the microbatches"
-    return f"{where}: {copies}, Ray actors"
-
-
-def _of_cluster(devices: tuple[int, ...]) -> str:
-    return f"{len(devices) or 'no'} GPU(s) of the Ray cluster"
-
-
-def _where(devices: tuple[int, ...]) -> str:
+def _where(devices: tuple[int, ...], on_cluster: bool = False) -> str:
+    if on_cluster:
+        return f"{len(devices) or 'no'} GPU(s) of the Ray cluster"
     return f"GPU {', '.join(map(str, devices))}" if devices else "CPU"
 
 

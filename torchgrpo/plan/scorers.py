@@ -19,14 +19,15 @@ def share_copies(plan: Plan) -> Plan:
         return plan
     divisors = [size for size in range(1, most_on_a_node(plan) + 1) if ranks % size == 0]
     split = [replace(plan, reference=replace(plan.reference, shard_size=size)) for size in divisors]
-    return next(filter(_fits, split), split[-1])
-
-
-def _fits(plan: Plan) -> bool:
-    if plan.devices.on_cpu:
-        host = plan.machine.host_memory_gib
-        return host is None or plan.shape is None or host_bytes(plan, plan.shape) <= host * GIB
-    return fits_gpu(scorer_phase(plan), plan.machine.gpu_memory_gib)
+    for each in split:
+        host = each.machine.host_memory_gib
+        if not plan.devices.on_cpu:
+            fits = fits_gpu(scorer_phase(each), each.machine.gpu_memory_gib)
+        else:
+            fits = host is None or each.shape is None or host_bytes(each, each.shape) <= host * GIB
+        if fits:
+            return each
+    return split[-1]
 
 
 def fits_gpu(scorer: Phase | None, gpu_memory_gib: float | None) -> bool:
