@@ -220,26 +220,20 @@ _NAMES = {
 """What is here: its names there, or the ends of dotted ones."""
 HERE = {name: here for here, names in _NAMES.items() for name in names.split()}
 
-SECTIONS: dict[str, str] = {
-    "trainer": "train, logging and eval",
-    "data": "env",
-    "datamodule": "env",
-    "dataset": "env",
-    "algorithm": "policy",
-    "actor_rollout_ref": "model, train, policy, optimizer and inference_model",
-    "actor": "train, policy and optimizer",
-    "rollout": "inference_model",
-    "grpo": "env, train and eval",
-    "loss_fn": "policy",
-    "generation": "inference_model",
-    "checkpointing": "train",
-    "orchestrator": "env, train and inference_model",
-    "inference": "inference_model",
-    "ckpt": "train",
-    "cluster": "train_model, inference_model and ray",
-    "logger": "logging",
-    "tracker": "logging",
+_SECTIONS = {
+    "train, logging and eval": "trainer",
+    "env": "data datamodule dataset",
+    "policy": "algorithm loss_fn",
+    "model, train, policy, optimizer and inference_model": "actor_rollout_ref",
+    "train, policy and optimizer": "actor",
+    "inference_model": "rollout generation inference",
+    "env, train and eval": "grpo",
+    "train": "checkpointing ckpt",
+    "env, train and inference_model": "orchestrator",
+    "train_model, inference_model and ray": "cluster",
+    "logging": "logger tracker",
 }
+SECTIONS = {name: here for here, names in _SECTIONS.items() for name in names.split()}
 """The first part of a dotted name: the sections that hold here what it holds there."""
 
 

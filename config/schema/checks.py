@@ -11,7 +11,18 @@ def check(config: Config) -> None:
     check_ranks(config)
     check_quantization(config)
     check_policy(config)
-    check_evaluation(config)
+    sets, frequency = config.eval.sets, config.eval.frequency
+    if not sets and (frequency or config.run == "eval"):
+        why = "run=eval" if config.run == "eval" else f"eval.frequency={frequency}"
+        raise ConfigError(
+            f"{why} without eval.sets: name what is evaluated, eval.sets={{NAME: {{dataset: gsm8k}}}}"
+        )
+    for name, chosen in sets.items():
+        chosen.env(f"eval.sets.{name}", config.env)
+    best, known = config.train.keep_best, [key for name, one in sets.items() for key in one.metrics(name)]
+    if best is not None and best not in known:
+        there = f"there are {', '.join(known)}" if known else "there are none without eval.sets"
+        raise ConfigError(f"train.keep_best={best}: no such metric of evaluation; {there}")
     if config.plan.given and config.run not in ("plan", "rehearse"):
         raise ConfigError(
             f"plan.* describes a machine to plan for, but run={config.run} works on this one: add run=plan, or leave "
@@ -172,18 +183,3 @@ def check_policy(config: Config) -> None:
             "inference_model.temperature=0: greedy completions of one prompt are all the same, and no policy "
             "gradient has their log-probs; train with 1.0, and evaluate greedily with eval.sets.NAME.temperature=0"
         )
-
-
-def check_evaluation(config: Config) -> None:
-    sets, frequency = config.eval.sets, config.eval.frequency
-    if not sets and (frequency or config.run == "eval"):
-        why = "run=eval" if config.run == "eval" else f"eval.frequency={frequency}"
-        raise ConfigError(
-            f"{why} without eval.sets: name what is evaluated, eval.sets={{NAME: {{dataset: gsm8k}}}}"
-        )
-    for name, chosen in sets.items():
-        chosen.env(f"eval.sets.{name}", config.env)
-    best, known = config.train.keep_best, [key for name, one in sets.items() for key in one.metrics(name)]
-    if best is not None and best not in known:
-        there = f"there are {', '.join(known)}" if known else "there are none without eval.sets"
-        raise ConfigError(f"train.keep_best={best}: no such metric of evaluation; {there}")

@@ -59,9 +59,6 @@ class CurriculumConfig:
         for key in ("priority", "sources"):
             if vars(self)[key] is not None:
                 one_of(f"env.curriculum.{key}", vars(self)[key], BY_SUCCESS)
-        self._check_levels()
-
-    def _check_levels(self) -> None:
         column, order = self.column, self.order
         names = list(column.values()) if isinstance(column, Mapping) else [] if column is None else [column]
         if not all(isinstance(name, str) and name for name in names):

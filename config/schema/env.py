@@ -134,7 +134,23 @@ class EnvConfig:
         passes_over = self.difficulty.low > 0 or self.difficulty.high < 1
         self.curriculum.check_against(self.dataset, self.mixture, passes_over)
         self._check_rewards()
-        self._check_turns()
+        unknown = [tool for tool in self.tools if tool not in TOOLS.names and ":" not in tool]
+        if unknown:
+            raise ConfigError(
+                f"env.tools={unknown}: choose from {', '.join(TOOLS.names)}; one of your own is named module:function"
+            )
+        replies = self.reasoning or self.tools
+        at_least("env.max_steps", self.max_steps, 1)
+        if self.max_steps > 1 and not replies:
+            raise ConfigError(
+                f"env.max_steps={self.max_steps}: nothing replies between turns; set env.reasoning=true or "
+                "env.tools=[calculator], or leave env.max_steps at 1"
+            )
+        if self.max_steps == 1 and replies:
+            raise ConfigError(
+                f"env.reasoning={self.reasoning}, env.tools={self.tools}: a reply needs a second turn; set "
+                "env.max_steps=2 or more"
+            )
 
     def _check_rewards(self) -> None:
         reward, weights = self.reward, self.reward_weights
@@ -176,25 +192,6 @@ class EnvConfig:
         if second and second == reward:
             raise ConfigError(
                 f"env.reward_second_opinion={second} is env.reward itself; name another reward, or null for none"
-            )
-
-    def _check_turns(self) -> None:
-        unknown = [tool for tool in self.tools if tool not in TOOLS.names and ":" not in tool]
-        if unknown:
-            raise ConfigError(
-                f"env.tools={unknown}: choose from {', '.join(TOOLS.names)}; one of your own is named module:function"
-            )
-        replies = self.reasoning or self.tools
-        at_least("env.max_steps", self.max_steps, 1)
-        if self.max_steps > 1 and not replies:
-            raise ConfigError(
-                f"env.max_steps={self.max_steps}: nothing replies between turns; set env.reasoning=true or "
-                "env.tools=[calculator], or leave env.max_steps at 1"
-            )
-        if self.max_steps == 1 and replies:
-            raise ConfigError(
-                f"env.reasoning={self.reasoning}, env.tools={self.tools}: a reply needs a second turn; set "
-                "env.max_steps=2 or more"
             )
 
     @property

@@ -145,17 +145,18 @@ def plan_devices(
     if num_gpus == 0:
         return _on_cpu(config, cluster)
     colocated, notes = (False, ()) if cluster else _takes_turns(requests, inference, num_gpus, overlapped)
-    own = _FreeDevices(num_gpus, requests)
-    train_at = tuple(range(ranks)) if cluster and ranks > 1 else own.take(train)
+    reserved = {device for request in requests for device in request.by_hand}
+    free = [device for device in range(num_gpus) if device not in reserved]
+    train_at = tuple(range(ranks)) if cluster and ranks > 1 else _take(free, train)
     flat: tuple[int, ...] = ()
     if not cluster:
-        flat = own.take(generate, shared=train_at if colocated else ())
+        flat = _take(free, generate, shared=train_at if colocated else ())
     # On a cluster nobody knows what is free.
-    spare = bool(own.free) and not cluster and ranks == 1 and _shared_home(config) == "shared"
+    spare = bool(free) and not cluster and ranks == 1 and _shared_home(config) == "shared"
     scorers = 0 if reference is None else reference.count or int(spare)
     reference_at: tuple[int, ...] = tuple(range(scorers))
     if reference is not None and scorers and not cluster:
-        reference_at = own.take(replace(reference, num_devices=scorers))
+        reference_at = _take(free, replace(reference, num_devices=scorers))
     size = inference.tensor_parallel_size
     engines = tuple(flat[start : start + size] for start in range(0, len(flat), size))
     first = tuple(range(size))  # that this process sees: an engine in it takes these
@@ -306,26 +307,19 @@ def _takes_turns(
     return True, () if inference.colocate else (note,)
 
 
-class _FreeDevices:
-    """The GPUs that no component has yet."""
+def _take(free: list[int], request: _Request, shared: tuple[int, ...] = ()) -> tuple[int, ...]:
+    """The devices given by hand, else `shared` ones first and then those off the `free` ones.
 
-    def __init__(self, num_gpus: int, requests: list[_Request]) -> None:
-        reserved = {device for request in requests for device in request.by_hand}
-        self.free = [device for device in range(num_gpus) if device not in reserved]
-
-    def take(self, request: _Request, shared: tuple[int, ...] = ()) -> tuple[int, ...]:
-        """The devices given by hand, else `shared` ones first and then free ones.
-
-        Raises:
-            ConfigError: devices given by hand to other components leave too few.
-        """
-        if request.by_hand:
-            return request.by_hand
-        missing = request.count - len(shared)
-        if missing > len(self.free):
-            raise ConfigError(
-                f"{request.typed}: only {len(self.free) + len(shared)} GPU(s) are left by the `devices` lists of the "
-                "other components; shorten those, or lower num_devices"
-            )
-        new = [self.free.pop(0) for _ in range(max(0, missing))]
-        return (*shared[: request.count], *new)
+    Raises:
+        ConfigError: devices given by hand to other components leave too few.
+    """
+    if request.by_hand:
+        return request.by_hand
+    missing = request.count - len(shared)
+    if missing > len(free):
+        raise ConfigError(
+            f"{request.typed}: only {len(free) + len(shared)} GPU(s) are left by the `devices` lists of the other "
+            "components; shorten those, or lower num_devices"
+        )
+    new = [free.pop(0) for _ in range(max(0, missing))]
+    return (*shared[: request.count], *new)

@@ -35,8 +35,6 @@ from torchgrpo.plan.weight_bounds import BOUNDS, Bounds
 ReferenceHome = Literal[
     "none", "own devices", "base of the LoRA policy", "learner ranks", "training GPU", "host memory"
 ]
-
-
 SCORER_KNOBS = "ref_model.num_devices, ref_model.shard_size, ref_model.dtype"
 
 

@@ -49,7 +49,13 @@ def planned(config: Config, overlapped: bool, machine: Machine, folder: Path) ->
         ConfigError: no machine has what the configuration asks for.
     """
     missing = ""
-    for nearest in _nearest_machines(machine, config.train_model.num_nodes):
+    imagined = replace(machine, vllm=machine.vllm or ASSUMED_VLLM, imagined=True)
+    joined = replace(imagined, nodes=max(machine.nodes, config.train_model.num_nodes))
+    larger = [
+        replace(joined, num_gpus=count, gpu_ids=tuple(map(str, range(count))))
+        for count in range(machine.num_gpus + 1, MOST_GPUS + 1)
+    ]
+    for nearest in (machine, imagined, joined, *larger):
         try:
             plan = make_plan(config, overlapped, nearest, folder)
         except ConfigError as error:
@@ -65,18 +71,6 @@ def planned(config: Config, overlapped: bool, machine: Machine, folder: Path) ->
             found = [Problem(line, missing), *found]
         return plan, found
     raise ConfigError(missing)
-
-
-def _nearest_machines(machine: Machine, nodes: int) -> Iterator[Machine]:
-    """nodes: that the learner's ranks are spread over."""
-    yield machine
-    nearest = replace(machine, vllm=machine.vllm or ASSUMED_VLLM, imagined=True)
-    yield nearest
-    if nodes > machine.nodes:
-        nearest = replace(nearest, nodes=nodes)
-        yield nearest
-    for count in range(machine.num_gpus + 1, MOST_GPUS + 1):
-        yield replace(nearest, num_gpus=count, gpu_ids=tuple(map(str, range(count))))
 
 
 def problems(plan: Plan) -> list[Problem]:

@@ -8,7 +8,7 @@ from torchgrpo.plan.disk import checkpoint_bytes, checkpoints_kept, model_bytes
 from torchgrpo.plan.host_memory import host_bytes, host_uses
 from torchgrpo.plan.machine import Machine
 from torchgrpo.plan.memory import Use, engine_weights, gib, kv_bytes_per_sequence, usable_bytes
-from torchgrpo.plan.microbatches import microbatch_tokens
+from torchgrpo.plan.microbatches import longest_row, microbatch_tokens
 from torchgrpo.plan.model_shape import GIB
 from torchgrpo.plan.plan import Plan, cache_on_device, scorer_phase
 from torchgrpo.plan.problems import Problem
@@ -132,30 +132,20 @@ def _where(devices: tuple[int, ...], on_cluster: bool = False) -> str:
 
 
 def _batch_lines(plan: Plan) -> list[str]:
-    config = plan.config
-    longest = config.env.max_prompt_tokens + config.inference_model.max_tokens
+    config, ranks = plan.config, plan.config.train_model.ranks
     steps, limit = plan.learner.microbatches, config.train.max_tokens_per_microbatch
-    ranks = config.train_model.ranks
     shared = f"{ranks} ranks x " if ranks > 1 else ""
     pieces = f"{shared}{steps} microbatches x {plan.learner.microbatch_rows}"
     if limit is not None:
         pieces = f"{shared}at least {steps} microbatches of at most {limit} positions"
+    groups = f"{config.prompts_per_iteration} prompts x {config.env.repeats} completions"
+    count = f"{config.optimizer_steps_per_iteration} steps per iteration"
+    positions = f"{microbatch_tokens(config, plan.shape)} positions in a microbatch"
+    tokens = config.optim_batch_size * longest_row(config)
     return [
-        line(
-            "iteration",
-            f"{config.prompts_per_iteration} prompts x {config.env.repeats} completions = "
-            f"{config.completions_per_iteration} completions",
-        ),
-        line(
-            "optimizer step",
-            f"{config.optim_batch_size} completions = {pieces}; "
-            f"{config.optimizer_steps_per_iteration} steps per iteration",
-        ),
-        line(
-            "tokens",
-            f"up to {config.optim_batch_size * longest} per optimizer step, "
-            f"{microbatch_tokens(config, plan.shape)} positions in a microbatch",
-        ),
+        line("iteration", f"{groups} = {config.completions_per_iteration} completions"),
+        line("optimizer step", f"{config.optim_batch_size} completions = {pieces}; {count}"),
+        line("tokens", f"up to {tokens} per optimizer step, {positions}"),
         line("run", f"{config.total_iterations} iterations, {config.total_optimizer_steps} optimizer steps"),
     ]
 
