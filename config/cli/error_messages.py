@@ -36,15 +36,16 @@ _NOT_A_NAME = "Config group override must be a string or a list"
 _NOT_A_RANGE = "The `low` value must be"  # Optuna, of an interval
 _REMEDIES = (
     ("is not a ListConfig", "give a list, {key}=[first,second]"),
-    ("Cannot convert 'list'", "it takes one value"),
-    ("Cannot convert 'dict'", "it takes one value"),
+    (r"Cannot convert '(list|dict)'", "it takes one value"),
     ("is not Optional", "null is no value for it"),
     ("could not be converted to Integer", "give a whole number"),
     ("could not be converted to Float", "give a number"),
     ("is not a valid bool", "give true or false"),
-    ("is not a subclass of", "it is a section: set its fields, {key}.FIELD=value"),
-    ("Cannot merge DictConfig with", "it is a section: set its fields, {key}.FIELD=value"),
-    ("to Dict[", "give names and values, {key}={{name:value}}"),
+    (
+        "is not a subclass of|Cannot merge DictConfig with",
+        "it is a section: set its fields, {key}.FIELD=value",
+    ),
+    (r"to Dict\[", "give names and values, {key}={{name:value}}"),
     ("does not support deletion", "a field cannot be taken away, only set"),
 )
 """What OmegaConf's text holds: what helps."""
@@ -143,7 +144,7 @@ def _wrong_value(key: str, text: str, file: str) -> str:
         )
     if re.match(r"Key '.*' not in '", text):
         return unknown_key(key) + where
-    remedy = next((remedy for part, remedy in _REMEDIES if part in text), None)
+    remedy = next((remedy for part, remedy in _REMEDIES if re.search(part, text)), None)
     return f"{key}: {text.rstrip('.')}" + (f"; {remedy.format(key=key)}" if remedy else "") + where
 
 

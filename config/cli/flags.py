@@ -15,8 +15,7 @@ _TEXTS = (
     ("here it is policy.pass_size in the objective, and train.gradient_accumulation_steps or "
      "train.max_tokens_per_microbatch for memory",
      "device_batch_size"),
-    ("here it is train.total_dialog_turns, completions of the whole run, with env.dataset for the data",
-     "num_epochs"),
+    ("here it is train.total_dialog_turns, completions of the whole run, with env.dataset for the data", "num_epochs"),
     ("here it is optimizer.muon_lr, with optimizer=muon_adamw", "matrix_lr"),
     ("here it is optimizer.group_lr", "embedding_lr unembedding_lr"),
     ("multiply the learning rates by it (optimizer.lr, optimizer.muon_lr, optimizer.group_lr); "
@@ -57,9 +56,8 @@ _TEXTS = (
      "rl_durable_rollout_bank rl_rollout_bank_dir rl_rollout_bank_max_bytes"),
     ("here it is train_model.offload=optimizer", "rl_offload_optimizer_during_inference"),
     ("an engine that takes turns gives its memory back (inference_model.colocate)",
-     "rl_offload_inference_model_weights rl_inference_model_unified_memory_level "
-     "rl_offload_kv_cache_during_training rl_remove_kv_cache_during_training "
-     "inference_dynamic_batching_unified_memory_level"),
+     "rl_offload_inference_model_weights rl_inference_model_unified_memory_level rl_offload_kv_cache_during_training "
+     "rl_remove_kv_cache_during_training inference_dynamic_batching_unified_memory_level"),
     ("here it is inference_model.tensor_parallel_size",
      "rl_inference_tensor_model_parallel_size producer_tensor_parallel_size"),
     ("an engine is split by inference_model.tensor_parallel_size alone",
@@ -73,8 +71,8 @@ _TEXTS = (
     ("the timeline of the report shows where time goes (run=report)", "rl_profile rl_profile_dir"),
     ("turns come from env.tools or env.reasoning, with env.max_steps", "rl_inference_parsers"),
     ("an engine captures its CUDA graphs itself; inference_model.enforce_eager=true does without",
-     "rl_training_cuda_graphs cuda_graph_impl cuda_graph_scope inference_num_cuda_graphs "
-     "decode_only_cuda_graphs inference_dynamic_batching_num_cuda_graphs te_rng_tracker"),
+     "rl_training_cuda_graphs cuda_graph_impl cuda_graph_scope inference_num_cuda_graphs decode_only_cuda_graphs "
+     "inference_dynamic_batching_num_cuda_graphs te_rng_tracker"),
     ("here it is train.gradient_accumulation_steps: train.optim_batch_size over ranks and microbatches",
      "micro_batch_size"),
     ("here it is inference_model.max_model_len, of env.max_prompt_tokens and inference_model.max_tokens",
@@ -83,8 +81,7 @@ _TEXTS = (
      "inference_max_requests inference_max_batch_size inference_dynamic_batching_max_requests "
      "inference_microbatch_size"),
     ("here it is inference_model.max_num_batched_tokens", "inference_dynamic_batching_max_tokens"),
-    ("here it is inference_model.kv_cache_gib",
-     "inference_buffer_size_gb inference_dynamic_batching_buffer_size_gb"),
+    ("here it is inference_model.kv_cache_gib", "inference_buffer_size_gb inference_dynamic_batching_buffer_size_gb"),
     ("here it is train.resume, or model.name for the model that a run begins with", "load finetune"),
     ("here it is hydra.run.dir: the folder of the run", "save tensorboard_dir data_cache_path"),
     ("here it is train.keep_checkpoints", "save_retain_interval"),
@@ -106,22 +103,20 @@ _TEXTS = (
     ("here it is logging.project", "wandb_project project"),
     ("here it is logging.experiment_name", "wandb_exp_name"),
     ("every optimizer step is logged, and logging.backend says where else",
-     "log_interval log_progress log_throughput log_params_norm log_num_zeros_in_grad log_straggler "
-     "timing_log_level timing_log_option tensorboard_log_interval log_timers_to_tensorboard"),
+     "log_interval log_progress log_throughput log_params_norm log_num_zeros_in_grad log_straggler timing_log_level "
+     "timing_log_option tensorboard_log_interval log_timers_to_tensorboard"),
     ("the model's configuration is that of model.name",
-     "num_layers hidden_size ffn_hidden_size num_attention_heads num_query_groups normalization "
-     "norm_epsilon max_position_embeddings rotary_base rotary_percent position_embedding_type swiglu "
+     "num_layers hidden_size ffn_hidden_size num_attention_heads num_query_groups normalization norm_epsilon "
+     "max_position_embeddings rotary_base rotary_percent position_embedding_type swiglu "
      "untie_embeddings_and_output_weights disable_bias_linear add_qkv_bias group_query_attention "
-     "use_rotary_position_embeddings make_vocab_size_divisible_by no_masked_softmax_fusion "
-     "attention_softmax_in_fp32"),
+     "use_rotary_position_embeddings make_vocab_size_divisible_by no_masked_softmax_fusion attention_softmax_in_fp32"),
     ("not needed: env.dataset gives the rows", "mock_data no_create_attention_mask_in_dataloader"),
     ("not needed: memory is given back where engine and learner take turns", "empty_unused_memory_level"),
     # ColossalChat
     ("here it is train_model.num_devices", "num_trainers"),
     ("here it is inference_model.num_devices, which counts GPUs, not engines", "num_inferencer"),
     ("here it is env.num_envs, prompts of an iteration over all engines", "inference_batch_size"),
-    ("not needed: a step is split into microbatches alone (train.gradient_accumulation_steps)",
-     "train_minibatch_size"),
+    ("not needed: a step is split into microbatches alone (train.gradient_accumulation_steps)", "train_minibatch_size"),
     ("here it is train.gradient_accumulation_steps", "train_microbatch_size"),
     ("here it is policy, a preset such as policy=grpo or policy=dapo", "algo"),
     ("here it is env.reward", "reward_type reward_fn_type"),
@@ -133,8 +128,7 @@ _TEXTS = (
     ("here it is policy.aggregation", "loss_variation"),
     ("here it is policy.overlong_cache", "soft_over_length_punishment cache_length"),
     ("here it is policy.filter_truncated", "filter_truncated_response"),
-    ("a reward judges the whole text; tags of your own are for env.reward=module:function",
-     "response_format_tags"),
+    ("a reward judges the whole text; tags of your own are for env.reward=module:function", "response_format_tags"),
 )
 # fmt: on
 """What is said, and of which flags, with underscores."""

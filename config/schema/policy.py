@@ -295,9 +295,8 @@ class PolicyConfig:
             region.check(f"policy.trust_regions[{number}] (policy {self.name})", engine_is_old)
         if self.dynamic_batching and self.filter_range is None:
             raise self._wrong("dynamic_batching", "needs policy.filter_range=[low,high]")
-        if self.filter_range is not None and not (
-            len(self.filter_range) == 2 and self.filter_range[0] < self.filter_range[1]
-        ):
+        bounds = self.filter_range
+        if bounds is not None and not (len(bounds) == 2 and bounds[0] < bounds[1]):
             raise self._wrong("filter_range", "must be [low,high] with low < high, or null")
         text, alone, taught = self.teacher_prompt, self.reward_coef == 0, self.distill_coef != 0
         unread = self.kl_coef == 0 and self.environment_coef == 0

@@ -9,6 +9,7 @@ from pathlib import Path
 from config.schema.config import Config
 from config.schema.errors import ConfigError
 from torchgrpo.plan.devices import DevicePlan, plan_devices, transport
+from torchgrpo.plan.host_memory import host_bytes
 from torchgrpo.plan.machine import Machine
 from torchgrpo.plan.memory import CONTEXT_BYTES, gib, kv_bytes_per_sequence, usable_bytes
 from torchgrpo.plan.microbatches import chunk_size, longest_row, microbatch_rows, packs, rank_microbatches
@@ -27,10 +28,12 @@ from torchgrpo.plan.plan import (
     ReferencePlan,
     WeightCheckPlan,
     cache_on_device,
+    fits_gpu,
     gpus_used,
+    most_on_a_node,
     resident,
+    scorer_phase,
 )
-from torchgrpo.plan.scorers import share_copies
 from torchgrpo.plan.weight_bounds import BOUNDS, coarsest
 
 AUTOCAST = {"fp32": None, "bf16": "bfloat16", "fp16": "float16"}
@@ -53,7 +56,18 @@ def make_plan(config: Config, overlapped: bool, machine: Machine, folder: Path =
     Raises:
         ConfigError: devices that cannot be allocated, a backend that is not there.
     """
-    devices = _allocate(config, overlapped, machine)
+    gpus = 0 if config.device == "cpu" else machine.num_gpus
+    # Another machine has no cluster of this one.
+    on_cluster = machine.nodes > 1 or (config.ray.address is not None and config.plan.gpus is None)
+    if config.device == "cuda" and on_cluster and config.train_model.ranks > 1:
+        gpus = max(gpus, 1)  # those of the cluster's nodes: the driver's own needs none
+    if config.device == "cuda" and gpus == 0:
+        raise ConfigError(
+            "device=cuda: this machine has no NVIDIA GPU; `--config-name grpo_quickstart` trains on a CPU, "
+            "device=cpu tries this config there, and run=plan plan.gpus=N plan.gpu_memory_gib=G plans for a "
+            "machine that has some"
+        )
+    devices = plan_devices(config, gpus, overlapped, on_cluster)
     shape = find_shape(config.model.name)
     name = config.ref_model.name
     frozen = find_shape(name, "ref_model.name") if name and config.policy.uses_reference else shape
@@ -83,7 +97,7 @@ def make_plan(config: Config, overlapped: bool, machine: Machine, folder: Path =
             "raise train.optim_batch_size, or lower train_model.num_devices"
         )
         plan = replace(plan, notes=(*plan.notes, idle))
-    for decide in (_place_reference, share_copies, _share_gpu, _bound_cache):
+    for decide in (_place_reference, _share_copies, _share_gpu, _bound_cache):
         plan = decide(plan)
     return replace(plan, notes=(*plan.notes, *_notes(plan)))
 
@@ -116,22 +130,6 @@ def _notes(plan: Plan) -> Iterator[str]:
             f"the base of the adapters is in 4 bits (nf4): {gib(small)} in place of {gib(whole)}; "
             f"engines hold it out of 4 bits in {plan.weight_dtype}, the adapter added to it"
         )
-
-
-def _allocate(config: Config, overlapped: bool, machine: Machine) -> DevicePlan:
-    gpus = 0 if config.device == "cpu" else machine.num_gpus
-    # Another machine has no cluster of this one.
-    joins = config.ray.address is not None and config.plan.gpus is None
-    on_cluster = joins or machine.nodes > 1
-    if config.device == "cuda" and on_cluster and config.train_model.ranks > 1:
-        gpus = max(gpus, 1)  # those of the cluster's nodes: the driver's own needs none
-    if config.device == "cuda" and gpus == 0:
-        raise ConfigError(
-            "device=cuda: this machine has no NVIDIA GPU; `--config-name grpo_quickstart` trains on a CPU, "
-            "device=cpu tries this config there, and run=plan plan.gpus=N plan.gpu_memory_gib=G plans for a "
-            "machine that has some"
-        )
-    return plan_devices(config, gpus, overlapped, on_cluster)
 
 
 def _engine(
@@ -251,6 +249,28 @@ def _place_reference(plan: Plan) -> Plan:
         return replace(staying, notes=(*plan.notes, f"{left}: it stays on the training GPU"))
     note = f"{left}: it lives in host memory and visits the first training GPU to score"
     return replace(plan, notes=(*plan.notes, note))
+
+
+def _share_copies(plan: Plan) -> Plan:
+    """Choose the fewest scorers on one node whose memory a copy fits.
+
+    Every copy scores microbatches of its own, so more copies are better. As many as can share one where it does not
+    fit at all; where a size is not known, each has a copy.
+    """
+    ranks = plan.reference.ranks
+    if not ranks or plan.config.ref_model.shard_size is not None:
+        return plan
+    divisors = [size for size in range(1, most_on_a_node(plan) + 1) if ranks % size == 0]
+    split = [replace(plan, reference=replace(plan.reference, shard_size=size)) for size in divisors]
+    for each in split:
+        host = each.machine.host_memory_gib
+        if not plan.devices.on_cpu:
+            fits = fits_gpu(scorer_phase(each), each.machine.gpu_memory_gib)
+        else:
+            fits = host is None or each.shape is None or host_bytes(each, each.shape) <= host * GIB
+        if fits:
+            return each
+    return split[-1]
 
 
 def _share_gpu(plan: Plan) -> Plan:

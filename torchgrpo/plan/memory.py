@@ -28,8 +28,6 @@ ADAM_STATES = 2
 MIXED_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 CONTEXT_BYTES = 1.5 * GIB
 """CUDA context, libraries, and what an engine that sleeps keeps (captured graphs)."""
-GRAPH_BYTES = 1.0 * GIB
-FRAGMENTATION = 0.03
 MASTER_BUCKET, MASTER_BUCKET_BYTES = 1 << 26, 10
 """Parameters of a bfloat16 model that exist in float32 at one time in the optimizer step, and bytes of each."""
 BATCH_KNOBS = "train.max_tokens_per_microbatch, gradient_accumulation_steps, inference_model.max_tokens"
@@ -165,10 +163,10 @@ def train_phases(
         return Phase(name, (*resident, *(use for use in uses if use.bytes)))
 
     visitor = [_reference(config, frozen)] if reference == "visiting" else []
-    scored = scoring(config, shape, on_cpu, arithmetic(config, on_cpu), ranks)
+    scored = scoring(config, shape, arithmetic(config, on_cpu), ranks)
     if reference != "elsewhere":
         widths = frozen_arithmetic(config, on_cpu, ranks)
-        scored = max(scored, scoring(config, frozen, on_cpu, widths, ranks), key=_sum)
+        scored = max(scored, scoring(config, frozen, widths, ranks), key=_sum)
     factor = arithmetic(config, on_cpu).factor if model.lora.quantized else 0
     largest = shape.hidden_size * shape.intermediate_size
     matrix = Use("a matrix out of 4 bits", largest * factor, "model.dtype")
@@ -198,19 +196,14 @@ def learner_gradients(config: Config, shape: ModelShape) -> Use:
 
 
 def scoring(
-    config: Config,
-    shape: ModelShape,
-    on_cpu: bool,
-    widths: Arithmetic,
-    ranks: int,
-    gathering: str = GATHERING_KNOB,
+    config: Config, shape: ModelShape, widths: Arithmetic, ranks: int, gathering: str = GATHERING_KNOB
 ) -> list[Use]:
     """Log-probs without gradients: the largest of what the root gathers, a block and the head.
 
     ranks: that share a copy of the parameters of the model that scores. gathering: the keys that change what they
     gather.
     """
-    batch = microbatch(config, shape, on_cpu)
+    batch = microbatch(config, shape, on_cpu=not widths.fused_head)
     whole = gathered(shape, widths, ranks)
     block = block_scoring_bytes(shape, batch, widths) + batch.mask * (1 + widths.factor)
     layer = Use("one layer's activations", block, BATCH_KNOBS)
@@ -301,8 +294,8 @@ def pushed_bytes(config: Config, shape: ModelShape, dtype: str) -> float:
 
 
 def usable_bytes(gpu_memory_gib: float) -> float:
-    """What a process may plan to use of a GPU: less the CUDA context, libraries and fragmentation."""
-    return gpu_memory_gib * GIB * (1 - FRAGMENTATION) - CONTEXT_BYTES
+    """What a process may plan to use of a GPU: less the CUDA context, libraries and fragmentation (3%)."""
+    return gpu_memory_gib * GIB * (1 - 0.03) - CONTEXT_BYTES
 
 
 def engine_weights(config: Config, shape: ModelShape, dtype: str, on_cpu: bool) -> float:
@@ -314,9 +307,9 @@ def engine_weights(config: Config, shape: ModelShape, dtype: str, on_cpu: bool) 
 
 def engine_work_bytes(shape: ModelShape, batched_tokens: int, sequences: int, split: int) -> float:
     """What one device of a vLLM engine needs beside weights and cache: activations of a step, float32 logits of
-    every sequence three times over (raw, processed, sorted), captured graphs."""
+    every sequence three times over (raw, processed, sorted), 1 GiB of captured graphs."""
     step = batched_tokens * (4 * shape.hidden_size + 3 * shape.intermediate_size / split) * 2
-    return step + 3 * sequences * shape.vocab_size * FLOAT + GRAPH_BYTES
+    return step + 3 * sequences * shape.vocab_size * FLOAT + GIB
 
 
 def kv_bytes_per_sequence(config: Config, shape: ModelShape, dtype: str) -> float:

@@ -185,15 +185,12 @@ def shape_of(raw: dict[str, Any], place: str) -> ModelShape:
 
 
 # fmt: off
-PLAIN = frozenset(
-    {
-        "apertus", "arcee", "bitnet", "ernie4_5", "ernie4_5_moe", "flex_olmo", "gemma", "glm", "glm4",
-        "glm4_moe", "gpt2", "gpt_neox", "granite", "granitemoe", "helium", "hunyuan_v1_dense",
-        "hunyuan_v1_moe", "hyperclovax", "jais2", "llama", "minimax_m2", "ministral3", "mistral",
-        "mixtral", "olmo", "olmo2", "olmoe", "opt", "persimmon", "phi", "phi3", "phimoe", "qwen2",
-        "qwen2_moe", "qwen3", "qwen3_moe", "seed_oss", "smollm3", "solar_open", "starcoder2",
-    }
-)
+PLAIN = frozenset({
+    "apertus", "arcee", "bitnet", "ernie4_5", "ernie4_5_moe", "flex_olmo", "gemma", "glm", "glm4", "glm4_moe", "gpt2",
+    "gpt_neox", "granite", "granitemoe", "helium", "hunyuan_v1_dense", "hunyuan_v1_moe", "hyperclovax", "jais2",
+    "llama", "minimax_m2", "ministral3", "mistral", "mixtral", "olmo", "olmo2", "olmoe", "opt", "persimmon", "phi",
+    "phi3", "phimoe", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "seed_oss", "smollm3", "solar_open", "starcoder2",
+})
 # fmt: on
 """`model_type` of what packed rows and our own decoding are held equal to the model's forward pass for, by
 tests/test_architectures.py; a name gets here by an entry in tests/architectures.py."""

@@ -28,6 +28,7 @@ from torchgrpo.plan.memory import (
     reference_bytes,
     scoring,
     train_phases,
+    usable_bytes,
 )
 from torchgrpo.plan.model_shape import GIB, ModelShape
 from torchgrpo.plan.weight_bounds import BOUNDS, Bounds
@@ -191,10 +192,14 @@ def scorer_phase(plan: Plan) -> Phase | None:
         return None
     what = f"weights of the {frozen_role(plan.config)}"
     weights = Use(what, reference_bytes(plan.config, shape, ranks) / ranks, SCORER_KNOBS)
-    on_cpu = plan.devices.on_cpu
-    widths = frozen_arithmetic(plan.config, on_cpu, ranks)
-    uses = (weights, *scoring(plan.config, shape, on_cpu, widths, ranks, SCORER_KNOBS))
+    widths = frozen_arithmetic(plan.config, plan.devices.on_cpu, ranks)
+    uses = (weights, *scoring(plan.config, shape, widths, ranks, SCORER_KNOBS))
     return Phase("scorer", tuple(use for use in uses if use.bytes))
+
+
+def fits_gpu(scorer: Phase | None, gpu_memory_gib: float | None) -> bool:
+    """Whether a scorer fits a GPU, as far as both sizes are known."""
+    return scorer is None or gpu_memory_gib is None or scorer.bytes <= usable_bytes(gpu_memory_gib)
 
 
 def most_on_a_node(plan: Plan) -> int:

@@ -15,8 +15,7 @@ from torchgrpo.plan.make_plan import make_plan
 from torchgrpo.plan.memory import Phase, gib, kv_bytes_per_sequence, usable_bytes
 from torchgrpo.plan.microbatches import longest_row
 from torchgrpo.plan.model_shape import GIB, ModelShape, beyond_rope_limit
-from torchgrpo.plan.plan import Plan, cache_on_device, gpus_used, scorer_phase
-from torchgrpo.plan.scorers import fits_gpu
+from torchgrpo.plan.plan import Plan, cache_on_device, fits_gpu, gpus_used, scorer_phase
 
 MOST_GPUS = 64
 
