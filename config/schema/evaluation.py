@@ -91,6 +91,7 @@ class EvalSetConfig:
                 f"training; set {place}.data_files, or env.holdout (a share of the rows that becomes `test`), or "
                 f"{place}.split={training.split} if that is what you want"
             )
+        own = {"reward": self.reward, "system_prompt": self.system_prompt, "prefill": self.prefill}
         return replace(
             base,
             dataset=self.dataset,
@@ -100,12 +101,10 @@ class EvalSetConfig:
             split=self.split,
             repeats=self.n,
             oversample=None,
-            reward=base.reward if self.reward is None else self.reward,
             reward_weights=self.reward_weights or (base.reward_weights if self.reward is None else None),
             reward_second_opinion=base.reward_second_opinion if self.reward is None else None,
-            system_prompt=base.system_prompt if self.system_prompt is None else self.system_prompt,
-            prefill=base.prefill if self.prefill is None else self.prefill,
             options=base.options | self.options,
+            **{key: value for key, value in own.items() if value is not None},
         )
 
 

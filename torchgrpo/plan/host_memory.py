@@ -1,16 +1,8 @@
 """What a run takes of a node's memory: everything on a CPU, beside GPUs what lives there for them. No torch here."""
 
+from torchgrpo.plan import memory
 from torchgrpo.plan.disk import checkpoint_bytes
-from torchgrpo.plan.memory import (
-    Use,
-    engine_weights,
-    frozen_role,
-    learner_gradients,
-    learner_states,
-    learner_weights,
-    pushed_bytes,
-    reference_bytes,
-)
+from torchgrpo.plan.memory import Use
 from torchgrpo.plan.model_shape import ModelShape
 from torchgrpo.plan.plan import SCORER_KNOBS, Plan, cache_on_device, most_on_a_node, scorer_phase
 
@@ -23,17 +15,18 @@ def host_uses(plan: Plan, shape: ModelShape) -> list[Use]:
     To that come the copies that a checkpoint is written from and that the last push leaves, or the whole models that
     shards of scorers are filled from before there are any, whichever are more.
     """
-    if plan.devices.on_cpu:
+    config, devices = plan.config, plan.devices
+    if devices.on_cpu:
         on_vllm = plan.engine.backend == "vllm"
-        weights = engine_weights(plan.config, shape, plan.engine.dtype, on_cpu=on_vllm)
-        apart = plan.overlapped or plan.devices.ranks > 1 or not plan.devices.in_process
+        weights = memory.engine_weights(config, shape, plan.engine.dtype, on_cpu=on_vllm)
+        apart = plan.overlapped or devices.ranks > 1 or not devices.in_process
         if apart and not on_vllm:
             # Packed too (rollout/engines/decode_step.py): only a learner of the same process uses that memory again.
             weights *= 2
-        engines = plan.config.inference_model.num_devices * (weights + (cache_on_device(plan, shape) or 0.0))
-        learner = plan.devices.ranks_per_node * max(phase.bytes for phase in plan.phases)
+        engines = config.inference_model.num_devices * (weights + (cache_on_device(plan, shape) or 0.0))
+        learner = devices.ranks_per_node * max(phase.bytes for phase in plan.phases)
         scorer = scorer_phase(plan)
-        scorers = 0.0 if scorer is None else plan.devices.scorers_per_node * scorer.bytes
+        scorers = 0.0 if scorer is None else devices.scorers_per_node * scorer.bytes
         uses = [
             Use("learner", learner, "train.gradient_accumulation_steps"),
             Use("scorers", scorers, SCORER_KNOBS),
@@ -41,20 +34,19 @@ def host_uses(plan: Plan, shape: ModelShape) -> list[Use]:
         ]
     else:
         frozen = plan.reference_shape if plan.reference.home == "host memory" else None
-        visits = 0.0 if frozen is None else reference_bytes(plan.config, frozen, plan.devices.ranks)
-        visitor = Use(f"visiting {frozen_role(plan.config)}", visits, "ref_model.num_devices")
+        visits = 0.0 if frozen is None else memory.reference_bytes(config, frozen, devices.ranks)
+        visitor = Use(f"visiting {memory.frozen_role(config)}", visits, "ref_model.num_devices")
         uses = [visitor]
-        offload, ranks = plan.config.train_model.offload, plan.devices.ranks_per_node
+        offload, ranks = config.train_model.offload, devices.ranks_per_node
         # A reference that is sharded with the policy goes where it goes.
-        kept = () if offload == "none" else learner_states(plan.config, shape)
+        kept = () if offload == "none" else memory.learner_states(config, shape)
         if offload == "all":
-            kept += (*learner_weights(plan.config, shape), learner_gradients(plan.config, shape))
+            kept += (*memory.learner_weights(config, shape), memory.learner_gradients(config, shape))
         for use in kept:
             uses.append(Use(f"{use.what} of {ranks} rank(s)", ranks * use.bytes, "train_model.offload"))
-    devices = plan.devices
     here = devices.ranks_per_node / devices.ranks  # each rank writes its shards
-    state = checkpoint_bytes(plan.config, shape) * here if plan.config.train.async_checkpoint else 0.0
-    copy = pushed_bytes(plan.config, shape, plan.weight_dtype) if plan.transport != "in_process" else 0.0
+    state = checkpoint_bytes(config, shape) * here if config.train.async_checkpoint else 0.0
+    copy = 0.0 if plan.transport == "in_process" else memory.pushed_bytes(config, shape, plan.weight_dtype)
     copies = [
         Use("copy for a checkpoint", state, "train.async_checkpoint"),
         Use("copy of the last push", copy, "model.name, inference_model.dtype"),
@@ -62,7 +54,7 @@ def host_uses(plan: Plan, shape: ModelShape) -> list[Use]:
     teacher, shards, whole = plan.reference_shape, plan.reference.shard_size, 0.0
     if teacher is not None and shards > 1:  # whole models, from which the ranks of copies fill their shards
         copies_here = -(-min(devices.scorers_per_node, most_on_a_node(plan)) // shards)
-        whole = copies_here * reference_bytes(plan.config, teacher, shards)
+        whole = copies_here * memory.reference_bytes(config, teacher, shards)
     loading = [Use("scorers while they load", whole, SCORER_KNOBS)]
     uses += max(copies, loading, key=lambda moment: sum(use.bytes for use in moment))
     return [use for use in uses if use.bytes]

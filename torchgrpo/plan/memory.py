@@ -9,17 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from config.schema.config import Config
-from torchgrpo.plan.activations import (
-    FLOAT,
-    Arithmetic,
-    block_backward_bytes,
-    block_bytes,
-    block_scoring_bytes,
-    head_backward_bytes,
-    head_forward_bytes,
-    waiting_head_gradient_bytes,
-    weight_copies_bytes,
-)
+from torchgrpo.plan import activations
+from torchgrpo.plan.activations import FLOAT, Arithmetic
 from torchgrpo.plan.gathering import gathered, kept_of_sums, last_sum_bytes
 from torchgrpo.plan.microbatches import microbatch, rank_microbatches
 from torchgrpo.plan.model_shape import DTYPE_BYTES, GIB, NF4_BYTES, ModelShape, quantized_bytes
@@ -205,9 +196,9 @@ def scoring(
     """
     batch = microbatch(config, shape, on_cpu=not widths.fused_head)
     whole = gathered(shape, widths, ranks)
-    block = block_scoring_bytes(shape, batch, widths) + batch.mask * (1 + widths.factor)
+    block = activations.block_scoring_bytes(shape, batch, widths) + batch.mask * (1 + widths.factor)
     layer = Use("one layer's activations", block, BATCH_KNOBS)
-    head = Use("output head", head_forward_bytes(shape, batch, widths, 1), HEAD_KNOBS)
+    head = Use("output head", activations.head_forward_bytes(shape, batch, widths, 1), HEAD_KNOBS)
     moments = [
         [Use(GATHERED, 2 * (whole.outside + whole.layer), gathering)],
         [Use(GATHERED, whole.outside + 2 * whole.layer, gathering), layer],
@@ -227,12 +218,12 @@ def _peak(config: Config, shape: ModelShape, on_cpu: bool, gradients: Use) -> li
     batch, widths = microbatch(config, shape, on_cpu), arithmetic(config, on_cpu)
     whole = gathered(shape, widths, config.train_model.ranks)
     recomputes = config.train.gradient_checkpointing
-    block = block_bytes(shape, batch, widths)
+    block = activations.block_bytes(shape, batch, widths)
     kept = batch.positions * shape.hidden_size * widths.stream if recomputes else block  # its input alone
     # The backward pass needs half-precision copies of the weights unless checkpointing casts again. There are none of
     # weights in 4 bits, which are computed anew whenever they multiply.
     needed = not recomputes and not config.train_model.lora.quantized
-    copies = weight_copies_bytes(shape, widths) if needed else 0.0
+    copies = activations.weight_copies_bytes(shape, widths) if needed else 0.0
     several = rank_microbatches(config, shape) > 1
     held = gradients.bytes if several else 0.0
     kept_sums = kept_of_sums(config, several)
@@ -249,15 +240,15 @@ def _peak(config: Config, shape: ModelShape, on_cpu: bool, gradients: Use) -> li
             now,
         ]
 
-    backward = block_backward_bytes(shape, batch, widths) + (block if recomputes else 0.0)
-    waiting = waiting_head_gradient_bytes(shape, widths, config.train_model.ranks)
+    backward = activations.block_backward_bytes(shape, batch, widths) + (block if recomputes else 0.0)
+    waiting = activations.waiting_head_gradient_bytes(shape, widths, config.train_model.ranks)
     summed = max(backward, whole.layer_gradient + whole.layer_sum)
 
     def layer(beside: float) -> Use:
         return Use("backward pass of one layer", summed + beside, BATCH_KNOBS)
 
-    forward = Use("output head", head_forward_bytes(shape, batch, widths, 2), HEAD_KNOBS)
-    head_back = head_backward_bytes(shape, batch, widths, 2 if config.policy.uses_entropy else 1)
+    forward = Use("output head", activations.head_forward_bytes(shape, batch, widths, 2), HEAD_KNOBS)
+    head_back = activations.head_backward_bytes(shape, batch, widths, 2 if config.policy.uses_entropy else 1)
     back = Use("backward pass of the output head", head_back, HEAD_KNOBS)
     outside = last_sum_bytes(config, whole, kept_sums)
     last = Use("gradients of embedding and head", outside, "train_model.lora.enabled")

@@ -19,8 +19,16 @@ _WIDTH = 17
 
 def report(plan: Plan, found: Sequence[Problem]) -> str:
     """The table. found: the problems of this plan, whose lines are marked."""
+    machine = plan.machine
+    size = "" if machine.gpu_memory_gib is None else f" of {machine.gpu_memory_gib:g} GiB"
+    gpus = f"{machine.num_gpus} GPU(s){size}" if machine.num_gpus else "no GPU"
+    nodes = f"{machine.nodes} nodes, each with " if machine.nodes > 1 else ""
+    host, disk = machine.host_memory_gib, machine.disk_gib
+    memory = "host memory not known (plan.host_memory_gib)" if host is None else f"{host:.0f} GiB of memory"
+    free = "free disk not known (plan.disk_gib)" if disk is None else f"{disk:.0f} GiB of free disk"
+    kind = "planned for" if machine.imagined else "this machine"
     sections = [
-        ("machine", _machine_lines(plan)),
+        ("machine", [line(kind, f"{nodes}{gpus}, {memory}, {free}")]),
         ("devices", _device_lines(plan)),
         ("batches", _batch_lines(plan)),
         ("memory", _memory_lines(plan)),
@@ -71,17 +79,6 @@ def advice(plan: Plan, found: Sequence[Problem], machine: Machine) -> str:
 
 def line(name: str, text: str) -> str:
     return f"{name:{_WIDTH}}{text}"
-
-
-def _machine_lines(plan: Plan) -> list[str]:
-    machine = plan.machine
-    size = "" if machine.gpu_memory_gib is None else f" of {machine.gpu_memory_gib:g} GiB"
-    gpus = f"{machine.num_gpus} GPU(s){size}" if machine.num_gpus else "no GPU"
-    nodes = f"{machine.nodes} nodes, each with " if machine.nodes > 1 else ""
-    host, disk = machine.host_memory_gib, machine.disk_gib
-    memory = "host memory not known (plan.host_memory_gib)" if host is None else f"{host:.0f} GiB of memory"
-    free = "free disk not known (plan.disk_gib)" if disk is None else f"{disk:.0f} GiB of free disk"
-    return [line("planned for" if machine.imagined else "this machine", f"{nodes}{gpus}, {memory}, {free}")]
 
 
 def _device_lines(plan: Plan) -> list[str]:
@@ -237,33 +234,32 @@ def _checkpoint_lines(plan: Plan) -> list[str]:
 def idle_keys(plan: Plan) -> list[str]:
     """Keys that differ from their defaults and that nothing in this run reads."""
     config, usual = plan.config, Config()
+    vllm, gpu = plan.engine.backend == "vllm", not plan.devices.on_cpu
+    scores, taught = config.policy.uses_reference, config.policy.distill_coef != 0
+    copied = plan.reference.home != "base of the LoRA policy"
+    no_score = "nothing scores with ref_model: policy.kl_coef=0 and policy.distill_coef=0"
+    asynchronous = "max_policy_age stale_groups weight_update_frequency buffer_groups"
     idle: list[str] = []
-
-    def unless(active: bool, section: str, *keys: str, why: str) -> None:
-        if active:
-            return
-        for key in keys:
+    for active, section, keys, why in (
+        (vllm, "inference_model", "kv_cache_gib enforce_eager quantization", "vLLM only"),
+        (
+            vllm and gpu,
+            "inference_model",
+            "gpu_memory_utilization max_num_batched_tokens",
+            "vLLM on a GPU only",
+        ),
+        (gpu, "inference_model", "colocate", "there is no GPU"),
+        (plan.overlapped, "inference_model", "update", "nothing is in flight when grpo.py pushes"),
+        (plan.overlapped, "train", asynchronous, "grpo_async.py only"),
+        (scores, "ref_model", "name dtype num_devices shard_size devices", no_score),
+        (copied or not scores, "ref_model", "dtype", "the base of the LoRA policy is the reference"),
+        (scores, "policy", "kl_estimator", "policy.kl_coef=0"),
+        (config.policy.kl_coef != 0, "policy", "kl_placement", "policy.kl_coef=0"),
+        (taught, "policy", "distill_log_prob distill_estimator distill_clamp", "policy.distill_coef=0"),
+        (not plan.devices.in_process, "ray", "num_cpus_per_engine", "the engine is not a Ray actor"),
+    ):
+        for key in () if active else keys.split():
             value = vars(vars(config)[section])[key]
             if value != vars(vars(usual)[section])[key]:
                 idle.append(f"{section}.{key}={value}: {why}")
-
-    vllm, gpu = plan.engine.backend == "vllm", not plan.devices.on_cpu
-    unless(vllm, "inference_model", "kv_cache_gib", "enforce_eager", "quantization", why="vLLM only")
-    on_gpu = ("gpu_memory_utilization", "max_num_batched_tokens")
-    unless(vllm and gpu, "inference_model", *on_gpu, why="vLLM on a GPU only")
-    unless(gpu, "inference_model", "colocate", why="there is no GPU")
-    unless(plan.overlapped, "inference_model", "update", why="nothing is in flight when grpo.py pushes")
-    asynchronous = ("max_policy_age", "stale_groups", "weight_update_frequency", "buffer_groups")
-    unless(plan.overlapped, "train", *asynchronous, why="grpo_async.py only")
-    reference = config.policy.uses_reference
-    of_reference = ("name", "dtype", "num_devices", "shard_size", "devices")
-    why = "nothing scores with ref_model: policy.kl_coef=0 and policy.distill_coef=0"
-    unless(reference, "ref_model", *of_reference, why=why)
-    copied = plan.reference.home != "base of the LoRA policy"
-    unless(copied or not reference, "ref_model", "dtype", why="the base of the LoRA policy is the reference")
-    unless(reference, "policy", "kl_estimator", why="policy.kl_coef=0")
-    unless(config.policy.kl_coef != 0, "policy", "kl_placement", why="policy.kl_coef=0")
-    taught = ("distill_log_prob", "distill_estimator", "distill_clamp")
-    unless(config.policy.distill_coef != 0, "policy", *taught, why="policy.distill_coef=0")
-    unless(not plan.devices.in_process, "ray", "num_cpus_per_engine", why="the engine is not a Ray actor")
     return idle
