@@ -14,19 +14,17 @@ from config.cli.other_trainers import own_section, section_elsewhere, translated
 from config.schema.config import Config
 from config.schema.errors import ConfigError, causes
 
-PLUGINS = {
-    "hydra/launcher/joblib": "hydra-joblib-launcher",
-    "hydra/launcher/submitit_local": "hydra-submitit-launcher",
-    "hydra/launcher/submitit_slurm": "hydra-submitit-launcher",
-    "hydra/launcher/ray": "hydra-ray-launcher",
-    "hydra/launcher/ray_aws": "hydra-ray-launcher",
-    "hydra/launcher/rq": "hydra-rq-launcher",
-    "hydra/sweeper/optuna": "hydra-optuna-sweeper",
-    "hydra/sweeper/ax": "hydra-ax-sweeper",
-    "hydra/sweeper/nevergrad": "hydra-nevergrad-sweeper",
-    "hydra/job_logging/colorlog": "hydra-colorlog",
-    "hydra/hydra_logging/colorlog": "hydra-colorlog",
+_PLUGINS = {
+    "hydra-joblib-launcher": "launcher/joblib",
+    "hydra-submitit-launcher": "launcher/submitit_local launcher/submitit_slurm",
+    "hydra-ray-launcher": "launcher/ray launcher/ray_aws",
+    "hydra-rq-launcher": "launcher/rq",
+    "hydra-optuna-sweeper": "sweeper/optuna",
+    "hydra-ax-sweeper": "sweeper/ax",
+    "hydra-nevergrad-sweeper": "sweeper/nevergrad",
+    "hydra-colorlog": "job_logging/colorlog hydra_logging/colorlog",
 }
+PLUGINS = {f"hydra/{name}": package for package, names in _PLUGINS.items() for name in names.split()}
 """What to install for a plugin of Hydra's that is not there."""
 NOT_ON_BASE = (
     "the config is not built on base; its file begins with\n  defaults: [base, _self_]\n"

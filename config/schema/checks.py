@@ -10,7 +10,24 @@ def check(config: Config) -> None:
     check_batches(config)
     check_ranks(config)
     check_quantization(config)
-    check_policy(config)
+    policy = config.policy
+    if config.env.repeats == 1 and policy.baseline != "none" and policy.reward_coef != 0:
+        raise ConfigError(
+            f"env.repeats=1 with policy.baseline={policy.baseline}: a group of one has no baseline, every advantage of "
+            "its reward would be 0; set env.repeats >= 2 or policy.baseline=none, or policy.reward_coef=0 for a "
+            "teacher alone"
+        )
+    if policy.distill_coef != 0 and config.ref_model.name is None and policy.teacher_prompt is None:
+        raise ConfigError(
+            f"policy.distill_coef={policy.distill_coef} (policy {policy.name}) without a teacher: it would be the "
+            "policy as it began, seeing what the policy sees; set ref_model.name to another model or run, or show it "
+            "the reference answer: take policy=opsd with the policy.teacher_prompt that it has"
+        )
+    if config.run == "train" and config.inference_model.temperature == 0:
+        raise ConfigError(
+            "inference_model.temperature=0: greedy completions of one prompt are all the same, and no policy "
+            "gradient has their log-probs; train with 1.0, and evaluate greedily with eval.sets.NAME.temperature=0"
+        )
     sets, frequency = config.eval.sets, config.eval.frequency
     if not sets and (frequency or config.run == "eval"):
         why = "run=eval" if config.run == "eval" else f"eval.frequency={frequency}"
@@ -161,25 +178,4 @@ def check_quantization(config: Config) -> None:
     if config.run == "rehearse":
         raise ConfigError(
             f"{field} with run=rehearse: 4-bit kernels need tensors with memory; run=plan says what they take"
-        )
-
-
-def check_policy(config: Config) -> None:
-    policy = config.policy
-    if config.env.repeats == 1 and policy.baseline != "none" and policy.reward_coef != 0:
-        raise ConfigError(
-            f"env.repeats=1 with policy.baseline={policy.baseline}: a group of one has no baseline, every advantage of "
-            "its reward would be 0; set env.repeats >= 2 or policy.baseline=none, or policy.reward_coef=0 for a "
-            "teacher alone"
-        )
-    if policy.distill_coef != 0 and config.ref_model.name is None and policy.teacher_prompt is None:
-        raise ConfigError(
-            f"policy.distill_coef={policy.distill_coef} (policy {policy.name}) without a teacher: it would be the "
-            "policy as it began, seeing what the policy sees; set ref_model.name to another model or run, or show it "
-            "the reference answer: take policy=opsd with the policy.teacher_prompt that it has"
-        )
-    if config.run == "train" and config.inference_model.temperature == 0:
-        raise ConfigError(
-            "inference_model.temperature=0: greedy completions of one prompt are all the same, and no policy "
-            "gradient has their log-probs; train with 1.0, and evaluate greedily with eval.sets.NAME.temperature=0"
         )

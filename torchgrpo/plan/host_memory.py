@@ -1,10 +1,12 @@
 """What a run takes of a node's memory: everything on a CPU, beside GPUs what lives there for them. No torch here."""
 
+from dataclasses import replace
+
 from torchgrpo.plan import memory
 from torchgrpo.plan.disk import checkpoint_bytes
 from torchgrpo.plan.memory import Use
-from torchgrpo.plan.model_shape import ModelShape
-from torchgrpo.plan.plan import SCORER_KNOBS, Plan, cache_on_device, most_on_a_node, scorer_phase
+from torchgrpo.plan.model_shape import GIB, ModelShape
+from torchgrpo.plan.plan import SCORER_KNOBS, Plan, cache_on_device, fits_gpu, most_on_a_node, scorer_phase
 
 
 def host_uses(plan: Plan, shape: ModelShape) -> list[Use]:
@@ -62,3 +64,25 @@ def host_uses(plan: Plan, shape: ModelShape) -> list[Use]:
 
 def host_bytes(plan: Plan, shape: ModelShape) -> float:
     return sum(use.bytes for use in host_uses(plan, shape))
+
+
+def share_copies(plan: Plan) -> Plan:
+    """Choose the fewest scorers on one node whose memory a copy fits.
+
+    Every copy scores microbatches of its own, so more copies are better. As many as can share one where it does not
+    fit at all; where a size is not known, each has a copy.
+    """
+    ranks = plan.reference.ranks
+    if not ranks or plan.config.ref_model.shard_size is not None:
+        return plan
+    divisors = [size for size in range(1, most_on_a_node(plan) + 1) if ranks % size == 0]
+    split = [replace(plan, reference=replace(plan.reference, shard_size=size)) for size in divisors]
+    for each in split:
+        host = each.machine.host_memory_gib
+        if not plan.devices.on_cpu:
+            fits = fits_gpu(scorer_phase(each), each.machine.gpu_memory_gib)
+        else:
+            fits = host is None or each.shape is None or host_bytes(each, each.shape) <= host * GIB
+        if fits:
+            return each
+    return split[-1]

@@ -9,7 +9,7 @@ from pathlib import Path
 from config.schema.config import Config
 from config.schema.errors import ConfigError
 from torchgrpo.plan.devices import DevicePlan, plan_devices, transport
-from torchgrpo.plan.host_memory import host_bytes
+from torchgrpo.plan.host_memory import share_copies
 from torchgrpo.plan.machine import Machine
 from torchgrpo.plan.memory import CONTEXT_BYTES, gib, kv_bytes_per_sequence, usable_bytes
 from torchgrpo.plan.microbatches import chunk_size, longest_row, microbatch_rows, packs, rank_microbatches
@@ -28,11 +28,8 @@ from torchgrpo.plan.plan import (
     ReferencePlan,
     WeightCheckPlan,
     cache_on_device,
-    fits_gpu,
     gpus_used,
-    most_on_a_node,
     resident,
-    scorer_phase,
 )
 from torchgrpo.plan.weight_bounds import BOUNDS, coarsest
 
@@ -97,7 +94,7 @@ def make_plan(config: Config, overlapped: bool, machine: Machine, folder: Path =
             "raise train.optim_batch_size, or lower train_model.num_devices"
         )
         plan = replace(plan, notes=(*plan.notes, idle))
-    for decide in (_place_reference, _share_copies, _share_gpu, _bound_cache):
+    for decide in (_place_reference, share_copies, _share_gpu, _bound_cache):
         plan = decide(plan)
     return replace(plan, notes=(*plan.notes, *_notes(plan)))
 
@@ -249,28 +246,6 @@ def _place_reference(plan: Plan) -> Plan:
         return replace(staying, notes=(*plan.notes, f"{left}: it stays on the training GPU"))
     note = f"{left}: it lives in host memory and visits the first training GPU to score"
     return replace(plan, notes=(*plan.notes, note))
-
-
-def _share_copies(plan: Plan) -> Plan:
-    """Choose the fewest scorers on one node whose memory a copy fits.
-
-    Every copy scores microbatches of its own, so more copies are better. As many as can share one where it does not
-    fit at all; where a size is not known, each has a copy.
-    """
-    ranks = plan.reference.ranks
-    if not ranks or plan.config.ref_model.shard_size is not None:
-        return plan
-    divisors = [size for size in range(1, most_on_a_node(plan) + 1) if ranks % size == 0]
-    split = [replace(plan, reference=replace(plan.reference, shard_size=size)) for size in divisors]
-    for each in split:
-        host = each.machine.host_memory_gib
-        if not plan.devices.on_cpu:
-            fits = fits_gpu(scorer_phase(each), each.machine.gpu_memory_gib)
-        else:
-            fits = host is None or each.shape is None or host_bytes(each, each.shape) <= host * GIB
-        if fits:
-            return each
-    return split[-1]
 
 
 def _share_gpu(plan: Plan) -> Plan:

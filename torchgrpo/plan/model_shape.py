@@ -214,13 +214,11 @@ def rope_limit(config: Mapping[str, Any]) -> int:
     """Length up to which rotary embeddings do not depend on a sequence's length; 0: any."""
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     kinds = [one for one in rope.values() if isinstance(one, Mapping)] or [rope]
-    changing = [
-        one for one in kinds if one.get("rope_type", one.get("type")) in ("dynamic", "longrope", "su")
-    ]
     known = ("original_max_position_embeddings", "max_position_embeddings")
     limits = [
         next((int(place[key]) for key in known for place in (one, config) if place.get(key)), 0)
-        for one in changing
+        for one in kinds
+        if one.get("rope_type", one.get("type")) in ("dynamic", "longrope", "su")
     ]
     return min(limits, default=0)
 
