@@ -57,16 +57,6 @@ class Owner:
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.began))
         return f"process {self.pid} on {self.host}, begun {since}"
 
-    @property
-    def may_live(self) -> bool:
-        """Whether it is a process of this machine that is there, or one of another machine."""
-        if self.host != socket.gethostname():
-            return True
-        try:
-            return bool(abs(psutil.Process(self.pid).create_time() - self.began) < 1)
-        except psutil.Error:
-            return False
-
 
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
@@ -151,8 +141,13 @@ def _taken_by(descriptor: int) -> Owner | None:
     except (BlockingIOError, PermissionError):
         return owner or Owner("a host that it has not named yet", 0, time.time())
     except OSError:  # a file system without locks
-        lives = owner is not None and owner != Owner.this_process() and owner.may_live
-        return owner if lives else None
+        if owner is None or owner == Owner.this_process():
+            return None
+        if owner.host != socket.gethostname():
+            return owner
+        with suppress(psutil.Error):
+            if abs(psutil.Process(owner.pid).create_time() - owner.began) < 1:
+                return owner
     return None
 
 

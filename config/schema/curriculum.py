@@ -50,9 +50,7 @@ class CurriculumConfig:
     def __post_init__(self) -> None:
         shares = ("gate", "floor", "prior", "memory", "solved")
         check_fields("env.curriculum", self, shares, is_share, "a share, 0 to 1")
-        check_fields(
-            "env.curriculum", self, ("replay",), lambda share: 0 <= share < 1, "a share, 0 to below 1"
-        )
+        check_fields("env.curriculum", self, ("replay",), lambda part: 0 <= part < 1, "a share, 0 to below 1")
         at_least("env.curriculum.window", self.window, 1)
         at_least("env.curriculum.bins", self.bins, 2)
         one_of("env.curriculum.open", self.open, ("reached", "newest"))

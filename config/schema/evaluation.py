@@ -63,10 +63,8 @@ class EvalSetConfig:
 
     def metrics(self, name: str) -> list[str]:
         """Metrics of this set, called `name`, of which a higher value is better."""
-        return [
-            f"eval/{name}/{key}"
-            for key in (*(f"pass@{k}" for k in range(1, self.n + 1)), f"avg@{self.n}", "score")
-        ]
+        keys = (*(f"pass@{k}" for k in range(1, self.n + 1)), f"avg@{self.n}", "score")
+        return [f"eval/{name}/{key}" for key in keys]
 
     def env(self, place: str, training: EnvConfig) -> EnvConfig:
         """The `env` section of this set: its own data, everything else as in training.

@@ -41,11 +41,6 @@ class _Request:
     devices: Any
     typed: str
 
-    @classmethod
-    def of(cls, config: Config, section: str) -> "_Request":
-        asked = vars(config)[section]
-        return cls(section, asked.num_devices, asked.devices, devices_asked(config, section))
-
     @property
     def by_hand(self) -> tuple[int, ...]:
         return tuple(self.devices or ())
@@ -137,9 +132,12 @@ def plan_devices(
         ConfigError: lists that overlap, repeat or leave the range; requests that cannot be met.
     """
     inference, ranks = config.inference_model, config.train_model.ranks
-    train, generate = _Request.of(config, "train_model"), _Request.of(config, "inference_model")
-    reference = _Request.of(config, "ref_model") if config.policy.uses_reference else None
-    requests = [request for request in (train, reference, generate) if request is not None]
+    asked = {"train_model": config.train_model, "ref_model": config.ref_model, "inference_model": inference}
+    train, reference, generate = (
+        _Request(section, own.num_devices, own.devices, devices_asked(config, section))
+        for section, own in asked.items()
+    )
+    requests = [train, reference, generate] if config.policy.uses_reference else [train, generate]
     _check_nodes(config, cluster)
     _check_lists(requests, num_gpus, inference.colocate)
     if num_gpus == 0:
@@ -153,9 +151,9 @@ def plan_devices(
         flat = _take(free, generate, shared=train_at if colocated else ())
     # On a cluster nobody knows what is free.
     spare = bool(free) and not cluster and ranks == 1 and _shared_home(config) == "shared"
-    scorers = 0 if reference is None else reference.count or int(spare)
+    scorers = (reference.count or int(spare)) if reference in requests else 0
     reference_at: tuple[int, ...] = tuple(range(scorers))
-    if reference is not None and scorers and not cluster:
+    if scorers and not cluster:
         reference_at = _take(free, replace(reference, num_devices=scorers))
     size = inference.tensor_parallel_size
     engines = tuple(flat[start : start + size] for start in range(0, len(flat), size))

@@ -37,8 +37,7 @@ def host_uses(plan: Plan, shape: ModelShape) -> list[Use]:
     else:
         frozen = plan.reference_shape if plan.reference.home == "host memory" else None
         visits = 0.0 if frozen is None else memory.reference_bytes(config, frozen, devices.ranks)
-        visitor = Use(f"visiting {memory.frozen_role(config)}", visits, "ref_model.num_devices")
-        uses = [visitor]
+        uses = [Use(f"visiting {memory.frozen_role(config)}", visits, "ref_model.num_devices")]
         offload, ranks = config.train_model.offload, devices.ranks_per_node
         # A reference that is sharded with the policy goes where it goes.
         kept = () if offload == "none" else memory.learner_states(config, shape)

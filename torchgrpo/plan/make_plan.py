@@ -35,7 +35,6 @@ from torchgrpo.plan.weight_bounds import BOUNDS, coarsest
 
 AUTOCAST = {"fp32": None, "bf16": "bfloat16", "fp16": "float16"}
 GPU_SEQUENCES, CPU_SEQUENCES = 512, 256
-GPU_BATCHED_TOKENS = 8192
 ROOM_TO_STAY = 0.9
 """Share of a GPU up to which a reference may fill it: what is only estimated keeps the rest."""
 SEQUENCES_IN_TURNS, SMALLEST_CACHE = 2, GIB
@@ -157,7 +156,7 @@ def _engine(
         gpu_memory_utilization=inference.gpu_memory_utilization,
         kv_cache_bytes=cache,
         max_num_seqs=sequences,
-        max_num_batched_tokens=(inference.max_num_batched_tokens or GPU_BATCHED_TOKENS) if gpu_vllm else None,
+        max_num_batched_tokens=(inference.max_num_batched_tokens or 8192) if gpu_vllm else None,
         enforce_eager=on_cpu if inference.enforce_eager is None else inference.enforce_eager,
         async_scheduling=gpu_vllm and (not overlapped or inference.update == "wait"),
         sleeps=backend == "vllm" and devices.colocated,

@@ -196,15 +196,13 @@ PLAIN = frozenset({
 tests/test_architectures.py; a name gets here by an entry in tests/architectures.py."""
 
 
-WINDOW_SWITCH = frozenset({"qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3"})
-"""`model_type` of those that read `use_sliding_window`; the others' window is on where it has a size."""
-
-
 def plain_attention(config: Mapping[str, Any]) -> bool:
     """Whether every layer is causal attention to all tokens before, by a config.json."""
     if config.get("model_type") not in PLAIN:
         return False
-    switched_off = config["model_type"] in WINDOW_SWITCH and config.get("use_sliding_window") is False
+    # These read `use_sliding_window`; the others' window is on where it has a size.
+    reads_switch = config["model_type"] in ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3")
+    switched_off = reads_switch and config.get("use_sliding_window") is False
     if config.get("sliding_window") and not switched_off:
         return False
     return set(config.get("layer_types") or ()) <= {"full_attention"}

@@ -17,8 +17,6 @@ from torchgrpo.plan.microbatches import longest_row
 from torchgrpo.plan.model_shape import GIB, ModelShape, beyond_rope_limit
 from torchgrpo.plan.plan import Plan, cache_on_device, fits_gpu, gpus_used, scorer_phase
 
-MOST_GPUS = 64
-
 
 @dataclass(frozen=True)
 class Problem:
@@ -52,7 +50,7 @@ def planned(config: Config, overlapped: bool, machine: Machine, folder: Path) ->
     joined = replace(imagined, nodes=max(machine.nodes, config.train_model.num_nodes))
     larger = [
         replace(joined, num_gpus=count, gpu_ids=tuple(map(str, range(count))))
-        for count in range(machine.num_gpus + 1, MOST_GPUS + 1)
+        for count in range(machine.num_gpus + 1, 65)
     ]
     for nearest in (machine, imagined, joined, *larger):
         try:
