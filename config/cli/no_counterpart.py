@@ -155,9 +155,7 @@ OWN: dict[str, tuple[str, str]] = {
 
 BEGINNINGS: dict[str, str] = {
     "critic_": _NO_CRITIC,
-    "teacher_": _TEACHER,
-    "opd_": _TEACHER,
-    "distillation_": _TEACHER,
+    **dict.fromkeys(("teacher_", "opd_", "distillation_"), _TEACHER),
 }
 """How a name begins that is about what is not here, or is something else here, whatever comes after."""
 

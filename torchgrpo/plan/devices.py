@@ -41,6 +41,11 @@ class _Request:
     devices: Any
     typed: str
 
+    @classmethod
+    def of(cls, config: Config, section: str) -> "_Request":
+        asked = vars(config)[section]
+        return cls(section, asked.num_devices, asked.devices, devices_asked(config, section))
+
     @property
     def by_hand(self) -> tuple[int, ...]:
         return tuple(self.devices or ())
@@ -50,7 +55,7 @@ class _Request:
         return len(self.by_hand) or self.num_devices or 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DevicePlan:
     """Who has which devices.
 
@@ -68,13 +73,13 @@ class DevicePlan:
 
     ranks: int
     ranks_per_node: int
-    train: tuple[int, ...]
+    train: tuple[int, ...] = ()
     scorers: int
-    reference: tuple[int, ...]
+    reference: tuple[int, ...] = ()
     engines: tuple[tuple[int, ...], ...]
     reference_home: ReferenceHome
     in_process: bool
-    colocated: bool
+    colocated: bool = False
     on_cluster: bool
     notes: tuple[str, ...] = ()
 
@@ -132,11 +137,8 @@ def plan_devices(
         ConfigError: lists that overlap, repeat or leave the range; requests that cannot be met.
     """
     inference, ranks = config.inference_model, config.train_model.ranks
-    asked = {"train_model": config.train_model, "ref_model": config.ref_model, "inference_model": inference}
-    train, reference, generate = (
-        _Request(section, own.num_devices, own.devices, devices_asked(config, section))
-        for section, own in asked.items()
-    )
+    sections = ("train_model", "ref_model", "inference_model")
+    train, reference, generate = (_Request.of(config, section) for section in sections)
     requests = [train, reference, generate] if config.policy.uses_reference else [train, generate]
     _check_nodes(config, cluster)
     _check_lists(requests, num_gpus, inference.colocate)
@@ -243,13 +245,10 @@ def _on_cpu(config: Config, cluster: bool) -> DevicePlan:
     return DevicePlan(
         ranks=model.ranks,
         ranks_per_node=model.ranks // model.num_nodes,
-        train=(),
         scorers=scorers,
-        reference=(),
         engines=((),) * engines,
         reference_home="own devices" if scorers else _shared_home(config),
         in_process=engines == 1 and not config.ray.enabled and not cluster,
-        colocated=False,
         on_cluster=cluster,
         notes=(idle,) if inference.colocate else (),
     )

@@ -8,29 +8,15 @@ from pathlib import Path
 
 from config.schema.config import Config
 from config.schema.errors import ConfigError
+from torchgrpo.plan import model_shape
+from torchgrpo.plan import plan as plans
 from torchgrpo.plan.devices import DevicePlan, plan_devices, transport
 from torchgrpo.plan.host_memory import share_copies
 from torchgrpo.plan.machine import Machine
 from torchgrpo.plan.memory import CONTEXT_BYTES, gib, kv_bytes_per_sequence, usable_bytes
 from torchgrpo.plan.microbatches import chunk_size, longest_row, microbatch_rows, packs, rank_microbatches
-from torchgrpo.plan.model_shape import (
-    DTYPE_BYTES,
-    GIB,
-    ModelShape,
-    find_shape,
-    kv_cache_bytes,
-    quantized_bytes,
-)
-from torchgrpo.plan.plan import (
-    EnginePlan,
-    LearnerPlan,
-    Plan,
-    ReferencePlan,
-    WeightCheckPlan,
-    cache_on_device,
-    gpus_used,
-    resident,
-)
+from torchgrpo.plan.model_shape import DTYPE_BYTES, GIB, ModelShape
+from torchgrpo.plan.plan import EnginePlan, LearnerPlan, Plan, ReferencePlan, WeightCheckPlan
 from torchgrpo.plan.weight_bounds import BOUNDS, coarsest
 
 AUTOCAST = {"fp32": None, "bf16": "bfloat16", "fp16": "float16"}
@@ -64,9 +50,11 @@ def make_plan(config: Config, overlapped: bool, machine: Machine, folder: Path =
             "machine that has some"
         )
     devices = plan_devices(config, gpus, overlapped, on_cluster)
-    shape = find_shape(config.model.name)
+    shape = model_shape.find_shape(config.model.name)
     name = config.ref_model.name
-    frozen = find_shape(name, "ref_model.name") if name and config.policy.uses_reference else shape
+    frozen = (
+        model_shape.find_shape(name, "ref_model.name") if name and config.policy.uses_reference else shape
+    )
     engine = _engine(config, overlapped, machine, devices, shape)
     learner = _learner(config, overlapped, devices, shape)
     # Adapters are files to vLLM, and offloaded shards are gathered in host memory.
@@ -102,7 +90,7 @@ def _notes(plan: Plan) -> Iterator[str]:
     """Sentences on the plan as it was decided."""
     config, machine, shape = plan.config, plan.machine, plan.shape
     split, there = config.inference_model.tensor_parallel_size, machine.num_gpus * machine.nodes
-    unused = there - gpus_used(plan)
+    unused = there - plans.gpus_used(plan)
     known = machine.imagined or not plan.devices.on_cluster
     if not plan.devices.on_cpu and known and unused >= split:
         more = split * (len(plan.devices.engines) + unused // split)
@@ -121,7 +109,7 @@ def _notes(plan: Plan) -> Iterator[str]:
         )
     if shape is not None and config.train_model.lora.quantized:
         width = DTYPE_BYTES[config.model.dtype]
-        small, whole = quantized_bytes(shape, width), shape.parameters * width
+        small, whole = model_shape.quantized_bytes(shape, width), shape.parameters * width
         yield (
             f"the base of the adapters is in 4 bits (nf4): {gib(small)} in place of {gib(whole)}; "
             f"engines hold it out of 4 bits in {plan.weight_dtype}, the adapter added to it"
@@ -147,7 +135,7 @@ def _engine(
     sequences = inference.max_num_seqs or (CPU_SEQUENCES if on_cpu else GPU_SEQUENCES)
     cache = None if inference.kv_cache_gib is None else int(inference.kv_cache_gib * GIB)
     if cache is None and on_cpu and backend == "vllm" and shape is not None:
-        cache = kv_cache_bytes(shape, config.max_model_len, sequences, DTYPE_BYTES[dtype])
+        cache = model_shape.kv_cache_bytes(shape, config.max_model_len, sequences, DTYPE_BYTES[dtype])
     gpu_vllm = backend == "vllm" and not on_cpu
     return EnginePlan(
         backend=backend,
@@ -254,7 +242,7 @@ def _share_gpu(plan: Plan) -> Plan:
     if not plan.devices.colocated or plan.engine.backend != "vllm" or size is None or plan.shape is None:
         return plan
     asked = plan.engine.gpu_memory_utilization
-    left = 1 - (resident(plan, plan.shape) + CONTEXT_BYTES) / (size * GIB)
+    left = 1 - (plans.resident(plan, plan.shape) + CONTEXT_BYTES) / (size * GIB)
     share = max(0.0, math.floor(100 * min(asked, left)) / 100)
     if share >= asked:
         return plan
@@ -275,7 +263,7 @@ def _bound_cache(plan: Plan) -> Plan:
         return plan
     sequences = SEQUENCES_IN_TURNS * engine.max_num_seqs
     needed = max(SMALLEST_CACHE, sequences * kv_bytes_per_sequence(plan.config, shape, engine.dtype))
-    left = cache_on_device(plan, shape)
+    left = plans.cache_on_device(plan, shape)
     if left is None or needed > ROOM_FOR_A_CACHE * left:
         return plan
     whole = int(needed) * plan.config.inference_model.tensor_parallel_size

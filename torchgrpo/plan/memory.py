@@ -11,6 +11,7 @@ from typing import Literal
 from config.schema.config import Config
 from torchgrpo.plan import activations
 from torchgrpo.plan.activations import FLOAT, Arithmetic
+from torchgrpo.plan.gathering import gathered, kept_of_sums, last_sum_bytes
 from torchgrpo.plan.microbatches import microbatch, rank_microbatches
 from torchgrpo.plan.model_shape import DTYPE_BYTES, GIB, NF4_BYTES, ModelShape, quantized_bytes
 
@@ -194,7 +195,7 @@ def scoring(
     gather.
     """
     batch = microbatch(config, shape, on_cpu=not widths.fused_head)
-    whole = activations.gathered(shape, widths, ranks)
+    whole = gathered(shape, widths, ranks)
     block = activations.block_scoring_bytes(shape, batch, widths) + batch.mask * (1 + widths.factor)
     layer = Use("one layer's activations", block, BATCH_KNOBS)
     head = Use("output head", activations.head_forward_bytes(shape, batch, widths, 1), HEAD_KNOBS)
@@ -215,7 +216,7 @@ def _peak(config: Config, shape: ModelShape, on_cpu: bool, gradients: Use) -> li
     and that of the first, the sum over ranks of what is outside the blocks. With one microbatch a step, gradients come
     into being between the blocks' two, as do the sums over copies of the parameters."""
     batch, widths = microbatch(config, shape, on_cpu), arithmetic(config, on_cpu)
-    whole = activations.gathered(shape, widths, config.train_model.ranks)
+    whole = gathered(shape, widths, config.train_model.ranks)
     recomputes = config.train.gradient_checkpointing
     block = activations.block_bytes(shape, batch, widths)
     kept = batch.positions * shape.hidden_size * widths.stream if recomputes else block  # its input alone
@@ -225,7 +226,7 @@ def _peak(config: Config, shape: ModelShape, on_cpu: bool, gradients: Use) -> li
     copies = activations.weight_copies_bytes(shape, widths) if needed else 0.0
     several = rank_microbatches(config, shape) > 1
     held = gradients.bytes if several else 0.0
-    kept_sums = activations.kept_of_sums(config, several)
+    kept_sums = kept_of_sums(config, several)
 
     def moment(now: Use, units: float, gradient: float = held, layers: int = shape.num_layers) -> list[Use]:
         activations = layers * kept + batch.mask
@@ -249,7 +250,7 @@ def _peak(config: Config, shape: ModelShape, on_cpu: bool, gradients: Use) -> li
     forward = Use("output head", activations.head_forward_bytes(shape, batch, widths, 2), HEAD_KNOBS)
     head_back = activations.head_backward_bytes(shape, batch, widths, 2 if config.policy.uses_entropy else 1)
     back = Use("backward pass of the output head", head_back, HEAD_KNOBS)
-    outside = activations.last_sum_bytes(config, whole, kept_sums)
+    outside = last_sum_bytes(config, whole, kept_sums)
     last = Use("gradients of embedding and head", outside, "train_model.lora.enabled")
     two, one = whole.outside + 2 * whole.layer, whole.outside + whole.layer
     # Among all gradients is that of a tied head, which waits until the end.
