@@ -148,9 +148,7 @@ def plan_devices(
     reserved = {device for request in requests for device in request.by_hand}
     free = [device for device in range(num_gpus) if device not in reserved]
     train_at = tuple(range(ranks)) if cluster and ranks > 1 else _take(free, train)
-    flat: tuple[int, ...] = ()
-    if not cluster:
-        flat = _take(free, generate, shared=train_at if colocated else ())
+    flat: tuple[int, ...] = () if cluster else _take(free, generate, train_at if colocated else ())
     # On a cluster nobody knows what is free.
     spare = bool(free) and not cluster and ranks == 1 and _shared_home(config) == "shared"
     scorers = (reference.count or int(spare)) if reference in requests else 0
