@@ -26,19 +26,14 @@ def broken_package(error: BaseException) -> str | None:
     root: BaseException = error
     while root.__cause__ is not None:  # not what was tried before: `except ImportError` is no fault
         root = root.__cause__
-    places = [frame for frame in traceback.extract_tb(root.__traceback__) if not _imports(frame.filename)]
-    if not places or _ours(places[-1].filename):
+    pythons_import = ("<", importlib.__file__)
+    frames = traceback.extract_tb(root.__traceback__)
+    places = [frame for frame in frames if not frame.filename.startswith(pythons_import)]
+    if not places:
         return None
     file = Path(places[-1].filename)
+    inside = file.resolve()
+    if inside.is_relative_to(PROJECT) and inside.relative_to(PROJECT).parts[0].removesuffix(".py") in OURS:
+        return None
     said = str(root) or type(root).__name__
     return f"a package does not load: {said} ({type(root).__name__} in {file}, line {places[-1].lineno}). {REMEDY}"
-
-
-def _imports(filename: str) -> bool:
-    """Whether Python's own import is in it."""
-    return filename.startswith("<") or filename == importlib.__file__
-
-
-def _ours(filename: str) -> bool:
-    inside = Path(filename).resolve()
-    return inside.is_relative_to(PROJECT) and inside.relative_to(PROJECT).parts[0].removesuffix(".py") in OURS

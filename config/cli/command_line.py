@@ -49,13 +49,11 @@ UNWRITABLE = (
     "the run's folder cannot be written: {why}; make it writable, or choose another: hydra.run.dir=FOLDER"
 )
 EVERY_TRIAL_FAILED = "every trial of the study failed; see above what each of them said"
-_NO_TRIAL = "No trials are completed yet."  # Optuna, asked for the best one
 AT_ONCE = "interrupted: ended at once"
 ENDED = f"{AT_ONCE}; what came after the newest checkpoint is lost"
 _OF_THE_START = re.compile(
     r"\+*(hydra\.(run|sweep|mode|sweeper|launcher)\b|hydra/(sweeper|launcher)=|train\.resume=)"
 )
-_OF_THE_MODEL = re.compile(rf"{_OF_THE_START.pattern}|\+*(model\.name|run)=")
 
 Job = Callable[[Config, Path, Callable[[], None]], RunOutcome]
 """Given the config, the run's folder, and what it calls once it is sure to begin."""
@@ -91,7 +89,9 @@ def command_line(job: Job) -> None:
     except JobFailed as failed:
         sys.exit(_complain(f"{failed} (the first of the sweep that did)", CANNOT_GO_ON))
     except MarkedYAMLError as error:
-        sys.exit(_complain(_of_yaml(error)))
+        mark = error.problem_mark or error.context_mark
+        place = f"{mark.name}, line {mark.line + 1}" if mark else "a YAML file"
+        sys.exit(_complain(f"{place}: this is no YAML ({error.problem or error.context})"))
     except (ConfigError, HydraException, OmegaConfBaseException) as error:
         sys.exit(_complain(readable(error)))
     except KeyboardInterrupt as interrupt:
@@ -99,12 +99,17 @@ def command_line(job: Job) -> None:
     except (OSError, ValueError) as error:
         if _unread(error):
             sys.exit(CANNOT_GO_ON)
-        if str(error) == _NO_TRIAL:
+        if str(error) == "No trials are completed yet.":  # Optuna, asked for the best one
             sys.exit(_complain(EVERY_TRIAL_FAILED, CANNOT_GO_ON))
-        why = None if began else _from_the_system(error)
-        if why is None and not is_readable(error):
+        found = None if began else next((link for link in causes(error) if isinstance(link, OSError)), None)
+        if found is not None and (
+            found.filename or found.strerror
+        ):  # that kept Hydra from writing the run's folder
+            why = f"{found.filename}: {found.strerror}" if found.filename else found.strerror
+            sys.exit(_complain(UNWRITABLE.format(why=why)))
+        if not is_readable(error):
             raise
-        sys.exit(_complain(UNWRITABLE.format(why=why) if why else readable(error)))
+        sys.exit(_complain(readable(error)))
 
 
 def escape_what_a_terminal_lacks() -> None:
@@ -183,21 +188,6 @@ def _unread(error: Exception) -> bool:
     return True
 
 
-def _of_yaml(error: MarkedYAMLError) -> str:
-    """The place where a file is no YAML, and why."""
-    mark = error.problem_mark or error.context_mark
-    place = f"{mark.name}, line {mark.line + 1}" if mark else "a YAML file"
-    return f"{place}: this is no YAML ({error.problem or error.context})"
-
-
-def _from_the_system(error: BaseException | None) -> str | None:
-    """The system's error that kept Hydra from writing the run's folder."""
-    found = next((link for link in causes(error) if isinstance(link, OSError)), None)
-    if found is None:
-        return None
-    return f"{found.filename}: {found.strerror}" if found.filename else found.strerror
-
-
 def typed() -> list[str]:
     """The settings of the command line as they were typed; none where other code runs a job."""
     return list(HydraConfig.get().overrides.task) if HydraConfig.initialized() else []
@@ -213,8 +203,9 @@ def resume_command(run_dir: Path) -> str:
 
 def evaluate_command(model: Path, sets: str) -> str:
     """The command that evaluates a model as this run would. sets: a setting of `eval.sets`, or nothing."""
+    left_out = re.compile(rf"{_OF_THE_START.pattern}|\+*(model\.name|run)=")
     given = ["run=eval", _setting("model.name", model), *([shlex.quote(sets)] if sets else [])]
-    return " ".join([*_command(_OF_THE_MODEL), *given])
+    return " ".join([*_command(left_out), *given])
 
 
 def _setting(key: str, path: Path) -> str:

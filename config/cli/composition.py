@@ -66,20 +66,17 @@ def to_config(composed: DictConfig) -> Config:
     return config
 
 
-def _unknown_keys(given: Any, section: type[Any], prefix: str = "") -> Iterator[str]:
-    """Dotted keys down to the values that no dataclass has. Plain dictionaries (`env.options`, ...) hold any key."""
-    known = {field.name: field.type for field in fields(section)}
+def _unknown_keys(given: Any, section: type[Any] | None, prefix: str = "") -> Iterator[str]:
+    """Dotted keys down to the values that no dataclass has. Plain dictionaries (`env.options`, ...) hold any key.
+
+    section: None, where nothing is known.
+    """
+    known = {} if section is None else {field.name: field.type for field in fields(section)}
     for name, value in given.items():
         kind = known.get(name)
-        if name not in known:
-            yield from _leaves(value, f"{prefix}{name}")
-        elif isinstance(kind, type) and is_dataclass(kind) and isinstance(value, dict):
+        if isinstance(kind, type) and is_dataclass(kind) and isinstance(value, dict):
             yield from _unknown_keys(value, kind, f"{prefix}{name}.")
-
-
-def _leaves(value: Any, key: str) -> Iterator[str]:
-    if not isinstance(value, dict) or not value:
-        yield key
-        return
-    for name, inner in value.items():
-        yield from _leaves(inner, f"{key}.{name}")
+        elif name not in known and isinstance(value, dict) and value:
+            yield from _unknown_keys(value, None, f"{prefix}{name}.")
+        elif name not in known:
+            yield f"{prefix}{name}"

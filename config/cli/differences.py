@@ -2,8 +2,8 @@
 
 import re
 import shlex
-from collections.abc import Mapping
-from dataclasses import asdict, fields
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from typing import Any
 
 from config.cli.error_messages import text_in_quotes
@@ -23,24 +23,20 @@ def overrides(config: Mapping[str, Any]) -> list[str]:
     return [shlex.quote(text) for text in _different(config, defaults, "")]
 
 
-def _different(config: Mapping[str, Any], defaults: Mapping[str, Any], prefix: str) -> list[str]:
-    found: list[str] = []
+def _different(config: Mapping[str, Any], defaults: Mapping[str, Any], prefix: str) -> Iterator[str]:
     for key, default in defaults.items():
         value, place = config.get(key, default), f"{prefix}{key}"
         if isinstance(default, dict) and default and isinstance(value, Mapping):
-            found += _different(value, default, f"{place}.")
+            yield from _different(value, default, f"{place}.")
         elif place == "eval.sets" and value:
-            found.append(f"{place}={_literal({name: _set(one) for name, one in value.items()})}")
+            usual = asdict(EvalSetConfig())
+            sets = {
+                name: {key: one[key] for key in usual if key in one and one[key] != usual[key]}
+                for name, one in value.items()
+            }
+            yield f"{place}={_literal(sets)}"
         elif value != default:
-            found.append(f"{place}={_literal(value)}")
-    return found
-
-
-def _set(one: Mapping[str, Any]) -> dict[str, Any]:
-    """What an evaluation set says that is no default."""
-    defaults = asdict(EvalSetConfig())
-    known = [field.name for field in fields(EvalSetConfig)]
-    return {key: one[key] for key in known if key in one and one[key] != defaults[key]}
+            yield f"{place}={_literal(value)}"
 
 
 def _literal(value: Any) -> str:

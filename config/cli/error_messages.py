@@ -14,19 +14,17 @@ from config.cli.other_trainers import own_section, section_elsewhere, translated
 from config.schema.config import Config
 from config.schema.errors import ConfigError, causes
 
-PLUGINS = {
-    "hydra/launcher/joblib": "hydra-joblib-launcher",
-    "hydra/launcher/submitit_local": "hydra-submitit-launcher",
-    "hydra/launcher/submitit_slurm": "hydra-submitit-launcher",
-    "hydra/launcher/ray": "hydra-ray-launcher",
-    "hydra/launcher/ray_aws": "hydra-ray-launcher",
-    "hydra/launcher/rq": "hydra-rq-launcher",
-    "hydra/sweeper/optuna": "hydra-optuna-sweeper",
-    "hydra/sweeper/ax": "hydra-ax-sweeper",
-    "hydra/sweeper/nevergrad": "hydra-nevergrad-sweeper",
-    "hydra/job_logging/colorlog": "hydra-colorlog",
-    "hydra/hydra_logging/colorlog": "hydra-colorlog",
+_PLUGINS = {
+    "hydra-joblib-launcher": "launcher/joblib",
+    "hydra-submitit-launcher": "launcher/submitit_local launcher/submitit_slurm",
+    "hydra-ray-launcher": "launcher/ray launcher/ray_aws",
+    "hydra-rq-launcher": "launcher/rq",
+    "hydra-optuna-sweeper": "sweeper/optuna",
+    "hydra-ax-sweeper": "sweeper/ax",
+    "hydra-nevergrad-sweeper": "sweeper/nevergrad",
+    "hydra-colorlog": "job_logging/colorlog hydra_logging/colorlog",
 }
+PLUGINS = {f"hydra/{name}": package for package, names in _PLUGINS.items() for name in names.split()}
 """What to install for a plugin of Hydra's that is not there."""
 NOT_ON_BASE = (
     "the config is not built on base; its file begins with\n  defaults: [base, _self_]\n"
@@ -36,15 +34,16 @@ _NOT_A_NAME = "Config group override must be a string or a list"
 _NOT_A_RANGE = "The `low` value must be"  # Optuna, of an interval
 _REMEDIES = (
     ("is not a ListConfig", "give a list, {key}=[first,second]"),
-    ("Cannot convert 'list'", "it takes one value"),
-    ("Cannot convert 'dict'", "it takes one value"),
+    (r"Cannot convert '(list|dict)'", "it takes one value"),
     ("is not Optional", "null is no value for it"),
     ("could not be converted to Integer", "give a whole number"),
     ("could not be converted to Float", "give a number"),
     ("is not a valid bool", "give true or false"),
-    ("is not a subclass of", "it is a section: set its fields, {key}.FIELD=value"),
-    ("Cannot merge DictConfig with", "it is a section: set its fields, {key}.FIELD=value"),
-    ("to Dict[", "give names and values, {key}={{name:value}}"),
+    (
+        "is not a subclass of|Cannot merge DictConfig with",
+        "it is a section: set its fields, {key}.FIELD=value",
+    ),
+    (r"to Dict\[", "give names and values, {key}={{name:value}}"),
     ("does not support deletion", "a field cannot be taken away, only set"),
 )
 """What OmegaConf's text holds: what helps."""
@@ -54,8 +53,7 @@ def known_keys(config_class: type[Any], prefix: str = "") -> list[str]:
     """Every dotted key of a tree of dataclasses."""
     keys: list[str] = []
     for field in dataclasses.fields(config_class):
-        if dataclasses.is_dataclass(field.type):
-            assert isinstance(field.type, type)
+        if isinstance(field.type, type) and dataclasses.is_dataclass(field.type):
             keys += known_keys(field.type, f"{prefix}{field.name}.")
         else:
             keys.append(f"{prefix}{field.name}")
@@ -64,24 +62,43 @@ def known_keys(config_class: type[Any], prefix: str = "") -> list[str]:
 
 def readable(error: BaseException) -> str:
     """One message for a user who mistyped something."""
-    chain = causes(error)
+    chain, text = causes(error), str(error)
     for link in chain:
         if isinstance(link, ConfigError):
             return str(link)
-    unknown = re.search(r"Could not (?:override|append to) (?:config\. )?'([^']+)'", str(error))
+    unknown = re.search(r"Could not (?:override|append to) (?:config\. )?'([^']+)'", text)
     if unknown:
         return unknown_key(unknown.group(1))
     if isinstance(error, MissingConfigException):
         return _missing_file(error)
     if isinstance(error, OverrideParseException):
         return _unreadable(error)
-    if str(error).startswith(_NOT_A_RANGE):
+    if text.startswith(_NOT_A_RANGE):
         return f"interval(low, high) of the sweep: {error}"
-    file = re.match(r"In '(\S+)': \w+ raised while composing config", str(error))
+    file = re.match(r"In '(\S+)': \w+ raised while composing config", text)
     for link in chain:
         if isinstance(link, OmegaConfBaseException) and (place := re.search(r"full_key: (\S+)", str(link))):
             return _wrong_value(place.group(1), str(link).splitlines()[0], file[1] if file else "")
-    return _of_hydra(str(error))
+    first = text.splitlines()[0]
+    several = re.match(r"Ambiguous value for argument '(.*)'$", first)
+    if several:
+        key, _, value = several.group(1).partition("=")
+        return (
+            f"{key}={value}: several values. One run for each: add --multirun. A list: "
+            f"{shlex.quote(f'{key}=[{value}]')}. A text: {quoted(key, value)}"
+        )
+    if first.startswith(_NOT_A_NAME):
+        return "policy and optimizer take the name of a preset, such as policy=dapo; policy.FIELD=value sets a field"
+    twice = re.match(
+        r"Multiple values for (\S+)\. |(\S+) appears more than once in the final defaults list", first
+    )
+    if twice:
+        name = twice[1] or twice[2]
+        return (
+            f"{name}: an option has been chosen already; leave the + out to choose another, and write `override "
+            f"{name}: OPTION` in the defaults list of a file"
+        )
+    return text if "config_path" in text else first
 
 
 def is_readable(error: BaseException) -> bool:
@@ -96,7 +113,16 @@ def unknown_key(key: str) -> str:
     known = known_keys(Config)
     if key in known:
         return f"{key}: {NOT_ON_BASE}"
-    close = _near(key, known)
+    own = own_section(key)
+    if own is not None:
+        beginning, rest = own
+        rests = [other.removeprefix(beginning) for other in known if other.startswith(beginning)]
+        close = [beginning + other for other in difflib.get_close_matches(rest, rests, n=3, cutoff=0.75)]
+    else:
+        last = key.split(".")[-1]
+        sections = {other[: dot.start()] for other in known for dot in re.finditer(r"\.", other)}
+        close = difflib.get_close_matches(key, [*known, *sorted(sections)], n=3, cutoff=0.75)
+        close += [other for other in known if other.split(".")[-1] == last and other not in close]
     hint = translated(key)
     if hint is None and not close:
         hint = section_elsewhere(key)
@@ -104,19 +130,6 @@ def unknown_key(key: str) -> str:
     if hint is None:
         hint = f"did you mean {' or '.join(close[:3])}?" if close else "docs/config.md lists every key"
     return f"{key}: no such configuration key; {hint}"
-
-
-def _near(key: str, known: list[str]) -> list[str]:
-    """Keys and sections that resemble this one, the nearest first."""
-    own = own_section(key)
-    if own is not None:
-        beginning, rest = own
-        rests = [other.removeprefix(beginning) for other in known if other.startswith(beginning)]
-        return [beginning + other for other in difflib.get_close_matches(rest, rests, n=3, cutoff=0.75)]
-    last = key.split(".")[-1]
-    sections = {other[: dot.start()] for other in known for dot in re.finditer(r"\.", other)}
-    close = difflib.get_close_matches(key, [*known, *sorted(sections)], n=3, cutoff=0.75)
-    return close + [other for other in known if other.split(".")[-1] == last and other not in close]
 
 
 def _wrong_value(key: str, text: str, file: str) -> str:
@@ -129,7 +142,7 @@ def _wrong_value(key: str, text: str, file: str) -> str:
         )
     if re.match(r"Key '.*' not in '", text):
         return unknown_key(key) + where
-    remedy = next((remedy for part, remedy in _REMEDIES if part in text), None)
+    remedy = next((remedy for part, remedy in _REMEDIES if re.search(part, text)), None)
     return f"{key}: {text.rstrip('.')}" + (f"; {remedy.format(key=key)}" if remedy else "") + where
 
 
@@ -149,14 +162,13 @@ def _missing_file(error: MissingConfigException) -> str:
         place = next((folder / group for folder in folders if (folder / group).is_dir()), None)
         options = list(error.options or ()) or sorted(path.stem for path in (place or Path()).glob("*.yaml"))
         return f"{group}={option}: no such option; {_choices(option, options)}"
-    hint = ""
-    if not any((folder / "base.yaml").is_file() for folder in folders):
-        ours = Path(__file__).parents[1]
-        hint = (
-            " --config-path puts a folder in the place of the configs that ship; --config-dir FOLDER adds it to them, "
-            f"as hydra.searchpath=[file://{ours}] adds them to it"
-        )
-    return f"{text.splitlines()[0]}{hint}"
+    first = text.splitlines()[0]
+    if any((folder / "base.yaml").is_file() for folder in folders):
+        return first
+    return (
+        f"{first} --config-path puts a folder in the place of the configs that ship; --config-dir FOLDER adds it to "
+        f"them, as hydra.searchpath=[file://{Path(__file__).parents[1]}] adds them to it"
+    )
 
 
 def _choices(wrong: str, known: list[str]) -> str:
@@ -192,26 +204,3 @@ def text_in_quotes(value: str) -> str:
     # In Hydra's quotes a backslash is one, unless a quote follows.
     inside = re.sub(r'(\\*)("|$)', lambda found: found[1] * 2 + ('\\"' if found[2] else ""), value)
     return f'"{inside}"'
-
-
-def _of_hydra(text: str) -> str:
-    first = text.splitlines()[0]
-    several = re.match(r"Ambiguous value for argument '(.*)'$", first)
-    if several:
-        key, _, value = several.group(1).partition("=")
-        return (
-            f"{key}={value}: several values. One run for each: add --multirun. A list: "
-            f"{shlex.quote(f'{key}=[{value}]')}. A text: {quoted(key, value)}"
-        )
-    if first.startswith(_NOT_A_NAME):
-        return "policy and optimizer take the name of a preset, such as policy=dapo; policy.FIELD=value sets a field"
-    twice = re.match(
-        r"Multiple values for (\S+)\. |(\S+) appears more than once in the final defaults list", first
-    )
-    if twice:
-        name = twice[1] or twice[2]
-        return (
-            f"{name}: an option has been chosen already; leave the + out to choose another, and write `override "
-            f"{name}: OPTION` in the defaults list of a file"
-        )
-    return text if "config_path" in text else first

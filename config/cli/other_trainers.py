@@ -13,11 +13,10 @@ _NAMES = {
     "model.attn_implementation": "attn_implementation ref_model.attn_implementation",
     "model.dtype": "torch_dtype",
     "model.name":
-        "model_name_or_path model_path model.path pretrain hf_checkpoint policy.model_name "
-        "trainer.model.name inference.model.name",
+        "model_name_or_path model_path model.path pretrain hf_checkpoint policy.model_name trainer.model.name "
+        "inference.model.name",
     "env.data_files, with env.dataset": "data.train_files prompt_data",
-    "model.chat_template":
-        "chat_template_path custom_chat_template apply_chat_template input_template chat_template",
+    "model.chat_template": "chat_template_path custom_chat_template apply_chat_template input_template chat_template",
     "model.dtype and model.attn_implementation": "model_init_kwargs",
     "env.dataset": "dataset_name",
     "env.data_revision": "dataset_revision",
@@ -26,15 +25,12 @@ _NAMES = {
     "env.max_prompt_tokens":
         "max_prompt_length prompt_max_len max_input_seq_length rollout_max_prompt_len eval_max_prompt_len",
     "env.max_steps, with env.tools or env.reasoning":
-        "max_turns max_rollout_turns max_assistant_turns max_user_turns multi_turn.enable "
-        "max_tool_calling_iterations",
-    "env.max_prompt_tokens: a longer prompt is left out and counted":
-        "data.filter_overlong_prompts data.truncation",
+        "max_turns max_rollout_turns max_assistant_turns max_user_turns multi_turn.enable max_tool_calling_iterations",
+    "env.max_prompt_tokens: a longer prompt is left out and counted": "data.filter_overlong_prompts data.truncation",
     "env.num_envs, prompts per iteration; train.dialog_turns_per_batch counts its completions":
         "generation_batch_size data.train_batch_size rollout_batch_size num_prompts_per_step",
     "env.repeats":
-        "num_generations group_size rollout.n n_samples_per_prompt num_generations_per_prompt "
-        "rollouts_per_example",
+        "num_generations group_size rollout.n n_samples_per_prompt num_generations_per_prompt rollouts_per_example",
     "env.reward_workers": "reward.num_workers math.num_workers reward_model.num_workers",
     "env.tools": "tool_config_path",
     "env.reward, a name or module:function": "reward_funcs",
@@ -46,8 +42,7 @@ _NAMES = {
     "env.oversample, in completions of a prompt; policy.dynamic_batching draws more prompts":
         "over_sampling_batch_size",
     "train.checkpoint_frequency, in iterations":
-        "save_steps save_freq save_interval save_period ckpt.interval save_strategy "
-        "logging.checkpoint_frequency",
+        "save_steps save_freq save_interval save_period ckpt.interval save_strategy logging.checkpoint_frequency",
     "train.deterministic": "full_determinism",
     "train.dialog_turns_per_batch: completions of an iteration, of one or more optimizer steps":
         "steps_per_generation steps_per_batch",
@@ -61,8 +56,7 @@ _NAMES = {
     "train.packing: a microbatch is one sequence, each prompt once":
         "share_prompt use_remove_padding packing packing_samples sequence_packing.enabled",
     "train.compile": "torch_compile use_torch_compile model.compile",
-    "train.gradient_checkpointing":
-        "gradient_checkpointing enable_gradient_checkpointing activation_checkpointing",
+    "train.gradient_checkpointing": "gradient_checkpointing enable_gradient_checkpointing activation_checkpointing",
     "train.keep_best": "checkpointing.metric_name metric_for_best_model load_best_model_at_end",
     "train.keep_checkpoints": "save_total_limit max_actor_ckpt_to_keep keep_top_k ckpt.keep",
     "train.mixed_precision=bf16": "bf16",
@@ -133,8 +127,7 @@ _NAMES = {
     "optimizer.weight_decay": "optim.weight_decay",
     "optimizer.min_lr_fraction, a share of optimizer.lr": "min_lr lr_min eta_min",
     "train_model.num_devices":
-        "n_gpus_per_node trainer.n_gpus_per_node num_processes world_size actor_num_gpus_per_node "
-        "actor_num_gpus",
+        "n_gpus_per_node trainer.n_gpus_per_node num_processes world_size actor_num_gpus_per_node actor_num_gpus",
     "train_model.num_nodes, with ray.address: nodes of a cluster that the learner is on":
         "num_nodes nnodes trainer.nnodes num_machines actor_num_nodes",
     "train_model.offload=all": "param_offload cpu_offload fsdp_offload_enabled",
@@ -152,8 +145,8 @@ _NAMES = {
     "ref_model.name": "ref_model.path ref_model.model.path ref.model.path ref_load ref_model_path",
     "ref_model.name, with policy=opd":
         "teacher_model teacher_model_path teacher_model_name teacher_model_name_or_path teacher_path "
-        "teacher.model.path teacher.model_name teacher.name opd_teacher_load "
-        "distillation.teacher_model.model_path distillation.teacher_model.path",
+        "teacher.model.path teacher.model_name teacher.name opd_teacher_load distillation.teacher_model.model_path "
+        "distillation.teacher_model.path",
     "ref_model.dtype": "ref_model.torch_dtype ref_model.precision",
     "ref_model.num_devices, over all nodes": "ref_num_gpus_per_node ref_num_gpus ref_num_nodes",
     "ref_model.num_devices, with policy=opd":
@@ -166,39 +159,36 @@ _NAMES = {
     "inference_model.enforce_eager": "inference_model.compile",
     "inference_model.enforce_eager=true": "disable_cuda_graph disable_piecewise_cuda_graph",
     "inference_model.dtype":
-        "inference_model.torch_dtype inference_model.precision rollout.dtype rollout.precision "
-        "generation.precision",
+        "inference_model.torch_dtype inference_model.precision rollout.dtype rollout.precision generation.precision",
     "inference_model.gpu_memory_utilization": "vllm_gpu_memory_utilization",
     "inference_model.max_model_len":
         "max_seq_length vllm_max_model_length seq_len max_total_sequence_length rollout_max_context_len "
         "eval_max_context_len",
     "inference_model.max_tokens":
-        "max_completion_length max_new_tokens data.max_response_length generate_max_len "
-        "rollout_max_response_len rollout.response_length sampling.max_tokens reward_kwargs.max_resp_len",
+        "max_completion_length max_new_tokens data.max_response_length generate_max_len rollout_max_response_len "
+        "rollout.response_length sampling.max_tokens reward_kwargs.max_resp_len",
     "inference_model.num_devices":
         "vllm_num_engines rollout_num_gpus colocated.resources.gpus_per_node colocated.resources.num_nodes",
     "inference_model.temperature": "rollout_temperature",
     "inference_model.tensor_parallel_size":
-        "vllm_tensor_parallel_size tensor_model_parallel_size inference.parallel.tp "
-        "rollout_num_gpus_per_engine",
+        "vllm_tensor_parallel_size tensor_model_parallel_size inference.parallel.tp rollout_num_gpus_per_engine",
     "inference_model.top_p": "rollout_top_p",
     "inference_model.top_k": "rollout_top_k",
     "eval.frequency, in iterations":
-        "eval_steps eval_strategy val_check_interval check_val_every_n_epoch test_freq eval_interval "
-        "val_period eval.interval eval.steps",
+        "eval_steps eval_strategy val_check_interval check_val_every_n_epoch test_freq eval_interval val_period "
+        "eval.interval eval.steps",
     "eval.sets: a run with sets evaluates them before its first iteration":
         "eval_on_start val_before_train val_at_start",
     "eval.sets.NAME.data_files": "data.val_files eval_prompt_data",
     "eval.sets.NAME.limit": "limit_val_batches max_val_samples eval.max_samples eval.num_examples",
     "eval.sets.NAME.n":
-        "num_generations_eval n_samples_per_eval_prompt val_kwargs.n eval.n eval.num_generations "
-        "eval.repeats eval_n_samples_per_prompt eval_num_generations eval.rollouts_per_example",
-    "eval.sets.NAME.temperature":
-        "val_kwargs.temperature eval.temperature eval_temperature eval.sampling.temperature",
+        "num_generations_eval n_samples_per_eval_prompt val_kwargs.n eval.n eval.num_generations eval.repeats "
+        "eval_n_samples_per_prompt eval_num_generations eval.rollouts_per_example",
+    "eval.sets.NAME.temperature": "val_kwargs.temperature eval.temperature eval_temperature eval.sampling.temperature",
     "eval.sets.NAME.top_p": "val_kwargs.top_p eval.top_p eval_top_p eval.sampling.top_p",
     "eval.sets.NAME.max_tokens":
-        "eval.max_tokens eval.max_new_tokens eval.max_completion_length eval_max_response_len "
-        "eval_max_tokens eval_max_new_tokens eval.sampling.max_tokens",
+        "eval.max_tokens eval.max_new_tokens eval.max_completion_length eval_max_response_len eval_max_tokens "
+        "eval_max_new_tokens eval.sampling.max_tokens",
     "eval.sets": "eval_config eval_datasets",
     "eval.sets.NAME.dataset": "eval_dataset",
     "eval.sets.NAME.split": "eval_split",
@@ -212,34 +202,28 @@ _NAMES = {
     "logging.sample_frequency, in iterations": "log_completions",
     "run=eval": "val_only",
     "hydra.run.dir: the folder of the run":
-        "output_dir overwrite_output_dir default_root_dir default_local_dir log_dir checkpoint_dir "
-        "save_path logging_dir",
+        "output_dir overwrite_output_dir default_root_dir default_local_dir log_dir checkpoint_dir save_path "
+        "logging_dir",
     "the script: grpo_async.py overlaps, grpo.py does not": "rollout.mode async_train",
 }
 # fmt: on
 """What is here: its names there, or the ends of dotted ones."""
 HERE = {name: here for here, names in _NAMES.items() for name in names.split()}
 
-SECTIONS: dict[str, str] = {
-    "trainer": "train, logging and eval",
-    "data": "env",
-    "datamodule": "env",
-    "dataset": "env",
-    "algorithm": "policy",
-    "actor_rollout_ref": "model, train, policy, optimizer and inference_model",
-    "actor": "train, policy and optimizer",
-    "rollout": "inference_model",
-    "grpo": "env, train and eval",
-    "loss_fn": "policy",
-    "generation": "inference_model",
-    "checkpointing": "train",
-    "orchestrator": "env, train and inference_model",
-    "inference": "inference_model",
-    "ckpt": "train",
-    "cluster": "train_model, inference_model and ray",
-    "logger": "logging",
-    "tracker": "logging",
+_SECTIONS = {
+    "train, logging and eval": "trainer",
+    "env": "data datamodule dataset",
+    "policy": "algorithm loss_fn",
+    "model, train, policy, optimizer and inference_model": "actor_rollout_ref",
+    "train, policy and optimizer": "actor",
+    "inference_model": "rollout generation inference",
+    "env, train and eval": "grpo",
+    "train": "checkpointing ckpt",
+    "env, train and inference_model": "orchestrator",
+    "train_model, inference_model and ray": "cluster",
+    "logging": "logger tracker",
 }
+SECTIONS = {name: here for here, names in _SECTIONS.items() for name in names.split()}
 """The first part of a dotted name: the sections that hold here what it holds there."""
 
 
@@ -249,7 +233,7 @@ def translated(key: str) -> str | None:
     The longest end that is known counts: `actor_rollout_ref.rollout.n` is looked up whole, then as `rollout.n`,
     then as `n`. An end that leaves out a section of `APART` or `OWN` does not: `critic.optim.lr` is not `lr`. One that
     begins with a word of `STANDS_ALONE` does: `reward_model.overlong_buffer.len` is `overlong_buffer.len`. A flag may
-    have its hyphens.
+    have its hyphens. Where no end is known, a part of the name counts, or a part's beginning.
     """
     flag = key.lstrip("-").replace("-", "_")
     if flag in FLAGS:
@@ -264,11 +248,6 @@ def translated(key: str) -> str | None:
             return f"here it is {HERE[name]}"
         if name in ELSEWHERE:
             return ELSEWHERE[name]
-    return _of_a_part(parts)
-
-
-def _of_a_part(parts: list[str]) -> str | None:
-    """Advice on a name by one of its parts, or by a part's beginning."""
     alone = {part: text for part, text in ELSEWHERE.items() if part in STANDS_ALONE}
     for table in (alone, APART, ELSEWHERE):
         for part in parts:

@@ -15,7 +15,7 @@ from config.schema.config import Config
 from config.schema.errors import ConfigError
 
 METRICS = "metrics.jsonl"
-_LANDING = ("outputs/*/*", "multirun/*/*/*")
+_schema = cache(schema)
 
 
 def saved_config(run_dir: Path, changes: list[str] | None = None) -> Config:
@@ -59,11 +59,6 @@ def _checked(settings: str, changes: tuple[str, ...]) -> Config:
     return to_config(composed)  # type: ignore[arg-type]
 
 
-@cache
-def _schema() -> DictConfig:
-    return schema()
-
-
 @lru_cache(maxsize=8)
 def _parsed(settings: str) -> DictConfig | ListConfig:
     """Parse by libyaml: all that OmegaConf writes, and faster than its own loader."""
@@ -77,12 +72,15 @@ def chosen_runs(given: Any) -> list[Path]:
         ConfigError: one of them is no run's folder, or there is none.
     """
     if given is None:
-        return [_newest()]
+        runs = _runs()
+        if not runs:
+            raise ConfigError("run_dir: no run has been made here; name the folder of one: run_dir=FOLDER")
+        return runs[:1]
     folders = [Path(name) for name in (given if isinstance(given, list | tuple) else [given])]
     for folder in folders:
         if not is_run(folder):
-            runs = ", ".join(map(str, _runs()[:3]))
-            found = f"the newest runs here: {runs}" if runs else "there is none here"
+            newest = ", ".join(map(str, _runs()[:3]))
+            found = f"the newest runs here: {newest}" if newest else "there is none here"
             raise ConfigError(f"run_dir={folder}: no run's folder (there is no {METRICS}); {found}")
     return folders
 
@@ -99,14 +97,8 @@ def is_run(folder: Path) -> bool:
     return (folder / METRICS).is_file() or (folder / FOLDER).is_dir()
 
 
-def _newest() -> Path:
-    runs = _runs()
-    if not runs:
-        raise ConfigError("run_dir: no run has been made here; name the folder of one: run_dir=FOLDER")
-    return runs[0]
-
-
 def _runs() -> list[Path]:
     """Runs below the current folder, the newest first."""
-    found = [folder for pattern in _LANDING for folder in Path().glob(pattern) if is_run(folder)]
+    places = (*Path().glob("outputs/*/*"), *Path().glob("multirun/*/*/*"))
+    found = [folder for folder in places if is_run(folder)]
     return sorted(found, key=lambda folder: folder.stat().st_mtime, reverse=True)

@@ -53,10 +53,8 @@ def run_in_sweep(run: Callable[[], RunOutcome], composed: DictConfig) -> float |
         outcome = run()
     except SystemExit as ended:
         if ended.code != INTERRUPTED:
-            cause = ended.__cause__
-            raise _failed(
-                run_dir, composed, readable(cause) if cause else f"exit code {ended.code}"
-            ) from None
+            why = readable(ended.__cause__) if ended.__cause__ else f"exit code {ended.code}"
+            raise _failed(run_dir, composed, why) from None
         outcome = "interrupted"
     except Exception as error:
         traceback.print_exc()

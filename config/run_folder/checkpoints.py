@@ -26,9 +26,8 @@ def checkpoint_path(run_dir: Path, iteration: int) -> Path:
 
 def checkpoints(run_dir: Path) -> list[Path]:
     """Checkpoints in a run's folder, the highest iteration first."""
-    named = ((_NAME.fullmatch(path.name), path) for path in (run_dir / FOLDER).glob("checkpoint_*"))
-    numbered = [(int(match[1]), path) for match, path in named if match]
-    return [path for _, path in sorted(numbered, reverse=True)]
+    named = [path for path in (run_dir / FOLDER).glob("checkpoint_*") if _NAME.fullmatch(path.name)]
+    return sorted(named, key=lambda path: (iteration_of(path), path), reverse=True)
 
 
 def iteration_of(path: Path) -> int:

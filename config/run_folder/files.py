@@ -12,8 +12,6 @@ from typing import BinaryIO
 
 from config.schema.errors import causes
 
-_OF_THE_DISK = (errno.EROFS, errno.EFBIG, errno.EIO, errno.ESTALE)
-"""What a disk says that takes no more, though it has room: read-only, limited, broken, a server that is gone."""
 _UNFINISHED = re.compile(r".+\.\d+-[0-9a-f]{8}\.tmp")
 
 
@@ -100,11 +98,13 @@ def disk_full(error: BaseException | None) -> bool:
 
 def unwritable(error: BaseException | None, folder: Path) -> str | None:
     """Why nothing can be written in a folder any more, where that is what the exception came from."""
+    # Takes no more, though it has room: read-only, limited, broken, a server that is gone.
+    of_the_disk = (errno.EROFS, errno.EFBIG, errno.EIO, errno.ESTALE)
     for link in causes(error):
         if not isinstance(link, OSError):
             continue
         within = link.filename is not None and Path(str(link.filename)).is_relative_to(folder)
         gone = link.errno == errno.ENOENT and not folder.exists()
-        if link.errno in _OF_THE_DISK or (within and (gone or link.errno in (errno.EACCES, errno.EPERM))):
+        if link.errno in of_the_disk or (within and (gone or link.errno in (errno.EACCES, errno.EPERM))):
             return link.strerror
     return None

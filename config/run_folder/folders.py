@@ -57,16 +57,6 @@ class Owner:
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.began))
         return f"process {self.pid} on {self.host}, begun {since}"
 
-    @property
-    def may_live(self) -> bool:
-        """Whether it is a process of this machine that is there, or one of another machine."""
-        if self.host != socket.gethostname():
-            return True
-        try:
-            return bool(abs(psutil.Process(self.pid).create_time() - self.began) < 1)
-        except psutil.Error:
-            return False
-
 
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
@@ -122,7 +112,15 @@ def _lock(folder: Path) -> int:
     """The descriptor that holds the lock: a lock of this process alone, which none of its children keeps."""
     path = folder / LOCK
     while True:
-        descriptor = _opened(path)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        except OSError as error:
+            if disk_full(error):
+                raise
+            raise ConfigError(
+                f"hydra.run.dir={folder}: no file can be written there ({error.strerror}); take another folder"
+            ) from error
         other = _taken_by(descriptor)
         if other is not None:
             os.close(descriptor)
@@ -135,18 +133,6 @@ def _lock(folder: Path) -> int:
         os.close(descriptor)  # it was removed between `open` and the lock, by a run that ended
 
 
-def _opened(path: Path) -> int:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-    except OSError as error:
-        if disk_full(error):
-            raise
-        raise ConfigError(
-            f"hydra.run.dir={path.parent}: no file can be written there ({error.strerror}); take another folder"
-        ) from error
-
-
 def _taken_by(descriptor: int) -> Owner | None:
     """None where the lock is now this process's; else who has it."""
     owner = Owner.read(descriptor)
@@ -155,8 +141,13 @@ def _taken_by(descriptor: int) -> Owner | None:
     except (BlockingIOError, PermissionError):
         return owner or Owner("a host that it has not named yet", 0, time.time())
     except OSError:  # a file system without locks
-        lives = owner is not None and owner != Owner.this_process() and owner.may_live
-        return owner if lives else None
+        if owner is None or owner == Owner.this_process():
+            return None
+        if owner.host != socket.gethostname():
+            return owner
+        with suppress(psutil.Error):
+            if abs(psutil.Process(owner.pid).create_time() - owner.began) < 1:
+                return owner
     return None
 
 

@@ -9,10 +9,37 @@ def check(config: Config) -> None:
     """Raises ConfigError where two sections contradict each other."""
     check_batches(config)
     check_ranks(config)
-    check_reference(config)
     check_quantization(config)
-    check_policy(config)
-    check_evaluation(config)
+    policy = config.policy
+    if config.env.repeats == 1 and policy.baseline != "none" and policy.reward_coef != 0:
+        raise ConfigError(
+            f"env.repeats=1 with policy.baseline={policy.baseline}: a group of one has no baseline, every advantage of "
+            "its reward would be 0; set env.repeats >= 2 or policy.baseline=none, or policy.reward_coef=0 for a "
+            "teacher alone"
+        )
+    if policy.distill_coef != 0 and config.ref_model.name is None and policy.teacher_prompt is None:
+        raise ConfigError(
+            f"policy.distill_coef={policy.distill_coef} (policy {policy.name}) without a teacher: it would be the "
+            "policy as it began, seeing what the policy sees; set ref_model.name to another model or run, or show it "
+            "the reference answer: take policy=opsd with the policy.teacher_prompt that it has"
+        )
+    if config.run == "train" and config.inference_model.temperature == 0:
+        raise ConfigError(
+            "inference_model.temperature=0: greedy completions of one prompt are all the same, and no policy "
+            "gradient has their log-probs; train with 1.0, and evaluate greedily with eval.sets.NAME.temperature=0"
+        )
+    sets, frequency = config.eval.sets, config.eval.frequency
+    if not sets and (frequency or config.run == "eval"):
+        why = "run=eval" if config.run == "eval" else f"eval.frequency={frequency}"
+        raise ConfigError(
+            f"{why} without eval.sets: name what is evaluated, eval.sets={{NAME: {{dataset: gsm8k}}}}"
+        )
+    for name, chosen in sets.items():
+        chosen.env(f"eval.sets.{name}", config.env)
+    best, known = config.train.keep_best, [key for name, one in sets.items() for key in one.metrics(name)]
+    if best is not None and best not in known:
+        there = f"there are {', '.join(known)}" if known else "there are none without eval.sets"
+        raise ConfigError(f"train.keep_best={best}: no such metric of evaluation; {there}")
     if config.plan.given and config.run not in ("plan", "rehearse"):
         raise ConfigError(
             f"plan.* describes a machine to plan for, but run={config.run} works on this one: add run=plan, or leave "
@@ -107,19 +134,13 @@ def check_ranks(config: Config) -> None:
             "train_model.offload=all with train_model.num_devices=1: parameters are offloaded shard by shard, so it "
             "takes two learner ranks or more; take optimizer, or train an adapter (train_model.lora.enabled=true)"
         )
-
-
-def check_reference(config: Config) -> None:
-    reference = config.ref_model
-    shards, ranks = reference.shard_size, reference.ranks
-    if shards is None:
-        return
-    if not ranks:
+    shards, ranks = config.ref_model.shard_size, config.ref_model.ranks
+    if shards is not None and not ranks:
         raise ConfigError(
             f"ref_model.shard_size={shards} without ref_model.num_devices: there are no scorer ranks that could share "
             f"a copy; give ref_model.num_devices={shards}, or leave shard_size unset"
         )
-    if ranks % shards:
+    if shards is not None and ranks % shards:
         raise ConfigError(
             f"ref_model.shard_size={shards} does not divide the {ranks} scorer ranks (ref_model.num_devices): take a "
             "divisor of it, or leave it unset"
@@ -158,39 +179,3 @@ def check_quantization(config: Config) -> None:
         raise ConfigError(
             f"{field} with run=rehearse: 4-bit kernels need tensors with memory; run=plan says what they take"
         )
-
-
-def check_policy(config: Config) -> None:
-    policy = config.policy
-    if config.env.repeats == 1 and policy.baseline != "none" and policy.reward_coef != 0:
-        raise ConfigError(
-            f"env.repeats=1 with policy.baseline={policy.baseline}: a group of one has no baseline, every advantage of "
-            "its reward would be 0; set env.repeats >= 2 or policy.baseline=none, or policy.reward_coef=0 for a "
-            "teacher alone"
-        )
-    if policy.distill_coef != 0 and config.ref_model.name is None and policy.teacher_prompt is None:
-        raise ConfigError(
-            f"policy.distill_coef={policy.distill_coef} (policy {policy.name}) without a teacher: it would be the "
-            "policy as it began, seeing what the policy sees; set ref_model.name to another model or run, or show it "
-            "the reference answer: take policy=opsd with the policy.teacher_prompt that it has"
-        )
-    if config.run == "train" and config.inference_model.temperature == 0:
-        raise ConfigError(
-            "inference_model.temperature=0: greedy completions of one prompt are all the same, and no policy "
-            "gradient has their log-probs; train with 1.0, and evaluate greedily with eval.sets.NAME.temperature=0"
-        )
-
-
-def check_evaluation(config: Config) -> None:
-    sets, frequency = config.eval.sets, config.eval.frequency
-    if not sets and (frequency or config.run == "eval"):
-        why = "run=eval" if config.run == "eval" else f"eval.frequency={frequency}"
-        raise ConfigError(
-            f"{why} without eval.sets: name what is evaluated, eval.sets={{NAME: {{dataset: gsm8k}}}}"
-        )
-    for name, chosen in sets.items():
-        chosen.env(f"eval.sets.{name}", config.env)
-    best, known = config.train.keep_best, [key for name, one in sets.items() for key in one.metrics(name)]
-    if best is not None and best not in known:
-        there = f"there are {', '.join(known)}" if known else "there are none without eval.sets"
-        raise ConfigError(f"train.keep_best={best}: no such metric of evaluation; {there}")

@@ -9,7 +9,6 @@ from config.schema.values import at_least, check_fields, is_share, one_of
 
 BY_SUCCESS = ("learnability", "failure")
 """Rules by which success draws: a small function each, in envs/curriculum/worth_of_success.py."""
-ORDERS = ("ascending", "descending")
 
 
 @dataclass
@@ -51,18 +50,13 @@ class CurriculumConfig:
     def __post_init__(self) -> None:
         shares = ("gate", "floor", "prior", "memory", "solved")
         check_fields("env.curriculum", self, shares, is_share, "a share, 0 to 1")
-        check_fields(
-            "env.curriculum", self, ("replay",), lambda share: 0 <= share < 1, "a share, 0 to below 1"
-        )
+        check_fields("env.curriculum", self, ("replay",), lambda part: 0 <= part < 1, "a share, 0 to below 1")
         at_least("env.curriculum.window", self.window, 1)
         at_least("env.curriculum.bins", self.bins, 2)
         one_of("env.curriculum.open", self.open, ("reached", "newest"))
         for key in ("priority", "sources"):
             if vars(self)[key] is not None:
                 one_of(f"env.curriculum.{key}", vars(self)[key], BY_SUCCESS)
-        self._check_levels()
-
-    def _check_levels(self) -> None:
         column, order = self.column, self.order
         names = list(column.values()) if isinstance(column, Mapping) else [] if column is None else [column]
         if not all(isinstance(name, str) and name for name in names):
@@ -80,7 +74,7 @@ class CurriculumConfig:
                     "levels; leave one of the two out"
                 )
         else:
-            one_of("env.curriculum.order", order, (*ORDERS, "[VALUE, ...]"))
+            one_of("env.curriculum.order", order, ("ascending", "descending", "[VALUE, ...]"))
         if self.bins is not None and not names:
             raise ConfigError(
                 f"env.curriculum.bins={self.bins} makes levels of a column: set env.curriculum.column"

@@ -117,18 +117,6 @@ class EnvConfig:
     def __post_init__(self) -> None:
         at_least("env.reward_workers", self.reward_workers, 1)
         one_of("env.duplicates", self.duplicates, ("keep", "first", "drop"))
-        self._check_sandbox()
-        check_fields("env", self, ("holdout",), lambda value: 0 <= value < 1, "a share, 0 to below 1")
-        seconds_and_bytes = ("reward_timeout_s", "reward_memory_gib", "tool_timeout_s")
-        check_fields("env", self, seconds_and_bytes, above_0, "must be above 0")
-        check_fields("env", self, ("max_error_rate",), is_share, "a share, 0 to 1")
-        passes_over = self.difficulty.low > 0 or self.difficulty.high < 1
-        self.curriculum.check_against(self.dataset, self.mixture, passes_over)
-        self._check_rewards()
-        self._check_second_opinion()
-        self._check_turns()
-
-    def _check_sandbox(self) -> None:
         one_of("env.sandbox", self.sandbox, ("auto", "bubblewrap", "namespaces", "rlimits", "remote"))
         url = self.sandbox_url
         if self.sandbox != "remote" and url is not None:
@@ -139,51 +127,13 @@ class EnvConfig:
             raise ConfigError(
                 f"env.sandbox_url={url}: env.sandbox=remote needs the address of a server, http://HOST:PORT"
             )
-
-    def _check_rewards(self) -> None:
-        reward, weights = self.reward, self.reward_weights
-        names = reward if isinstance(reward, list) else [] if reward is None else [reward]
-        if reward == [] or not all(isinstance(name, str) and name for name in names):
-            raise ConfigError(f"env.reward={reward!r}: give the name of a reward, or a list of names")
-        twice = [name for name in names if names.count(name) > 1]
-        if twice:
-            raise ConfigError(
-                f"env.reward: {twice[0]} is there twice; name it once, with a weight of its own"
-            )
-        values = list(weights.values()) if isinstance(weights, dict) else [] if weights is None else weights
-        if not isinstance(values, list) or not all(_is_number(value) for value in values):
-            raise ConfigError(
-                f"env.reward_weights={weights!r}: finite numbers, {{PART: weight}} or, for a list of rewards, a list"
-            )
-        if isinstance(weights, list) and (not isinstance(reward, list) or len(weights) != len(reward)):
-            raise ConfigError(
-                f"env.reward_weights={weights!r} has {len(weights)} weights for env.reward={reward!r}: a list of "
-                "weights goes with a list of as many rewards"
-            )
-        if isinstance(reward, list) and isinstance(weights, dict) and weights:
-            example = f"[{','.join(['1.0'] * len(reward))}]"
-            raise ConfigError(
-                f"env.reward_weights={weights!r} names parts of one reward, but env.reward is a list: give a weight "
-                f"for each in their order, such as env.reward_weights={example}"
-            )
-
-    def _check_second_opinion(self) -> None:
-        second = self.reward_second_opinion
-        if second is None:
-            return
-        if not second:
-            raise ConfigError("env.reward_second_opinion='': give the name of a reward, or null for none")
-        if isinstance(self.reward, list):
-            raise ConfigError(
-                f"env.reward_second_opinion={second} with the list env.reward={self.reward!r}: which of their verdicts "
-                "it would replace is not defined; name one reward"
-            )
-        if second == self.reward:
-            raise ConfigError(
-                f"env.reward_second_opinion={second} is env.reward itself; name another reward, or null for none"
-            )
-
-    def _check_turns(self) -> None:
+        check_fields("env", self, ("holdout",), lambda value: 0 <= value < 1, "a share, 0 to below 1")
+        seconds_and_bytes = ("reward_timeout_s", "reward_memory_gib", "tool_timeout_s")
+        check_fields("env", self, seconds_and_bytes, above_0, "must be above 0")
+        check_fields("env", self, ("max_error_rate",), is_share, "a share, 0 to 1")
+        passes_over = self.difficulty.low > 0 or self.difficulty.high < 1
+        self.curriculum.check_against(self.dataset, self.mixture, passes_over)
+        self._check_rewards()
         unknown = [tool for tool in self.tools if tool not in TOOLS.names and ":" not in tool]
         if unknown:
             raise ConfigError(
@@ -202,11 +152,49 @@ class EnvConfig:
                 "env.max_steps=2 or more"
             )
 
+    def _check_rewards(self) -> None:
+        reward, weights = self.reward, self.reward_weights
+        names = reward if isinstance(reward, list) else [] if reward is None else [reward]
+        if reward == [] or not all(isinstance(name, str) and name for name in names):
+            raise ConfigError(f"env.reward={reward!r}: give the name of a reward, or a list of names")
+        twice = [name for name in names if names.count(name) > 1]
+        if twice:
+            raise ConfigError(
+                f"env.reward: {twice[0]} is there twice; name it once, with a weight of its own"
+            )
+        values = list(weights.values()) if isinstance(weights, dict) else [] if weights is None else weights
+        if not isinstance(values, list) or not all(
+            isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+            for value in values
+        ):
+            raise ConfigError(
+                f"env.reward_weights={weights!r}: finite numbers, {{PART: weight}} or, for a list of rewards, a list"
+            )
+        if isinstance(weights, list) and (not isinstance(reward, list) or len(weights) != len(reward)):
+            raise ConfigError(
+                f"env.reward_weights={weights!r} has {len(weights)} weights for env.reward={reward!r}: a list of "
+                "weights goes with a list of as many rewards"
+            )
+        if isinstance(reward, list) and isinstance(weights, dict) and weights:
+            example = f"[{','.join(['1.0'] * len(reward))}]"
+            raise ConfigError(
+                f"env.reward_weights={weights!r} names parts of one reward, but env.reward is a list: give a weight "
+                f"for each in their order, such as env.reward_weights={example}"
+            )
+        second = self.reward_second_opinion
+        if second == "":
+            raise ConfigError("env.reward_second_opinion='': give the name of a reward, or null for none")
+        if second and isinstance(reward, list):
+            raise ConfigError(
+                f"env.reward_second_opinion={second} with the list env.reward={reward!r}: which of their verdicts "
+                "it would replace is not defined; name one reward"
+            )
+        if second and second == reward:
+            raise ConfigError(
+                f"env.reward_second_opinion={second} is env.reward itself; name another reward, or null for none"
+            )
+
     @property
     def candidates(self) -> int:
         """Completions generated for a prompt."""
         return self.oversample or self.repeats
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -63,10 +63,8 @@ class EvalSetConfig:
 
     def metrics(self, name: str) -> list[str]:
         """Metrics of this set, called `name`, of which a higher value is better."""
-        return [
-            f"eval/{name}/{key}"
-            for key in (*(f"pass@{k}" for k in range(1, self.n + 1)), f"avg@{self.n}", "score")
-        ]
+        keys = (*(f"pass@{k}" for k in range(1, self.n + 1)), f"avg@{self.n}", "score")
+        return [f"eval/{name}/{key}" for key in keys]
 
     def env(self, place: str, training: EnvConfig) -> EnvConfig:
         """The `env` section of this set: its own data, everything else as in training.
@@ -76,16 +74,12 @@ class EvalSetConfig:
         """
         base = training = replace(training, curriculum=CurriculumConfig())
         if self.dataset != training.dataset:
-            base = replace(training, data_files=None, holdout=0.0, duplicates="keep", mixture={}, options={})
-            base = replace(
-                base,
-                data_revision=None,
-                reward=None,
-                reward_weights=None,
-                reward_second_opinion=None,
-                system_prompt=None,
-                prefill=None,
+            of_the_data = (
+                *("data_files", "data_revision", "holdout", "duplicates", "mixture", "options", "prefill"),
+                *("system_prompt", "reward", "reward_weights", "reward_second_opinion"),
             )
+            usual = vars(EnvConfig())
+            base = replace(training, **{key: usual[key] for key in of_the_data})
         files = base.data_files if self.data_files is None else self.data_files
         shared = base is training and files is not None and _places(files) == _places(training.data_files)
         separated = isinstance(files, dict) or training.holdout > 0 or self.split == training.split
@@ -95,6 +89,7 @@ class EvalSetConfig:
                 f"training; set {place}.data_files, or env.holdout (a share of the rows that becomes `test`), or "
                 f"{place}.split={training.split} if that is what you want"
             )
+        own = {"reward": self.reward, "system_prompt": self.system_prompt, "prefill": self.prefill}
         return replace(
             base,
             dataset=self.dataset,
@@ -104,12 +99,10 @@ class EvalSetConfig:
             split=self.split,
             repeats=self.n,
             oversample=None,
-            reward=base.reward if self.reward is None else self.reward,
             reward_weights=self.reward_weights or (base.reward_weights if self.reward is None else None),
             reward_second_opinion=base.reward_second_opinion if self.reward is None else None,
-            system_prompt=base.system_prompt if self.system_prompt is None else self.system_prompt,
-            prefill=base.prefill if self.prefill is None else self.prefill,
             options=base.options | self.options,
+            **{key: value for key, value in own.items() if value is not None},
         )
 
 

@@ -8,18 +8,7 @@ from config.schema.errors import ConfigError
 from config.schema.registry import Registry
 from config.schema.values import above_0, check_fields, one_of
 
-CHOICES: dict[str, tuple[str, ...]] = {
-    "update": ("keep", "wait", "abort"),
-    "lora": ("merge", "adapter"),
-    "dtype": ("auto", "float32", "bfloat16", "float16"),
-}
 ENGINES = Registry("inference_model.backend", "torchgrpo.rollout.engines.backends", "engine_factory")
-POSITIVE = ("num_devices", "tensor_parallel_size", "max_tokens", "start_timeout_s", "request_timeout_s")
-SHARES = ("gpu_memory_utilization", "top_p", "temperature_end_at")
-POSITIVE_OR_NULL = (
-    *("kv_cache_gib", "max_model_len", "max_num_seqs", "max_num_batched_tokens"),
-    "temperature_end",
-)
 
 
 @dataclass
@@ -81,11 +70,27 @@ class InferenceModelConfig:
 
     def __post_init__(self) -> None:
         ENGINES.check(self.backend, "auto")
-        for key, known in CHOICES.items():
-            one_of(f"inference_model.{key}", vars(self)[key], known)
-        check_fields("inference_model", self, POSITIVE, above_0, "must be above 0")
-        check_fields("inference_model", self, SHARES, lambda value: 0 < value <= 1, "must lie in (0, 1]")
-        check_fields("inference_model", self, POSITIVE_OR_NULL, above_0, "must be above 0, or null")
+        one_of("inference_model.update", self.update, ("keep", "wait", "abort"))
+        one_of("inference_model.lora", self.lora, ("merge", "adapter"))
+        one_of("inference_model.dtype", self.dtype, ("auto", "float32", "bfloat16", "float16"))
+        positive = (
+            "num_devices",
+            "tensor_parallel_size",
+            "max_tokens",
+            "start_timeout_s",
+            "request_timeout_s",
+        )
+        check_fields("inference_model", self, positive, above_0, "must be above 0")
+        shares = ("gpu_memory_utilization", "top_p", "temperature_end_at")
+        check_fields("inference_model", self, shares, lambda value: 0 < value <= 1, "must lie in (0, 1]")
+        limits = (
+            "kv_cache_gib",
+            "max_model_len",
+            "max_num_seqs",
+            "max_num_batched_tokens",
+            "temperature_end",
+        )
+        check_fields("inference_model", self, limits, above_0, "must be above 0, or null")
         if self.temperature < 0 or self.top_k < 0:
             raise ConfigError(
                 f"inference_model.temperature={self.temperature}, inference_model.top_k={self.top_k}: "

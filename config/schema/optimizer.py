@@ -6,12 +6,7 @@ from config.schema.errors import ConfigError
 from config.schema.registry import Registry
 from config.schema.values import above_0, check_fields, is_share, one_of
 
-CHOICES: dict[str, tuple[str, ...]] = {
-    "schedule": ("constant", "linear", "cosine"),
-}
 OPTIMIZERS = Registry("optimizer.name", "torchgrpo.training.optimizers", "make_members")
-NOT_NEGATIVE = ("lr", "weight_decay", "eps", "warmup_steps", "muon_lr")
-SHARES = ("warmup_fraction", "min_lr_fraction", "muon_momentum")
 
 
 @dataclass
@@ -50,10 +45,11 @@ class OptimizerConfig:
 
     def __post_init__(self) -> None:
         OPTIMIZERS.check(self.name)
-        for key, known in CHOICES.items():
-            one_of(f"optimizer.{key}", vars(self)[key], known)
-        check_fields("optimizer", self, NOT_NEGATIVE, lambda value: value >= 0, "must be 0 or above")
-        check_fields("optimizer", self, SHARES, is_share, "must lie in [0, 1]")
+        one_of("optimizer.schedule", self.schedule, ("constant", "linear", "cosine"))
+        not_negative = ("lr", "weight_decay", "eps", "warmup_steps", "muon_lr")
+        check_fields("optimizer", self, not_negative, lambda value: value >= 0, "must be 0 or above")
+        shares = ("warmup_fraction", "min_lr_fraction", "muon_momentum")
+        check_fields("optimizer", self, shares, is_share, "must lie in [0, 1]")
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise ConfigError(f"optimizer.betas={self.betas}: must be two numbers in [0, 1)")
         self.betas = (self.betas[0], self.betas[1])

@@ -250,7 +250,6 @@ class PolicyConfig:
                 )
         self._check_numbers()
         self._check_pairs()
-        self._check_teacher()
 
     def _check_numbers(self) -> None:
         for key in rules.NOT_NEGATIVE:
@@ -296,12 +295,9 @@ class PolicyConfig:
             region.check(f"policy.trust_regions[{number}] (policy {self.name})", engine_is_old)
         if self.dynamic_batching and self.filter_range is None:
             raise self._wrong("dynamic_batching", "needs policy.filter_range=[low,high]")
-        if self.filter_range is not None and not (
-            len(self.filter_range) == 2 and self.filter_range[0] < self.filter_range[1]
-        ):
+        bounds = self.filter_range
+        if bounds is not None and not (len(bounds) == 2 and bounds[0] < bounds[1]):
             raise self._wrong("filter_range", "must be [low,high] with low < high, or null")
-
-    def _check_teacher(self) -> None:
         text, alone, taught = self.teacher_prompt, self.reward_coef == 0, self.distill_coef != 0
         unread = self.kl_coef == 0 and self.environment_coef == 0
         lacks = [] if text is None else [mark for mark in ("{prompt}", "{answer}") if mark not in text]

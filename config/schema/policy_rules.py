@@ -1,37 +1,15 @@
 """Rules of the objective's fields: bounds, and what goes with what."""
 
 NOT_NEGATIVE = (
-    "epsilon",
-    "whiten_epsilon",
-    "discount",
-    "clip_epsilon_low",
-    "clip_epsilon_high",
-    "length_epsilon",
-    "kl_coef",
-    "kl_inference_coef",
-    "covariance_penalty",
-    "entropy_coef_step",
-    "environment_coef",
-    "reward_coef",
-    "distill_coef",
-    "mismatch_floor",
-    "overlong_fraction",
-    "overlong_penalty",
-)
+    "epsilon", "whiten_epsilon", "discount", "clip_epsilon_low", "clip_epsilon_high", "length_epsilon", "kl_coef",
+    "kl_inference_coef", "covariance_penalty", "entropy_coef_step", "environment_coef", "reward_coef", "distill_coef",
+    "mismatch_floor", "overlong_fraction", "overlong_penalty",
+)  # fmt: skip
 POSITIVE = (
-    "ratio_max",
-    "soft_clip_temperature_positive",
-    "soft_clip_temperature_negative",
-    "selected_share",
-    "constant_length",
-    "pass_size",
-    "kl_log_ratio_clamp",
-    "kl_clamp",
-    "distill_clamp",
-    "mismatch_cap",
-    "overlong_cache",
-    "filter_attempts",
-)
+    "ratio_max", "soft_clip_temperature_positive", "soft_clip_temperature_negative", "selected_share",
+    "constant_length", "pass_size", "kl_log_ratio_clamp", "kl_clamp", "distill_clamp", "mismatch_cap",
+    "overlong_cache", "filter_attempts",
+)  # fmt: skip
 
 NOTHING_TO_LEARN = (
     "with policy.distill_coef=0 and policy.kl_coef=0 there is nothing to learn from: set policy.reward_coef=1, or "

@@ -4,8 +4,6 @@ from dataclasses import dataclass
 
 from config.schema.values import at_least, one_of
 
-OUTCOMES = ("right", "wrong", "scored", "invalid", "error")
-
 
 @dataclass
 class RolloutsConfig:
@@ -39,7 +37,7 @@ class RolloutsConfig:
 
     def __post_init__(self) -> None:
         if self.outcome is not None:
-            one_of("rollouts.outcome", self.outcome, OUTCOMES)
+            one_of("rollouts.outcome", self.outcome, ("right", "wrong", "scored", "invalid", "error"))
         for key in ("best", "worst"):
             at_least(f"rollouts.{key}", vars(self)[key], 1)
         at_least("rollouts.limit", self.limit, 0)

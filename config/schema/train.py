@@ -85,14 +85,10 @@ class TrainConfig:
         one_of("train.on_mismatch", self.on_mismatch, ("stop", "say"))
         one_of("train.stale_groups", self.stale_groups, ("drop", "wait"))
         counts = (
-            "weight_check_every",
-            "total_dialog_turns",
-            "gradient_accumulation_steps",
-            "epochs",
-            "max_nonfinite_steps",
-        )
-        optional = ("log_prob_chunk_size", "max_tokens_per_microbatch")
-        for key in (*counts, "weight_update_frequency", *optional):
+            "weight_check_every", "total_dialog_turns", "gradient_accumulation_steps", "epochs", "max_nonfinite_steps",
+            "weight_update_frequency", "log_prob_chunk_size", "max_tokens_per_microbatch",
+        )  # fmt: skip
+        for key in counts:
             at_least(f"train.{key}", vars(self)[key], 1)
         for key in ("checkpoint_frequency", "keep_checkpoints", "max_policy_age", "restarts"):
             at_least(f"train.{key}", vars(self)[key], 0)

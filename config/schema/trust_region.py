@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 
 from config.schema.errors import ConfigError
+from config.schema.values import one_of
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "measure": ("ratio", "k1", "k2", "k3", "tv", "kl", "kl_symmetric"),
@@ -38,9 +39,7 @@ class TrustRegion:
     def check(self, place: str, engine_is_old: bool) -> None:
         """Raises ConfigError for a value that is none. place: of this rule in the config."""
         for key, known in CHOICES.items():
-            value = vars(self)[key]
-            if value not in known:
-                raise ConfigError(f"{place}.{key}={value!r}: choose one of {', '.join(known)}")
+            one_of(f"{place}.{key}", vars(self)[key], known)
         low, high = self.low, self.high
         bounds = [bound for bound in (low, high) if bound is not None]
         if not bounds or any(math.isnan(bound) for bound in bounds) or (len(bounds) == 2 and low > high):  # type: ignore[operator]

@@ -58,7 +58,7 @@ class Arithmetic:
         return self.factor < FLOAT and self.fused_head
 
 
-def block_bytes(shape: ModelShape, batch: Microbatch, arithmetic: Arithmetic) -> float:
+def block_bytes(shape: ModelShape, batch: Microbatch, widths: Arithmetic) -> float:
     """What a block keeps for its backward pass.
 
     A norm: its input in float32, its result before the weight (if that is trained). Autocast casts the result once
@@ -68,83 +68,79 @@ def block_bytes(shape: ModelShape, batch: Microbatch, arithmetic: Arithmetic) ->
     input once more.
     """
     width, heads = shape.hidden_size, shape.num_heads * shape.head_dim
-    norms = 2 * width * (FLOAT + (arithmetic.stream if arithmetic.trains_weights else 0))
-    read = (5 if arithmetic.casts else 2) * width * arithmetic.factor
-    attention = (2 if arithmetic.trains_weights else 3) * heads * arithmetic.factor
-    mlp = (4 if shape.gated_mlp else 2) * shape.intermediate_size * arithmetic.factor
-    seen = 2 * batch.keys * heads * arithmetic.factor + batch.mask * arithmetic.factor
+    norms = 2 * width * (FLOAT + (widths.stream if widths.trains_weights else 0))
+    read = (5 if widths.casts else 2) * width * widths.factor
+    attention = (2 if widths.trains_weights else 3) * heads * widths.factor
+    mlp = (4 if shape.gated_mlp else 2) * shape.intermediate_size * widths.factor
+    seen = 2 * batch.keys * heads * widths.factor + batch.mask * widths.factor
     return batch.positions * (norms + read + attention + mlp) + seen
 
 
-def block_backward_bytes(shape: ModelShape, batch: Microbatch, arithmetic: Arithmetic) -> float:
+def block_backward_bytes(shape: ModelShape, batch: Microbatch, widths: Arithmetic) -> float:
     """What exists for a moment in the backward pass of a block: gradients of two vectors of the MLP's width, of the
     residual stream, and of one matrix. An adapter widens the MLP's vector to float32."""
     inner, width = shape.intermediate_size, shape.hidden_size
-    vectors = 2 * inner * arithmetic.factor + width * (arithmetic.stream + arithmetic.factor)
-    if not arithmetic.trains_weights:
+    vectors = 2 * inner * widths.factor + width * (widths.stream + widths.factor)
+    if not widths.trains_weights:
         return batch.positions * (vectors + inner * FLOAT)
-    return batch.positions * vectors + inner * width * (arithmetic.factor + arithmetic.stream)
+    return batch.positions * vectors + inner * width * (widths.factor + widths.stream)
 
 
-def block_scoring_bytes(shape: ModelShape, batch: Microbatch, arithmetic: Arithmetic) -> float:
+def block_scoring_bytes(shape: ModelShape, batch: Microbatch, widths: Arithmetic) -> float:
     """The most that a block holds when nothing is kept: three vectors of the MLP's width (under an adapter one of
     them in float32), the residual stream before and after attention and its norm."""
-    inner = 3 * shape.intermediate_size * arithmetic.factor
-    if not arithmetic.trains_weights:
-        inner += shape.intermediate_size * (FLOAT - arithmetic.factor)
-    stream = shape.hidden_size * (3 * arithmetic.stream + arithmetic.factor)
+    inner = 3 * shape.intermediate_size * widths.factor
+    if not widths.trains_weights:
+        inner += shape.intermediate_size * (FLOAT - widths.factor)
+    stream = shape.hidden_size * (3 * widths.stream + widths.factor)
     return batch.positions * (inner + stream)
 
 
-def weight_copies_bytes(shape: ModelShape, arithmetic: Arithmetic) -> float:
+def weight_copies_bytes(shape: ModelShape, widths: Arithmetic) -> float:
     """One half-precision copy of all matrices between embedding and head."""
     heads = shape.head_parameters * (1 if shape.tied else 2)
-    return (shape.parameters - heads) * arithmetic.factor if arithmetic.casts else 0.0
+    return (shape.parameters - heads) * widths.factor if widths.casts else 0.0
 
 
-def head_forward_bytes(
-    shape: ModelShape, batch: Microbatch, arithmetic: Arithmetic, logit_buffers: int
-) -> float:
+def head_forward_bytes(shape: ModelShape, batch: Microbatch, widths: Arithmetic, buffers: int) -> float:
     """The last norm, the rows that are scored, chunks of float32 logits, a copy of the head in the factors' dtype.
 
-    logit_buffers: 1 without, 2 with the entropy.
+    buffers: 1 without, 2 with the entropy.
     """
-    norm = batch.positions * shape.hidden_size * (FLOAT + 2 * arithmetic.stream)
-    rows = batch.targets * shape.hidden_size * arithmetic.factor
-    return norm + rows + logit_buffers * _logits(shape, batch) + _head_copy(shape, arithmetic)
+    norm = batch.positions * shape.hidden_size * (FLOAT + 2 * widths.stream)
+    rows = batch.targets * shape.hidden_size * widths.factor
+    return norm + rows + buffers * _logits(shape, batch) + _head_copy(shape, widths)
 
 
-def head_backward_bytes(
-    shape: ModelShape, batch: Microbatch, arithmetic: Arithmetic, logit_buffers: int
-) -> float:
+def head_backward_bytes(shape: ModelShape, batch: Microbatch, widths: Arithmetic, buffers: int) -> float:
     """The last norm, the rows and their float32 gradient, chunks of logits (once more as factors in half precision),
     and where the head is trained its float32 gradient, to which each chunk's is added.
 
-    logit_buffers: 1, or 2 where the entropy is in the loss.
+    buffers: 1, or 2 where the entropy is in the loss.
     """
-    norm = batch.positions * shape.hidden_size * (FLOAT + arithmetic.stream)
-    rows = batch.targets * shape.hidden_size * (FLOAT + arithmetic.factor)
-    logits = logit_buffers * _logits(shape, batch)
+    norm = batch.positions * shape.hidden_size * (FLOAT + widths.stream)
+    rows = batch.targets * shape.hidden_size * (FLOAT + widths.factor)
+    logits = buffers * _logits(shape, batch)
     gradient = 0.0
-    if arithmetic.trains_weights:
-        gradient = shape.head_parameters * FLOAT * (2 if arithmetic.half_head else 1)
-    if arithmetic.half_head:
-        logits += _logits(shape, batch) * arithmetic.factor / FLOAT
-    return norm + rows + logits + gradient + _head_copy(shape, arithmetic)
+    if widths.trains_weights:
+        gradient = shape.head_parameters * FLOAT * (2 if widths.half_head else 1)
+    if widths.half_head:
+        logits += _logits(shape, batch) * widths.factor / FLOAT
+    return norm + rows + logits + gradient + _head_copy(shape, widths)
 
 
-def waiting_head_gradient_bytes(shape: ModelShape, arithmetic: Arithmetic, ranks: int) -> float:
+def waiting_head_gradient_bytes(shape: ModelShape, widths: Arithmetic, ranks: int) -> float:
     """A tied head's gradient waits for the embedding's, which comes last, and over several ranks any head's, for both
     are summed together; in one process another head's is added at once."""
-    waits = (shape.tied or ranks > 1) and arithmetic.trains_weights
-    return shape.head_parameters * arithmetic.stream if waits else 0.0
+    waits = (shape.tied or ranks > 1) and widths.trains_weights
+    return shape.head_parameters * widths.stream if waits else 0.0
 
 
 def _logits(shape: ModelShape, batch: Microbatch) -> float:
     return min(batch.chunk, batch.targets) * shape.vocab_size * FLOAT
 
 
-def _head_copy(shape: ModelShape, arithmetic: Arithmetic) -> float:
-    if arithmetic.half_head:
-        return shape.head_parameters * arithmetic.factor if arithmetic.casts else 0.0
-    return shape.head_parameters * FLOAT if arithmetic.factor < FLOAT else 0.0
+def _head_copy(shape: ModelShape, widths: Arithmetic) -> float:
+    if widths.half_head:
+        return shape.head_parameters * widths.factor if widths.casts else 0.0
+    return shape.head_parameters * FLOAT if widths.factor < FLOAT else 0.0

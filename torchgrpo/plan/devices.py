@@ -54,11 +54,8 @@ class _Request:
     def count(self) -> int:
         return len(self.by_hand) or self.num_devices or 0
 
-    def __str__(self) -> str:
-        return self.typed
 
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DevicePlan:
     """Who has which devices.
 
@@ -76,13 +73,13 @@ class DevicePlan:
 
     ranks: int
     ranks_per_node: int
-    train: tuple[int, ...]
+    train: tuple[int, ...] = ()
     scorers: int
-    reference: tuple[int, ...]
+    reference: tuple[int, ...] = ()
     engines: tuple[tuple[int, ...], ...]
     reference_home: ReferenceHome
     in_process: bool
-    colocated: bool
+    colocated: bool = False
     on_cluster: bool
     notes: tuple[str, ...] = ()
 
@@ -140,28 +137,24 @@ def plan_devices(
         ConfigError: lists that overlap, repeat or leave the range; requests that cannot be met.
     """
     inference, ranks = config.inference_model, config.train_model.ranks
-    train, generate = _Request.of(config, "train_model"), _Request.of(config, "inference_model")
-    reference = _Request.of(config, "ref_model") if config.policy.uses_reference else None
-    requests = [request for request in (train, reference, generate) if request is not None]
+    sections = ("train_model", "ref_model", "inference_model")
+    train, reference, generate = (_Request.of(config, section) for section in sections)
+    requests = [train, reference, generate] if config.policy.uses_reference else [train, generate]
     _check_nodes(config, cluster)
-    for one in requests:
-        _check_list(one, num_gpus)
+    _check_lists(requests, num_gpus, inference.colocate)
     if num_gpus == 0:
         return _on_cpu(config, cluster)
-    hand = {one.section: one.by_hand for one in requests}
-    _check_overlap(hand, inference.colocate)
     colocated, notes = (False, ()) if cluster else _takes_turns(requests, inference, num_gpus, overlapped)
-    own = _FreeDevices(num_gpus, hand)
-    train_at = tuple(range(ranks)) if cluster and ranks > 1 else own.take(train)
-    flat: tuple[int, ...] = ()
-    if not cluster:
-        flat = own.take(generate, shared=train_at if colocated else ())
+    reserved = {device for request in requests for device in request.by_hand}
+    free = [device for device in range(num_gpus) if device not in reserved]
+    train_at = tuple(range(ranks)) if cluster and ranks > 1 else _take(free, train)
+    flat: tuple[int, ...] = () if cluster else _take(free, generate, train_at if colocated else ())
     # On a cluster nobody knows what is free.
-    spare = bool(own.free) and not cluster and ranks == 1 and _shared_home(config) == "shared"
-    scorers = 0 if reference is None else reference.count or int(spare)
+    spare = bool(free) and not cluster and ranks == 1 and _shared_home(config) == "shared"
+    scorers = (reference.count or int(spare)) if reference in requests else 0
     reference_at: tuple[int, ...] = tuple(range(scorers))
-    if reference is not None and scorers and not cluster:
-        reference_at = own.take(replace(reference, num_devices=scorers))
+    if scorers and not cluster:
+        reference_at = _take(free, replace(reference, num_devices=scorers))
     size = inference.tensor_parallel_size
     engines = tuple(flat[start : start + size] for start in range(0, len(flat), size))
     first = tuple(range(size))  # that this process sees: an engine in it takes these
@@ -202,31 +195,30 @@ def _check_nodes(config: Config, cluster: bool) -> None:
         )
 
 
-def _check_list(request: _Request, num_gpus: int) -> None:
-    place = f"{request.section}.devices={request.devices}"
-    at_least(f"{request.section}.num_devices", request.num_devices, 1)
-    if request.devices is None:
-        return
-    if not isinstance(request.devices, Iterable) or isinstance(request.devices, str):
-        raise ConfigError(f"{place}: give a list of device indices, such as [0,1], or null")
-    devices = list(request.devices)
-    if not devices or any(not isinstance(d, int) or isinstance(d, bool) or d < 0 for d in devices):
-        raise ConfigError(f"{place}: give at least one device index, all of them integers from 0")
-    if num_gpus == 0:
-        raise ConfigError(f"{place}: there is no GPU here; leave it null to run on the CPU")
-    if len(set(devices)) < len(devices):
-        raise ConfigError(f"{place}: a device is listed twice; list each once")
-    outside = [device for device in devices if device >= num_gpus]
-    if outside:
-        raise ConfigError(f"{place}: {outside} do not exist; this machine has GPUs 0 to {num_gpus - 1}")
-    if request.num_devices not in (None, 1, len(devices)):
-        raise ConfigError(
-            f"{place} has {len(devices)} entries but {request.section}.num_devices={request.num_devices}: give one of "
-            "the two"
-        )
-
-
-def _check_overlap(hand: dict[str, tuple[int, ...]], colocate: bool) -> None:
+def _check_lists(requests: list[_Request], num_gpus: int, colocate: bool) -> None:
+    for request in requests:
+        place = f"{request.section}.devices={request.devices}"
+        at_least(f"{request.section}.num_devices", request.num_devices, 1)
+        if request.devices is None:
+            continue
+        if not isinstance(request.devices, Iterable) or isinstance(request.devices, str):
+            raise ConfigError(f"{place}: give a list of device indices, such as [0,1], or null")
+        devices = list(request.devices)
+        if not devices or any(not isinstance(d, int) or isinstance(d, bool) or d < 0 for d in devices):
+            raise ConfigError(f"{place}: give at least one device index, all of them integers from 0")
+        if num_gpus == 0:
+            raise ConfigError(f"{place}: there is no GPU here; leave it null to run on the CPU")
+        if len(set(devices)) < len(devices):
+            raise ConfigError(f"{place}: a device is listed twice; list each once")
+        outside = [device for device in devices if device >= num_gpus]
+        if outside:
+            raise ConfigError(f"{place}: {outside} do not exist; this machine has GPUs 0 to {num_gpus - 1}")
+        if request.num_devices not in (None, 1, len(devices)):
+            raise ConfigError(
+                f"{place} has {len(devices)} entries but {request.section}.num_devices={request.num_devices}: give "
+                "one of the two"
+            )
+    hand = {one.section: one.by_hand for one in requests}
     for first, second in combinations(hand, 2):
         shared = sorted(set(hand[first]) & set(hand[second]))
         may_take_turns = {first, second} == {"train_model", "inference_model"}
@@ -251,13 +243,10 @@ def _on_cpu(config: Config, cluster: bool) -> DevicePlan:
     return DevicePlan(
         ranks=model.ranks,
         ranks_per_node=model.ranks // model.num_nodes,
-        train=(),
         scorers=scorers,
-        reference=(),
         engines=((),) * engines,
         reference_home="own devices" if scorers else _shared_home(config),
         in_process=engines == 1 and not config.ray.enabled and not cluster,
-        colocated=False,
         on_cluster=cluster,
         notes=(idle,) if inference.colocate else (),
     )
@@ -283,17 +272,28 @@ def _takes_turns(
             f"inference_model.tensor_parallel_size={inference.tensor_parallel_size} does not divide the {wanted} "
             f"devices of inference_model.devices={generate.devices}: take a divisor"
         )
-    _check_room(requests, inference.colocate, there, overlapped)
+    scorers = sum(one.count for one in requests[1:-1])
+    in_turns = scorers + max(trained, wanted)
+    needed = in_turns if inference.colocate else scorers + trained + wanted
+    if scorers and needed > there:
+        helps = in_turns <= there and not overlapped
+        key = "ref_model.devices" if requests[1].by_hand else "ref_model.num_devices"
+        turns = ", or let learner and engines take turns (inference_model.colocate=true)" if helps else ""
+        raise ConfigError(
+            f"{', '.join(one.typed for one in requests)}: {needed} GPUs are asked for, and this machine has {there} "
+            f"GPU(s): lower one of them, leave {key} unset, so that the reference takes none of its own{turns}"
+        )
     if max(trained, wanted) > there:
         raise ConfigError(
-            f"{train}, {generate}: this machine has {there} GPU(s); lower the larger one, or use a machine with more"
+            f"{train.typed}, {generate.typed}: this machine has {there} GPU(s); lower the larger one, or use a "
+            "machine with more"
         )
     if not inference.colocate and trained + wanted <= there:
         return False, ()
     if overlapped:
         raise ConfigError(
-            f"{generate} and {train} must take turns on {there} GPU(s), but grpo_async.py works on both at once: use "
-            "grpo.py, or more GPUs"
+            f"{generate.typed} and {train.typed} must take turns on {there} GPU(s), but grpo_async.py works on both at "
+            "once: use grpo.py, or more GPUs"
         )
     note = (
         f"{there} GPU(s) for {trained} of train_model and {wanted} of inference_model: they take turns, as "
@@ -302,43 +302,19 @@ def _takes_turns(
     return True, () if inference.colocate else (note,)
 
 
-def _check_room(requests: list[_Request], colocate: bool, there: int, overlapped: bool) -> None:
-    """Refuse scorers beside which learner and engines, in turns if that is asked for, have too few GPUs."""
-    train, *reference, generate = (one.count for one in requests)
-    scorers = sum(reference)
-    in_turns = scorers + max(train, generate)
-    needed = in_turns if colocate else scorers + train + generate
-    if not scorers or needed <= there:
-        return
-    helps = in_turns <= there and not overlapped
-    key = "ref_model.devices" if requests[1].by_hand else "ref_model.num_devices"
-    turns = ", or let learner and engines take turns (inference_model.colocate=true)" if helps else ""
-    raise ConfigError(
-        f"{', '.join(map(str, requests))}: {needed} GPUs are asked for, and this machine has {there} GPU(s): lower one "
-        f"of them, leave {key} unset, so that the reference takes none of its own{turns}"
-    )
+def _take(free: list[int], request: _Request, shared: tuple[int, ...] = ()) -> tuple[int, ...]:
+    """The devices given by hand, else `shared` ones first and then those off the `free` ones.
 
-
-class _FreeDevices:
-    """The GPUs that no component has yet."""
-
-    def __init__(self, num_gpus: int, hand: dict[str, tuple[int, ...]]) -> None:
-        reserved = {device for devices in hand.values() for device in devices}
-        self.free = [device for device in range(num_gpus) if device not in reserved]
-
-    def take(self, request: _Request, shared: tuple[int, ...] = ()) -> tuple[int, ...]:
-        """The devices given by hand, else `shared` ones first and then free ones.
-
-        Raises:
-            ConfigError: devices given by hand to other components leave too few.
-        """
-        if request.by_hand:
-            return request.by_hand
-        missing = request.count - len(shared)
-        if missing > len(self.free):
-            raise ConfigError(
-                f"{request}: only {len(self.free) + len(shared)} GPU(s) are left by the `devices` lists of the other "
-                "components; shorten those, or lower num_devices"
-            )
-        new = [self.free.pop(0) for _ in range(max(0, missing))]
-        return (*shared[: request.count], *new)
+    Raises:
+        ConfigError: devices given by hand to other components leave too few.
+    """
+    if request.by_hand:
+        return request.by_hand
+    missing = request.count - len(shared)
+    if missing > len(free):
+        raise ConfigError(
+            f"{request.typed}: only {len(free) + len(shared)} GPU(s) are left by the `devices` lists of the other "
+            "components; shorten those, or lower num_devices"
+        )
+    new = [free.pop(0) for _ in range(max(0, missing))]
+    return (*shared[: request.count], *new)

@@ -1,18 +1,12 @@
 """What a run takes of a node's memory: everything on a CPU, beside GPUs what lives there for them. No torch here."""
 
+from dataclasses import replace
+
+from torchgrpo.plan import memory
 from torchgrpo.plan.disk import checkpoint_bytes
-from torchgrpo.plan.memory import (
-    Use,
-    engine_weights,
-    frozen_role,
-    learner_gradients,
-    learner_states,
-    learner_weights,
-    pushed_bytes,
-    reference_bytes,
-)
-from torchgrpo.plan.model_shape import ModelShape
-from torchgrpo.plan.plan import SCORER_KNOBS, Plan, cache_on_device, most_on_a_node, scorer_phase
+from torchgrpo.plan.memory import Use
+from torchgrpo.plan.model_shape import GIB, ModelShape
+from torchgrpo.plan.plan import SCORER_KNOBS, Plan, cache_on_device, fits_gpu, most_on_a_node, scorer_phase
 
 
 def host_uses(plan: Plan, shape: ModelShape) -> list[Use]:
@@ -23,17 +17,18 @@ def host_uses(plan: Plan, shape: ModelShape) -> list[Use]:
     To that come the copies that a checkpoint is written from and that the last push leaves, or the whole models that
     shards of scorers are filled from before there are any, whichever are more.
     """
-    if plan.devices.on_cpu:
+    config, devices = plan.config, plan.devices
+    if devices.on_cpu:
         on_vllm = plan.engine.backend == "vllm"
-        weights = engine_weights(plan.config, shape, plan.engine.dtype, on_cpu=on_vllm)
-        apart = plan.overlapped or plan.devices.ranks > 1 or not plan.devices.in_process
+        weights = memory.engine_weights(config, shape, plan.engine.dtype, on_cpu=on_vllm)
+        apart = plan.overlapped or devices.ranks > 1 or not devices.in_process
         if apart and not on_vllm:
             # Packed too (rollout/engines/decode_step.py): only a learner of the same process uses that memory again.
             weights *= 2
-        engines = plan.config.inference_model.num_devices * (weights + (cache_on_device(plan, shape) or 0.0))
-        learner = plan.devices.ranks_per_node * max(phase.bytes for phase in plan.phases)
+        engines = config.inference_model.num_devices * (weights + (cache_on_device(plan, shape) or 0.0))
+        learner = devices.ranks_per_node * max(phase.bytes for phase in plan.phases)
         scorer = scorer_phase(plan)
-        scorers = 0.0 if scorer is None else plan.devices.scorers_per_node * scorer.bytes
+        scorers = 0.0 if scorer is None else devices.scorers_per_node * scorer.bytes
         uses = [
             Use("learner", learner, "train.gradient_accumulation_steps"),
             Use("scorers", scorers, SCORER_KNOBS),
@@ -41,41 +36,52 @@ def host_uses(plan: Plan, shape: ModelShape) -> list[Use]:
         ]
     else:
         frozen = plan.reference_shape if plan.reference.home == "host memory" else None
-        visits = 0.0 if frozen is None else reference_bytes(plan.config, frozen, plan.devices.ranks)
-        visitor = Use(f"visiting {frozen_role(plan.config)}", visits, "ref_model.num_devices")
-        uses = [visitor, *_offloaded(plan, shape)]
-    devices = plan.devices
+        visits = 0.0 if frozen is None else memory.reference_bytes(config, frozen, devices.ranks)
+        uses = [Use(f"visiting {memory.frozen_role(config)}", visits, "ref_model.num_devices")]
+        offload, ranks = config.train_model.offload, devices.ranks_per_node
+        # A reference that is sharded with the policy goes where it goes.
+        kept = () if offload == "none" else memory.learner_states(config, shape)
+        if offload == "all":
+            kept += (*memory.learner_weights(config, shape), memory.learner_gradients(config, shape))
+        for use in kept:
+            uses.append(Use(f"{use.what} of {ranks} rank(s)", ranks * use.bytes, "train_model.offload"))
     here = devices.ranks_per_node / devices.ranks  # each rank writes its shards
-    state = checkpoint_bytes(plan.config, shape) * here if plan.config.train.async_checkpoint else 0.0
-    copy = pushed_bytes(plan.config, shape, plan.weight_dtype) if plan.transport != "in_process" else 0.0
+    state = checkpoint_bytes(config, shape) * here if config.train.async_checkpoint else 0.0
+    copy = 0.0 if plan.transport == "in_process" else memory.pushed_bytes(config, shape, plan.weight_dtype)
     copies = [
         Use("copy for a checkpoint", state, "train.async_checkpoint"),
         Use("copy of the last push", copy, "model.name, inference_model.dtype"),
     ]
-    loading = [Use("scorers while they load", _loading_bytes(plan), SCORER_KNOBS)]
+    teacher, shards, whole = plan.reference_shape, plan.reference.shard_size, 0.0
+    if teacher is not None and shards > 1:  # whole models, from which the ranks of copies fill their shards
+        copies_here = -(-min(devices.scorers_per_node, most_on_a_node(plan)) // shards)
+        whole = copies_here * memory.reference_bytes(config, teacher, shards)
+    loading = [Use("scorers while they load", whole, SCORER_KNOBS)]
     uses += max(copies, loading, key=lambda moment: sum(use.bytes for use in moment))
     return [use for use in uses if use.bytes]
 
 
-def _loading_bytes(plan: Plan) -> float:
-    """Whole models on one node, from which the ranks of copies fill their shards."""
-    frozen, shards = plan.reference_shape, plan.reference.shard_size
-    if frozen is None or shards == 1:
-        return 0.0
-    here = min(plan.devices.scorers_per_node, most_on_a_node(plan))
-    return -(-here // shards) * reference_bytes(plan.config, frozen, shards)
-
-
-def _offloaded(plan: Plan, shape: ModelShape) -> list[Use]:
-    """What the ranks of one node keep in its memory. A reference that is sharded with the policy goes where it goes."""
-    config, offload, ranks = plan.config, plan.config.train_model.offload, plan.devices.ranks_per_node
-    kept: tuple[Use, ...] = ()
-    if offload != "none":
-        kept = learner_states(config, shape)
-    if offload == "all":
-        kept += (*learner_weights(config, shape), learner_gradients(config, shape))
-    return [Use(f"{use.what} of {ranks} rank(s)", ranks * use.bytes, "train_model.offload") for use in kept]
-
-
 def host_bytes(plan: Plan, shape: ModelShape) -> float:
     return sum(use.bytes for use in host_uses(plan, shape))
+
+
+def share_copies(plan: Plan) -> Plan:
+    """Choose the fewest scorers on one node whose memory a copy fits.
+
+    Every copy scores microbatches of its own, so more copies are better. As many as can share one where it does not
+    fit at all; where a size is not known, each has a copy.
+    """
+    ranks = plan.reference.ranks
+    if not ranks or plan.config.ref_model.shard_size is not None:
+        return plan
+    divisors = [size for size in range(1, most_on_a_node(plan) + 1) if ranks % size == 0]
+    split = [replace(plan, reference=replace(plan.reference, shard_size=size)) for size in divisors]
+    for each in split:
+        host = each.machine.host_memory_gib
+        if not plan.devices.on_cpu:
+            fits = fits_gpu(scorer_phase(each), each.machine.gpu_memory_gib)
+        else:
+            fits = host is None or each.shape is None or host_bytes(each, each.shape) <= host * GIB
+        if fits:
+            return each
+    return split[-1]

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -79,7 +79,7 @@ def imagined_machine(wanted: MachineConfig, here: Machine) -> Machine:
         return here
     another = wanted.gpus is not None
     gpus = here.num_gpus if wanted.gpus is None else wanted.gpus
-    memory = wanted.gpu_memory_gib or (H100_GIB if another else here.gpu_memory_gib)
+    memory = wanted.gpu_memory_gib or (80.0 if another else here.gpu_memory_gib)  # an H100's
     if wanted.gpu_memory_gib is not None and not gpus:
         raise ConfigError(
             f"plan.gpu_memory_gib={wanted.gpu_memory_gib:g}: there is no GPU that has it; say how many there are, such "
@@ -99,8 +99,6 @@ def imagined_machine(wanted: MachineConfig, here: Machine) -> Machine:
 
 
 ASSUMED_VLLM, ASSUMED_BITSANDBYTES = "0.32", "0.50"
-H100_GIB = 80.0
-"""GPUs that `plan.gpus` counts and whose memory nothing says, as the speeds of the `plan` section are an H100's."""
 
 
 def installed_vllm() -> str | None:
@@ -121,20 +119,18 @@ def installed(package: str) -> str | None:
 def missing_to_compile() -> Iterator[str]:
     """What torch.compile needs on this machine and does not find: it writes C++ that includes Python's headers."""
     compiler = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
-    if shutil.which(compiler) is None:
-        yield f"the C++ compiler {compiler}"
-    yield from _missing_header()
+    return _missing("C++", compiler)
 
 
 def missing_for_kernels() -> Iterator[str]:
     """What Triton needs for the kernels of a GPU and does not find: it writes C that includes Python's headers."""
     named = os.environ.get("CC")
-    if not any(shutil.which(compiler) for compiler in ([named] if named else ["gcc", "clang"])):
-        yield f"the C compiler {named or 'gcc'}"
-    yield from _missing_header()
+    return _missing("C", named) if named else _missing("C", "gcc", "clang")
 
 
-def _missing_header() -> Iterator[str]:
+def _missing(language: str, *compilers: str) -> Iterator[str]:
+    if not any(map(shutil.which, compilers)):
+        yield f"the {language} compiler {compilers[0]}"
     if not Path(sysconfig.get_path("include"), "Python.h").is_file():
         yield "Python's header Python.h"
 
@@ -145,38 +141,30 @@ def visible_gpus() -> tuple[str, ...]:
     Raises:
         ConfigError: CUDA would show fewer than it names, or none: one is not there, is named twice, or in another way.
     """
-    count = len(list(_DRIVER.iterdir())) if _DRIVER.is_dir() else len(_listed("GPU "))
+    if _DRIVER.is_dir():
+        count = len(list(_DRIVER.iterdir()))
+    else:  # below each GPU stand its parts (MIG)
+        count = sum(line.startswith("GPU ") for line in _nvidia_smi("--list-gpus"))
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     if named is None or count == 0:
         return tuple(map(str, range(count)))
-    names = tuple(takewhile(lambda name: name not in _NO_MORE, map(str.strip, named.split(","))))
+    ends = ("", "-1", "NoDevFiles")  # CUDA reads no further than to one of these
+    names = tuple(takewhile(lambda name: name not in ends, map(str.strip, named.split(","))))
     by_index = [name for name in names if name.isdecimal()]
-    gpus = [str(int(name)) for name in by_index if int(name) < count] if by_index else _of_uuids(names)
+    if by_index:
+        gpus = [str(int(name)) for name in by_index if int(name) < count]
+    else:  # UUIDs of GPUs and of their parts (MIG) that these names are or begin
+        gpus = [name for name in names if name.startswith(("GPU-", "MIG-"))]
+        there = [line.rpartition("UUID: ")[2].removesuffix(")") for line in _nvidia_smi("--list-gpus")]
+        if there:  # a tool tells
+            found = [[uuid for uuid in there if uuid.startswith(name)] for name in gpus]
+            gpus = [of_one[0] for of_one in found if len(of_one) == 1]
     if len(set(gpus)) < len(names):
         raise ConfigError(
             f"CUDA_VISIBLE_DEVICES={named}: name GPUs of this machine, each once, by indices from 0 to {count - 1} or "
             "by UUIDs that `nvidia-smi -L` lists; unset it for all of them, or leave it empty for none"
         )
     return names
-
-
-_NO_MORE = ("", "-1", "NoDevFiles")
-"""CUDA reads no further than to one of these."""
-
-
-def _of_uuids(names: Sequence[str]) -> list[str]:
-    """UUIDs of GPUs and of their parts (MIG) that these names are or begin."""
-    asked = [name for name in names if name.startswith(("GPU-", "MIG-"))]
-    there = [line.rpartition("UUID: ")[2].removesuffix(")") for line in _listed("")]
-    if not there:  # no tool tells
-        return asked
-    found = [[uuid for uuid in there if uuid.startswith(name)] for name in asked]
-    return [of_one[0] for of_one in found if len(of_one) == 1]
-
-
-def _listed(kind: str) -> list[str]:
-    """Lines of `nvidia-smi -L` that begin with `kind`; below each GPU stand its parts (MIG)."""
-    return [line for line in _nvidia_smi("--list-gpus") if line.startswith(kind)]
 
 
 def gpu_memory_gib(ids: tuple[str, ...]) -> float | None:

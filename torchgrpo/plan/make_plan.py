@@ -2,39 +2,25 @@
 
 import math
 import os
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 from config.schema.config import Config
 from config.schema.errors import ConfigError
+from torchgrpo.plan import model_shape
+from torchgrpo.plan import plan as plans
 from torchgrpo.plan.devices import DevicePlan, plan_devices, transport
+from torchgrpo.plan.host_memory import share_copies
 from torchgrpo.plan.machine import Machine
 from torchgrpo.plan.memory import CONTEXT_BYTES, gib, kv_bytes_per_sequence, usable_bytes
 from torchgrpo.plan.microbatches import chunk_size, longest_row, microbatch_rows, packs, rank_microbatches
-from torchgrpo.plan.model_shape import (
-    DTYPE_BYTES,
-    GIB,
-    ModelShape,
-    find_shape,
-    kv_cache_bytes,
-    quantized_bytes,
-)
-from torchgrpo.plan.plan import (
-    EnginePlan,
-    LearnerPlan,
-    Plan,
-    ReferencePlan,
-    WeightCheckPlan,
-    cache_on_device,
-    gpus_used,
-    resident,
-)
-from torchgrpo.plan.scorers import share_copies
+from torchgrpo.plan.model_shape import DTYPE_BYTES, GIB, ModelShape
+from torchgrpo.plan.plan import EnginePlan, LearnerPlan, Plan, ReferencePlan, WeightCheckPlan
 from torchgrpo.plan.weight_bounds import BOUNDS, coarsest
 
 AUTOCAST = {"fp32": None, "bf16": "bfloat16", "fp16": "float16"}
 GPU_SEQUENCES, CPU_SEQUENCES = 512, 256
-GPU_BATCHED_TOKENS = 8192
 ROOM_TO_STAY = 0.9
 """Share of a GPU up to which a reference may fill it: what is only estimated keeps the rest."""
 SEQUENCES_IN_TURNS, SMALLEST_CACHE = 2, GIB
@@ -52,10 +38,23 @@ def make_plan(config: Config, overlapped: bool, machine: Machine, folder: Path =
     Raises:
         ConfigError: devices that cannot be allocated, a backend that is not there.
     """
-    devices = _allocate(config, overlapped, machine)
-    shape = find_shape(config.model.name)
+    gpus = 0 if config.device == "cpu" else machine.num_gpus
+    # Another machine has no cluster of this one.
+    on_cluster = machine.nodes > 1 or (config.ray.address is not None and config.plan.gpus is None)
+    if config.device == "cuda" and on_cluster and config.train_model.ranks > 1:
+        gpus = max(gpus, 1)  # those of the cluster's nodes: the driver's own needs none
+    if config.device == "cuda" and gpus == 0:
+        raise ConfigError(
+            "device=cuda: this machine has no NVIDIA GPU; `--config-name grpo_quickstart` trains on a CPU, "
+            "device=cpu tries this config there, and run=plan plan.gpus=N plan.gpu_memory_gib=G plans for a "
+            "machine that has some"
+        )
+    devices = plan_devices(config, gpus, overlapped, on_cluster)
+    shape = model_shape.find_shape(config.model.name)
     name = config.ref_model.name
-    frozen = find_shape(name, "ref_model.name") if name and config.policy.uses_reference else shape
+    frozen = (
+        model_shape.find_shape(name, "ref_model.name") if name and config.policy.uses_reference else shape
+    )
     engine = _engine(config, overlapped, machine, devices, shape)
     learner = _learner(config, overlapped, devices, shape)
     # Adapters are files to vLLM, and offloaded shards are gathered in host memory.
@@ -73,92 +72,70 @@ def make_plan(config: Config, overlapped: bool, machine: Machine, folder: Path =
         reference=_reference(config, overlapped, devices, frozen),
         transport=transport(devices, engine.backend == "vllm" and full),
         weight_check=_weight_check(config, engine, learner, shape),
-        notes=(*devices.notes, *filter(None, [_note_idle_ranks(config)])),
+        notes=devices.notes,
     )
+    ranks, rows = config.train_model.ranks, config.optim_batch_size
+    if rows < ranks:
+        idle = (
+            f"an optimizer step has {rows} completions, so {ranks - rows} of {ranks} learner ranks have nothing to do: "
+            "raise train.optim_batch_size, or lower train_model.num_devices"
+        )
+        plan = replace(plan, notes=(*plan.notes, idle))
     for decide in (_place_reference, share_copies, _share_gpu, _bound_cache):
         plan = decide(plan)
-    notes = [_note_unused(plan), _note_whole_rows(plan), _note_generate(plan), _note_quantized(plan)]
-    return replace(plan, notes=(*plan.notes, *filter(None, notes)))
+    return replace(plan, notes=(*plan.notes, *_notes(plan)))
 
 
-def _note_idle_ranks(config: Config) -> str:
-    ranks, rows = config.train_model.ranks, config.optim_batch_size
-    if rows >= ranks:
-        return ""
-    return (
-        f"an optimizer step has {rows} completions, so {ranks - rows} of {ranks} learner ranks have nothing to do: "
-        "raise train.optim_batch_size, or lower train_model.num_devices"
-    )
-
-
-def _note_whole_rows(plan: Plan) -> str:
-    if not plan.config.train.packing or plan.learner.packs:
-        return ""
-    return (
-        f"{plan.config.model.name} is not known to be plain causal attention in every layer: train.packing has no "
-        "effect, its microbatches are whole rows, padded to the longest"
-    )
-
-
-def _note_generate(plan: Plan) -> str:
-    if plan.shape is None or plan.shape.plain or plan.engine.backend != "transformers":
-        return ""
-    return (
-        f"engines decode {plan.config.model.name} by transformers' own generate, prompts of one length at a time: "
-        "inference_model.backend=vllm is faster, where vLLM has the model"
-    )
-
-
-def _note_quantized(plan: Plan) -> str:
-    config, shape = plan.config, plan.shape
-    if shape is None or not config.train_model.lora.quantized:
-        return ""
-    width = DTYPE_BYTES[config.model.dtype]
-    small, whole = quantized_bytes(shape, width), shape.parameters * width
-    return (
-        f"the base of the adapters is in 4 bits (nf4): {gib(small)} in place of {gib(whole)}; "
-        f"engines hold it out of 4 bits in {plan.weight_dtype}, the adapter added to it"
-    )
-
-
-def _note_unused(plan: Plan) -> str:
-    machine, split = plan.machine, plan.config.inference_model.tensor_parallel_size
-    unused = machine.num_gpus * machine.nodes - gpus_used(plan)
-    if plan.devices.on_cpu or (plan.devices.on_cluster and not machine.imagined) or unused < split:
-        return ""
-    more = split * (len(plan.devices.engines) + unused // split)
-    return (
-        f"{unused} of {machine.num_gpus * machine.nodes} GPU(s) are unused: inference_model.num_devices={more} "
-        "generates on them too"
-    )
-
-
-def _allocate(config: Config, overlapped: bool, machine: Machine) -> DevicePlan:
-    gpus = 0 if config.device == "cpu" else machine.num_gpus
-    # Another machine has no cluster of this one.
-    joins = config.ray.address is not None and config.plan.gpus is None
-    on_cluster = joins or machine.nodes > 1
-    if config.device == "cuda" and on_cluster and config.train_model.ranks > 1:
-        gpus = max(gpus, 1)  # those of the cluster's nodes: the driver's own needs none
-    if config.device == "cuda" and gpus == 0:
-        raise ConfigError(
-            "device=cuda: this machine has no NVIDIA GPU; `--config-name grpo_quickstart` trains on a CPU, "
-            "device=cpu tries this config there, and run=plan plan.gpus=N plan.gpu_memory_gib=G plans for a "
-            "machine that has some"
+def _notes(plan: Plan) -> Iterator[str]:
+    """Sentences on the plan as it was decided."""
+    config, machine, shape = plan.config, plan.machine, plan.shape
+    split, there = config.inference_model.tensor_parallel_size, machine.num_gpus * machine.nodes
+    unused = there - plans.gpus_used(plan)
+    known = machine.imagined or not plan.devices.on_cluster
+    if not plan.devices.on_cpu and known and unused >= split:
+        more = split * (len(plan.devices.engines) + unused // split)
+        yield (
+            f"{unused} of {there} GPU(s) are unused: inference_model.num_devices={more} generates on them too"
         )
-    return plan_devices(config, gpus, overlapped, on_cluster)
+    if config.train.packing and not plan.learner.packs:
+        yield (
+            f"{config.model.name} is not known to be plain causal attention in every layer: train.packing has no "
+            "effect, its microbatches are whole rows, padded to the longest"
+        )
+    if shape is not None and not shape.plain and plan.engine.backend == "transformers":
+        yield (
+            f"engines decode {config.model.name} by transformers' own generate, prompts of one length at a time: "
+            "inference_model.backend=vllm is faster, where vLLM has the model"
+        )
+    if shape is not None and config.train_model.lora.quantized:
+        width = DTYPE_BYTES[config.model.dtype]
+        small, whole = model_shape.quantized_bytes(shape, width), shape.parameters * width
+        yield (
+            f"the base of the adapters is in 4 bits (nf4): {gib(small)} in place of {gib(whole)}; "
+            f"engines hold it out of 4 bits in {plan.weight_dtype}, the adapter added to it"
+        )
 
 
 def _engine(
     config: Config, overlapped: bool, machine: Machine, devices: DevicePlan, shape: ModelShape | None
 ) -> EnginePlan:
     inference, on_cpu = config.inference_model, devices.on_cpu
-    backend = _backend(config, machine, on_cpu)
-    dtype = _engine_dtype(config, backend, on_cpu)
+    backend, dtype = inference.backend, inference.dtype
+    if backend == "auto":
+        backend = "vllm" if not on_cpu and machine.vllm is not None else "transformers"
+    if backend == "vllm" and machine.vllm is None:
+        raise ConfigError(
+            "inference_model.backend=vllm: vLLM is not installed; install it (`make vllm`: the CUDA build where an "
+            "NVIDIA GPU is, else the CPU build), or take inference_model.backend=transformers"
+        )
+    if backend == "transformers":  # which is the learner's model once more
+        dtype = config.model.dtype
+    elif dtype == "auto":
+        dtype = "float32" if on_cpu else "bfloat16"
     sequences = inference.max_num_seqs or (CPU_SEQUENCES if on_cpu else GPU_SEQUENCES)
     cache = None if inference.kv_cache_gib is None else int(inference.kv_cache_gib * GIB)
     if cache is None and on_cpu and backend == "vllm" and shape is not None:
-        cache = kv_cache_bytes(shape, config.max_model_len, sequences, DTYPE_BYTES[dtype])
+        cache = model_shape.kv_cache_bytes(shape, config.max_model_len, sequences, DTYPE_BYTES[dtype])
     gpu_vllm = backend == "vllm" and not on_cpu
     return EnginePlan(
         backend=backend,
@@ -167,7 +144,7 @@ def _engine(
         gpu_memory_utilization=inference.gpu_memory_utilization,
         kv_cache_bytes=cache,
         max_num_seqs=sequences,
-        max_num_batched_tokens=(inference.max_num_batched_tokens or GPU_BATCHED_TOKENS) if gpu_vllm else None,
+        max_num_batched_tokens=(inference.max_num_batched_tokens or 8192) if gpu_vllm else None,
         enforce_eager=on_cpu if inference.enforce_eager is None else inference.enforce_eager,
         async_scheduling=gpu_vllm and (not overlapped or inference.update == "wait"),
         sleeps=backend == "vllm" and devices.colocated,
@@ -195,25 +172,6 @@ def _checked_prompts(shape: ModelShape | None, longest: int) -> tuple[int, ...]:
     window = shape.window if shape is not None and shape.window < longest else 0
     prompts = [8, 12, *([window + 4] if window else [])]
     return tuple(max(1, min(length, longest - 8)) for length in prompts)
-
-
-def _backend(config: Config, machine: Machine, on_cpu: bool) -> str:
-    asked = config.inference_model.backend
-    if asked == "auto":
-        return "vllm" if not on_cpu and machine.vllm is not None else "transformers"
-    if asked == "vllm" and machine.vllm is None:
-        raise ConfigError(
-            "inference_model.backend=vllm: vLLM is not installed; install it (`make vllm`: the CUDA build where an "
-            "NVIDIA GPU is, else the CPU build), or take inference_model.backend=transformers"
-        )
-    return asked
-
-
-def _engine_dtype(config: Config, backend: str, on_cpu: bool) -> str:
-    if backend == "transformers":  # which is the learner's model once more
-        return config.model.dtype
-    usual = "float32" if on_cpu else "bfloat16"
-    return usual if config.inference_model.dtype == "auto" else config.inference_model.dtype
 
 
 def _learner(config: Config, overlapped: bool, devices: DevicePlan, shape: ModelShape | None) -> LearnerPlan:
@@ -284,7 +242,7 @@ def _share_gpu(plan: Plan) -> Plan:
     if not plan.devices.colocated or plan.engine.backend != "vllm" or size is None or plan.shape is None:
         return plan
     asked = plan.engine.gpu_memory_utilization
-    left = 1 - (resident(plan, plan.shape) + CONTEXT_BYTES) / (size * GIB)
+    left = 1 - (plans.resident(plan, plan.shape) + CONTEXT_BYTES) / (size * GIB)
     share = max(0.0, math.floor(100 * min(asked, left)) / 100)
     if share >= asked:
         return plan
@@ -305,7 +263,7 @@ def _bound_cache(plan: Plan) -> Plan:
         return plan
     sequences = SEQUENCES_IN_TURNS * engine.max_num_seqs
     needed = max(SMALLEST_CACHE, sequences * kv_bytes_per_sequence(plan.config, shape, engine.dtype))
-    left = cache_on_device(plan, shape)
+    left = plans.cache_on_device(plan, shape)
     if left is None or needed > ROOM_FOR_A_CACHE * left:
         return plan
     whole = int(needed) * plan.config.inference_model.tensor_parallel_size

@@ -9,17 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from config.schema.config import Config
-from torchgrpo.plan.activations import (
-    FLOAT,
-    Arithmetic,
-    block_backward_bytes,
-    block_bytes,
-    block_scoring_bytes,
-    head_backward_bytes,
-    head_forward_bytes,
-    waiting_head_gradient_bytes,
-    weight_copies_bytes,
-)
+from torchgrpo.plan import activations
+from torchgrpo.plan.activations import FLOAT, Arithmetic
 from torchgrpo.plan.gathering import gathered, kept_of_sums, last_sum_bytes
 from torchgrpo.plan.microbatches import microbatch, rank_microbatches
 from torchgrpo.plan.model_shape import DTYPE_BYTES, GIB, NF4_BYTES, ModelShape, quantized_bytes
@@ -28,17 +19,12 @@ ADAM_STATES = 2
 MIXED_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 CONTEXT_BYTES = 1.5 * GIB
 """CUDA context, libraries, and what an engine that sleeps keeps (captured graphs)."""
-GRAPH_BYTES = 1.0 * GIB
-FRAGMENTATION = 0.03
 MASTER_BUCKET, MASTER_BUCKET_BYTES = 1 << 26, 10
 """Parameters of a bfloat16 model that exist in float32 at one time in the optimizer step, and bytes of each."""
 BATCH_KNOBS = "train.max_tokens_per_microbatch, gradient_accumulation_steps, inference_model.max_tokens"
 CHECKPOINTING = "train.gradient_checkpointing"
 HEAD_KNOBS = "train.log_prob_chunk_size"
-RANKS_KNOB = "train_model.lora.enabled"
-GATHERING_KNOB = "train_model.num_devices=1 gathers none"
-FROZEN_KNOBS = "ref_model.num_devices, ref_model.dtype"
-COPIES_SUM, COPIES_KNOB = "gradients summed over copies", "train_model.shard_size"
+GATHERED, GATHERING_KNOB = "gathered parameters", "train_model.num_devices=1 gathers none"
 
 ReferenceAt = Literal["elsewhere", "resident", "sharded", "visiting"]
 """Where the reference is as a learner rank sees it: `visiting` while it scores, and gone again."""
@@ -92,20 +78,15 @@ def between_steps(
     config: Config, shape: ModelShape, reference: ReferenceAt = "elsewhere", frozen: ModelShape | None = None
 ) -> Phase:
     """Memory that a learner rank keeps on its GPU all the time; arguments as those of `train_phases`."""
-    return Phase("generate", _resident(config, shape, reference, frozen or shape))
-
-
-def _resident(
-    config: Config, shape: ModelShape, reference: ReferenceAt, frozen: ModelShape
-) -> tuple[Use, ...]:
     offload = config.train_model.offload
     weights = learner_weights(config, shape)
     if reference not in ("elsewhere", "visiting"):
         shards = config.train_model.shards if reference == "sharded" else 1
-        weights += (_reference(config, frozen, shards),)
-    state = learner_states(config, shape)
-    kept = (() if offload == "all" else weights) + (() if offload != "none" else state)
-    return tuple(use for use in kept if use.bytes)
+        weights += (_reference(config, frozen or shape, shards),)
+    kept = () if offload == "all" else weights
+    if offload == "none":
+        kept += learner_states(config, shape)
+    return Phase("generate", tuple(use for use in kept if use.bytes))
 
 
 def learner_weights(config: Config, shape: ModelShape) -> tuple[Use, ...]:
@@ -133,7 +114,7 @@ def learner_states(config: Config, shape: ModelShape) -> tuple[Use, ...]:
 def _reference(config: Config, frozen: ModelShape, shards: int = 1) -> Use:
     size = reference_bytes(config, frozen, config.train_model.ranks) / shards
     without = "ref_model.name" if config.policy.distill_coef != 0 else "policy.kl_coef"
-    return Use(frozen_role(config), size, f"{FROZEN_KNOBS}, {without}")
+    return Use(frozen_role(config), size, f"ref_model.num_devices, ref_model.dtype, {without}")
 
 
 def frozen_role(config: Config) -> str:
@@ -164,26 +145,36 @@ def train_phases(
     reference: where the frozen reference is. frozen: its sizes; None: those of the policy.
     """
     frozen, ranks = frozen or shape, config.train_model.ranks
-    resident = _resident(config, shape, reference, frozen)
-    gradients = learner_gradients(config, shape)
-    if config.train_model.offload == "all":
+    resident = between_steps(config, shape, reference, frozen).uses
+    gradients, model = learner_gradients(config, shape), config.train_model
+    if model.offload == "all":
         gradients = replace(gradients, bytes=0.0)
 
     def phase(name: str, *uses: Use) -> Phase:
         return Phase(name, (*resident, *(use for use in uses if use.bytes)))
 
     visitor = [_reference(config, frozen)] if reference == "visiting" else []
-    scored = scoring(config, shape, on_cpu, arithmetic(config, on_cpu), ranks)
+    scored = scoring(config, shape, arithmetic(config, on_cpu), ranks)
     if reference != "elsewhere":
         widths = frozen_arithmetic(config, on_cpu, ranks)
-        scored = max(scored, scoring(config, frozen, on_cpu, widths, ranks), key=_sum)
-    factor = arithmetic(config, on_cpu).factor if config.train_model.lora.quantized else 0
+        scored = max(scored, scoring(config, frozen, widths, ranks), key=_sum)
+    factor = arithmetic(config, on_cpu).factor if model.lora.quantized else 0
     largest = shape.hidden_size * shape.intermediate_size
     matrix = Use("a matrix out of 4 bits", largest * factor, "model.dtype")
+    # What the step takes for a moment: bfloat16 weights move in float32, a bucket at a time, of which the largest
+    # matrix is alone in its own; states that live on the host visit.
+    step = []
+    if not model.lora.enabled and config.model.dtype != "float32" and model.offload != "all":
+        largest_bucket = max(MASTER_BUCKET, shape.head_parameters / model.shards)
+        bucket = min(shape.parameters / model.shards, largest_bucket) * MASTER_BUCKET_BYTES
+        step = [Use("weights in float32, a part at a time", bucket, "model.dtype, train_model.lora.enabled")]
+    if model.offload == "optimizer":
+        knobs = "train_model.offload=all, train_model.num_devices"
+        step.append(Use("optimizer state, visiting", _sum(learner_states(config, shape)), knobs))
     return [
         phase("score", *visitor, matrix, *scored),
         phase("optimize", matrix, *_peak(config, shape, on_cpu, gradients)),
-        phase("optimizer step", gradients, *_step(config, shape)),
+        phase("optimizer step", gradients, *step),
     ]
 
 
@@ -195,52 +186,25 @@ def learner_gradients(config: Config, shape: ModelShape) -> Use:
     return Use("gradients", size, "train_model.lora.enabled, train_model.num_devices")
 
 
-def _step(config: Config, shape: ModelShape) -> list[Use]:
-    """What the optimizer's step takes for a moment: bfloat16 weights move in float32, a bucket at a time, of which the
-    largest matrix is alone in its own; states that live on the host visit."""
-    model = config.train_model
-    uses = []
-    if not model.lora.enabled and config.model.dtype != "float32" and model.offload != "all":
-        largest = max(MASTER_BUCKET, shape.head_parameters / model.shards)
-        bucket = min(shape.parameters / model.shards, largest) * MASTER_BUCKET_BYTES
-        knobs = "model.dtype, train_model.lora.enabled"
-        uses.append(Use("weights in float32, a part at a time", bucket, knobs))
-    if model.offload == "optimizer":
-        visiting = sum(use.bytes for use in learner_states(config, shape))
-        uses.append(
-            Use("optimizer state, visiting", visiting, "train_model.offload=all, train_model.num_devices")
-        )
-    return uses
-
-
 def scoring(
-    config: Config,
-    shape: ModelShape,
-    on_cpu: bool,
-    widths: Arithmetic,
-    ranks: int,
-    gathering: str = GATHERING_KNOB,
+    config: Config, shape: ModelShape, widths: Arithmetic, ranks: int, gathering: str = GATHERING_KNOB
 ) -> list[Use]:
     """Log-probs without gradients: the largest of what the root gathers, a block and the head.
 
     ranks: that share a copy of the parameters of the model that scores. gathering: the keys that change what they
     gather.
     """
-    batch = microbatch(config, shape, on_cpu)
+    batch = microbatch(config, shape, on_cpu=not widths.fused_head)
     whole = gathered(shape, widths, ranks)
-    block = block_scoring_bytes(shape, batch, widths) + batch.mask * (1 + widths.factor)
+    block = activations.block_scoring_bytes(shape, batch, widths) + batch.mask * (1 + widths.factor)
     layer = Use("one layer's activations", block, BATCH_KNOBS)
-    head = Use("output head", head_forward_bytes(shape, batch, widths, 1), HEAD_KNOBS)
+    head = Use("output head", activations.head_forward_bytes(shape, batch, widths, 1), HEAD_KNOBS)
     moments = [
-        [_gathered_use(2 * (whole.outside + whole.layer), gathering)],
-        [_gathered_use(whole.outside + 2 * whole.layer, gathering), layer],
-        [_gathered_use(whole.outside + whole.layer, gathering), head],
+        [Use(GATHERED, 2 * (whole.outside + whole.layer), gathering)],
+        [Use(GATHERED, whole.outside + 2 * whole.layer, gathering), layer],
+        [Use(GATHERED, whole.outside + whole.layer, gathering), head],
     ]
     return max(moments, key=_sum)
-
-
-def _gathered_use(size: float, knobs: str = GATHERING_KNOB) -> Use:
-    return Use("gathered parameters", size, knobs)
 
 
 def _sum(uses: Sequence[Use]) -> float:
@@ -252,44 +216,42 @@ def _peak(config: Config, shape: ModelShape, on_cpu: bool, gradients: Use) -> li
     and that of the first, the sum over ranks of what is outside the blocks. With one microbatch a step, gradients come
     into being between the blocks' two, as do the sums over copies of the parameters."""
     batch, widths = microbatch(config, shape, on_cpu), arithmetic(config, on_cpu)
-    train = config.train
     whole = gathered(shape, widths, config.train_model.ranks)
-    recomputes = train.gradient_checkpointing
-    block = block_bytes(shape, batch, widths)
+    recomputes = config.train.gradient_checkpointing
+    block = activations.block_bytes(shape, batch, widths)
     kept = batch.positions * shape.hidden_size * widths.stream if recomputes else block  # its input alone
     # The backward pass needs half-precision copies of the weights unless checkpointing casts again. There are none of
     # weights in 4 bits, which are computed anew whenever they multiply.
     needed = not recomputes and not config.train_model.lora.quantized
-    copies = weight_copies_bytes(shape, widths) if needed else 0.0
+    copies = activations.weight_copies_bytes(shape, widths) if needed else 0.0
     several = rank_microbatches(config, shape) > 1
     held = gradients.bytes if several else 0.0
     kept_sums = kept_of_sums(config, several)
 
     def moment(now: Use, units: float, gradient: float = held, layers: int = shape.num_layers) -> list[Use]:
         activations = layers * kept + batch.mask
-        copied = copies * layers / shape.num_layers
+        copied, sums = copies * layers / shape.num_layers, kept_sums * whole.layer_sum
         return [
             Use(gradients.what, gradient, gradients.knobs),
-            Use(COPIES_SUM, kept_sums * whole.layer_sum * (shape.num_layers - layers), COPIES_KNOB),
+            Use("gradients summed over copies", sums * (shape.num_layers - layers), "train_model.shard_size"),
             Use(f"activations of {batch.positions} tokens", activations, f"{BATCH_KNOBS}, {CHECKPOINTING}"),
             Use("half-precision weights", copied, f"{CHECKPOINTING}, model.dtype"),
-            _gathered_use(units),
+            Use(GATHERED, units, GATHERING_KNOB),
             now,
         ]
 
-    backward = block_backward_bytes(shape, batch, widths) + (block if recomputes else 0.0)
-    waiting = waiting_head_gradient_bytes(shape, widths, config.train_model.ranks)
+    backward = activations.block_backward_bytes(shape, batch, widths) + (block if recomputes else 0.0)
+    waiting = activations.waiting_head_gradient_bytes(shape, widths, config.train_model.ranks)
     summed = max(backward, whole.layer_gradient + whole.layer_sum)
 
     def layer(beside: float) -> Use:
         return Use("backward pass of one layer", summed + beside, BATCH_KNOBS)
 
-    entropy = 2 if config.policy.uses_entropy else 1
-    forward = Use("output head", head_forward_bytes(shape, batch, widths, 2), HEAD_KNOBS)
-    back = Use(
-        "backward pass of the output head", head_backward_bytes(shape, batch, widths, entropy), HEAD_KNOBS
-    )
-    last = Use("gradients of embedding and head", last_sum_bytes(config, whole, kept_sums), RANKS_KNOB)
+    forward = Use("output head", activations.head_forward_bytes(shape, batch, widths, 2), HEAD_KNOBS)
+    head_back = activations.head_backward_bytes(shape, batch, widths, 2 if config.policy.uses_entropy else 1)
+    back = Use("backward pass of the output head", head_back, HEAD_KNOBS)
+    outside = last_sum_bytes(config, whole, kept_sums)
+    last = Use("gradients of embedding and head", outside, "train_model.lora.enabled")
     two, one = whole.outside + 2 * whole.layer, whole.outside + whole.layer
     # Among all gradients is that of a tied head, which waits until the end.
     moments = [
@@ -323,8 +285,8 @@ def pushed_bytes(config: Config, shape: ModelShape, dtype: str) -> float:
 
 
 def usable_bytes(gpu_memory_gib: float) -> float:
-    """What a process may plan to use of a GPU: less the CUDA context, libraries and fragmentation."""
-    return gpu_memory_gib * GIB * (1 - FRAGMENTATION) - CONTEXT_BYTES
+    """What a process may plan to use of a GPU: less the CUDA context, libraries and fragmentation (3%)."""
+    return gpu_memory_gib * GIB * (1 - 0.03) - CONTEXT_BYTES
 
 
 def engine_weights(config: Config, shape: ModelShape, dtype: str, on_cpu: bool) -> float:
@@ -336,9 +298,9 @@ def engine_weights(config: Config, shape: ModelShape, dtype: str, on_cpu: bool) 
 
 def engine_work_bytes(shape: ModelShape, batched_tokens: int, sequences: int, split: int) -> float:
     """What one device of a vLLM engine needs beside weights and cache: activations of a step, float32 logits of
-    every sequence three times over (raw, processed, sorted), captured graphs."""
+    every sequence three times over (raw, processed, sorted), 1 GiB of captured graphs."""
     step = batched_tokens * (4 * shape.hidden_size + 3 * shape.intermediate_size / split) * 2
-    return step + 3 * sequences * shape.vocab_size * FLOAT + GRAPH_BYTES
+    return step + 3 * sequences * shape.vocab_size * FLOAT + GIB
 
 
 def kv_bytes_per_sequence(config: Config, shape: ModelShape, dtype: str) -> float:

@@ -185,29 +185,24 @@ def shape_of(raw: dict[str, Any], place: str) -> ModelShape:
 
 
 # fmt: off
-PLAIN = frozenset(
-    {
-        "apertus", "arcee", "bitnet", "ernie4_5", "ernie4_5_moe", "flex_olmo", "gemma", "glm", "glm4",
-        "glm4_moe", "gpt2", "gpt_neox", "granite", "granitemoe", "helium", "hunyuan_v1_dense",
-        "hunyuan_v1_moe", "hyperclovax", "jais2", "llama", "minimax_m2", "ministral3", "mistral",
-        "mixtral", "olmo", "olmo2", "olmoe", "opt", "persimmon", "phi", "phi3", "phimoe", "qwen2",
-        "qwen2_moe", "qwen3", "qwen3_moe", "seed_oss", "smollm3", "solar_open", "starcoder2",
-    }
-)
+PLAIN = frozenset({
+    "apertus", "arcee", "bitnet", "ernie4_5", "ernie4_5_moe", "flex_olmo", "gemma", "glm", "glm4", "glm4_moe", "gpt2",
+    "gpt_neox", "granite", "granitemoe", "helium", "hunyuan_v1_dense", "hunyuan_v1_moe", "hyperclovax", "jais2",
+    "llama", "minimax_m2", "ministral3", "mistral", "mixtral", "olmo", "olmo2", "olmoe", "opt", "persimmon", "phi",
+    "phi3", "phimoe", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "seed_oss", "smollm3", "solar_open", "starcoder2",
+})
 # fmt: on
 """`model_type` of what packed rows and our own decoding are held equal to the model's forward pass for, by
 tests/test_architectures.py; a name gets here by an entry in tests/architectures.py."""
-
-
-WINDOW_SWITCH = frozenset({"qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3"})
-"""`model_type` of those that read `use_sliding_window`; the others' window is on where it has a size."""
 
 
 def plain_attention(config: Mapping[str, Any]) -> bool:
     """Whether every layer is causal attention to all tokens before, by a config.json."""
     if config.get("model_type") not in PLAIN:
         return False
-    switched_off = config["model_type"] in WINDOW_SWITCH and config.get("use_sliding_window") is False
+    # These read `use_sliding_window`; the others' window is on where it has a size.
+    reads_switch = config["model_type"] in ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3")
+    switched_off = reads_switch and config.get("use_sliding_window") is False
     if config.get("sliding_window") and not switched_off:
         return False
     return set(config.get("layer_types") or ()) <= {"full_attention"}
@@ -217,13 +212,11 @@ def rope_limit(config: Mapping[str, Any]) -> int:
     """Length up to which rotary embeddings do not depend on a sequence's length; 0: any."""
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     kinds = [one for one in rope.values() if isinstance(one, Mapping)] or [rope]
-    changing = [
-        one for one in kinds if one.get("rope_type", one.get("type")) in ("dynamic", "longrope", "su")
-    ]
     known = ("original_max_position_embeddings", "max_position_embeddings")
     limits = [
         next((int(place[key]) for key in known for place in (one, config) if place.get(key)), 0)
-        for one in changing
+        for one in kinds
+        if one.get("rope_type", one.get("type")) in ("dynamic", "longrope", "su")
     ]
     return min(limits, default=0)
 
@@ -248,36 +241,27 @@ def attention_window(config: Mapping[str, Any]) -> int:
     return min((size for size in sizes if isinstance(size, int) and size > 0), default=0)
 
 
-def _qwen2(
-    hidden: int, mlp: int, layers: int, heads: int, kv: int, tied: bool, vocabulary: int = 151936
-) -> dict[str, Any]:
-    return {
+KNOWN = {
+    f"Qwen/Qwen2.5-{kind}{size}{suffix}": {
         "model_type": "qwen2",
-        "vocab_size": vocabulary,
         "hidden_size": hidden,
         "intermediate_size": mlp,
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
-        "num_key_value_heads": kv,
-        "tie_word_embeddings": tied,
-        "max_position_embeddings": 32768,
+        "num_key_value_heads": kv_heads,
+        "vocab_size": vocabulary,
+        "tie_word_embeddings": size in ("0.5B", "1.5B", "3B"),
         "rope_theta": 1e6,
+        **({"max_position_embeddings": 32768} if suffix else {}),
     }
-
-
-_QWEN2_5 = {
-    "0.5B": _qwen2(896, 4864, 24, 14, 2, tied=True),
-    "1.5B": _qwen2(1536, 8960, 28, 12, 2, tied=True),
-    "3B": _qwen2(2048, 11008, 36, 16, 2, tied=True),
-    "7B": _qwen2(3584, 18944, 28, 28, 4, tied=False, vocabulary=152064),
-    "14B": _qwen2(5120, 13824, 48, 40, 8, tied=False, vocabulary=152064),
-    "32B": _qwen2(5120, 27648, 64, 40, 8, tied=False, vocabulary=152064),
-}
-KNOWN = {
-    f"Qwen/Qwen2.5-{kind}{size}{suffix}": {
-        key: value for key, value in raw.items() if suffix or key != "max_position_embeddings"
-    }
-    for size, raw in _QWEN2_5.items()
+    for size, hidden, mlp, layers, heads, kv_heads, vocabulary in (
+        ("0.5B", 896, 4864, 24, 14, 2, 151936),
+        ("1.5B", 1536, 8960, 28, 12, 2, 151936),
+        ("3B", 2048, 11008, 36, 16, 2, 151936),
+        ("7B", 3584, 18944, 28, 28, 4, 152064),
+        ("14B", 5120, 13824, 48, 40, 8, 152064),
+        ("32B", 5120, 27648, 64, 40, 8, 152064),
+    )
     for kind in ("", "Coder-")
     for suffix in ("", "-Instruct")
 }

@@ -13,30 +13,15 @@ from pathlib import Path
 from typing import Literal
 
 from config.schema.config import Config
+from torchgrpo.plan import memory
 from torchgrpo.plan.devices import DevicePlan
 from torchgrpo.plan.machine import Machine
-from torchgrpo.plan.memory import (
-    Phase,
-    ReferenceAt,
-    Use,
-    between_steps,
-    engine_weights,
-    engine_work_bytes,
-    frozen_arithmetic,
-    frozen_role,
-    kv_bytes_per_sequence,
-    reference_bytes,
-    scoring,
-    train_phases,
-)
 from torchgrpo.plan.model_shape import GIB, ModelShape
 from torchgrpo.plan.weight_bounds import BOUNDS, Bounds
 
 ReferenceHome = Literal[
     "none", "own devices", "base of the LoRA policy", "learner ranks", "training GPU", "host memory"
 ]
-
-
 SCORER_KNOBS = "ref_model.num_devices, ref_model.shard_size, ref_model.dtype"
 
 
@@ -165,12 +150,12 @@ class Plan:
         return engines * self.config.ray.num_cpus_per_engine + ranks + self.reference.ranks
 
     @property
-    def phases(self) -> list[Phase]:
+    def phases(self) -> list[memory.Phase]:
         """What a learner rank holds, phase by phase; empty where the model's sizes are not known."""
         if self.shape is None:
             return []
         at, frozen = reference_at(self), self.reference_shape
-        return train_phases(self.config, self.shape, self.devices.on_cpu, at, frozen)
+        return memory.train_phases(self.config, self.shape, self.devices.on_cpu, at, frozen)
 
 
 def gpus_used(plan: Plan) -> int:
@@ -183,20 +168,24 @@ def gpus_used(plan: Plan) -> int:
 
 def resident(plan: Plan, shape: ModelShape) -> float:
     """Bytes that a learner rank keeps on its GPU between two steps, a reference that stays there included."""
-    return between_steps(plan.config, shape, reference_at(plan), plan.reference_shape).bytes
+    return memory.between_steps(plan.config, shape, reference_at(plan), plan.reference_shape).bytes
 
 
-def scorer_phase(plan: Plan) -> Phase | None:
+def scorer_phase(plan: Plan) -> memory.Phase | None:
     """Memory of each scorer; None without scorers, or where their model's sizes are not known."""
     shape, ranks = plan.reference_shape, plan.reference.shard_size
     if shape is None or not plan.reference.ranks:
         return None
-    what = f"weights of the {frozen_role(plan.config)}"
-    weights = Use(what, reference_bytes(plan.config, shape, ranks) / ranks, SCORER_KNOBS)
-    on_cpu = plan.devices.on_cpu
-    widths = frozen_arithmetic(plan.config, on_cpu, ranks)
-    uses = (weights, *scoring(plan.config, shape, on_cpu, widths, ranks, SCORER_KNOBS))
-    return Phase("scorer", tuple(use for use in uses if use.bytes))
+    what = f"weights of the {memory.frozen_role(plan.config)}"
+    weights = memory.Use(what, memory.reference_bytes(plan.config, shape, ranks) / ranks, SCORER_KNOBS)
+    widths = memory.frozen_arithmetic(plan.config, plan.devices.on_cpu, ranks)
+    uses = (weights, *memory.scoring(plan.config, shape, widths, ranks, SCORER_KNOBS))
+    return memory.Phase("scorer", tuple(use for use in uses if use.bytes))
+
+
+def fits_gpu(scorer: memory.Phase | None, gpu_memory_gib: float | None) -> bool:
+    """Whether a scorer fits a GPU, as far as both sizes are known."""
+    return scorer is None or gpu_memory_gib is None or scorer.bytes <= memory.usable_bytes(gpu_memory_gib)
 
 
 def most_on_a_node(plan: Plan) -> int:
@@ -206,7 +195,7 @@ def most_on_a_node(plan: Plan) -> int:
     return min(ranks, max(1, machine.num_gpus)) if several else ranks
 
 
-def reference_at(plan: Plan) -> ReferenceAt:
+def reference_at(plan: Plan) -> memory.ReferenceAt:
     """Place of the reference as a learner rank sees it; one of unknown sizes takes no room in an estimate."""
     home = plan.reference.home
     if plan.reference_shape is None:
@@ -223,12 +212,13 @@ def cache_on_device(plan: Plan, shape: ModelShape) -> float | None:
     split = plan.config.inference_model.tensor_parallel_size
     if plan.engine.backend != "vllm":
         rows = min(plan.engine.max_num_seqs, plan.config.completions_per_iteration)
-        return rows * kv_bytes_per_sequence(plan.config, shape, plan.engine.dtype)
+        return rows * memory.kv_bytes_per_sequence(plan.config, shape, plan.engine.dtype)
     if plan.engine.kv_cache_bytes is not None:
         return plan.engine.kv_cache_bytes / split
     size = plan.machine.gpu_memory_gib
     if size is None:
         return None
-    taken = engine_weights(plan.config, shape, plan.engine.dtype, plan.devices.on_cpu)
-    work = engine_work_bytes(shape, plan.engine.max_num_batched_tokens or 0, plan.engine.max_num_seqs, split)
+    taken = memory.engine_weights(plan.config, shape, plan.engine.dtype, plan.devices.on_cpu)
+    batched = plan.engine.max_num_batched_tokens or 0
+    work = memory.engine_work_bytes(shape, batched, plan.engine.max_num_seqs, split)
     return plan.engine.gpu_memory_utilization * size * GIB - taken - work

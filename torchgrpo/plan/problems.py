@@ -15,10 +15,7 @@ from torchgrpo.plan.make_plan import make_plan
 from torchgrpo.plan.memory import Phase, gib, kv_bytes_per_sequence, usable_bytes
 from torchgrpo.plan.microbatches import longest_row
 from torchgrpo.plan.model_shape import GIB, ModelShape, beyond_rope_limit
-from torchgrpo.plan.plan import Plan, cache_on_device, gpus_used, scorer_phase
-from torchgrpo.plan.scorers import fits_gpu
-
-MOST_GPUS = 64
+from torchgrpo.plan.plan import Plan, cache_on_device, fits_gpu, gpus_used, scorer_phase
 
 
 @dataclass(frozen=True)
@@ -49,36 +46,28 @@ def planned(config: Config, overlapped: bool, machine: Machine, folder: Path) ->
         ConfigError: no machine has what the configuration asks for.
     """
     missing = ""
-    for nearest in _nearest_machines(machine, config.train_model.num_nodes):
+    imagined = replace(machine, vllm=machine.vllm or ASSUMED_VLLM, imagined=True)
+    joined = replace(imagined, nodes=max(machine.nodes, config.train_model.num_nodes))
+    larger = [
+        replace(joined, num_gpus=count, gpu_ids=tuple(map(str, range(count))))
+        for count in range(machine.num_gpus + 1, 65)
+    ]
+    for nearest in (machine, imagined, joined, *larger):
         try:
             plan = make_plan(config, overlapped, nearest, folder)
         except ConfigError as error:
             missing = missing or str(error)
             continue
-        first = [Problem(_beyond(plan, machine), missing)] if missing else []
-        return plan, [*first, *problems(plan)]
+        found = problems(plan)
+        if missing:  # about the line whose devices the machine lacks, else the learner's
+            devices = plan.devices
+            engines = {f"engine {index}": engine for index, engine in enumerate(devices.engines)}
+            lines = {"train_model": devices.train, **engines, "ref_model": devices.reference}
+            lacking = [line for line, used in lines.items() if used and max(used) >= machine.num_gpus]
+            line = "train_model" if devices.on_cluster or not lacking else lacking[0]
+            found = [Problem(line, missing), *found]
+        return plan, found
     raise ConfigError(missing)
-
-
-def _beyond(plan: Plan, machine: Machine) -> str:
-    """The line whose devices the machine lacks, else the learner's. plan: of a machine that has them all."""
-    devices = plan.devices
-    engines = {f"engine {index}": engine for index, engine in enumerate(devices.engines)}
-    lines = {"train_model": devices.train, **engines, "ref_model": devices.reference}
-    lacking = (line for line, used in lines.items() if used and max(used) >= machine.num_gpus)
-    return "train_model" if devices.on_cluster else next(lacking, "train_model")
-
-
-def _nearest_machines(machine: Machine, nodes: int) -> Iterator[Machine]:
-    """nodes: that the learner's ranks are spread over."""
-    yield machine
-    nearest = replace(machine, vllm=machine.vllm or ASSUMED_VLLM, imagined=True)
-    yield nearest
-    if nodes > machine.nodes:
-        nearest = replace(nearest, nodes=nodes)
-        yield nearest
-    for count in range(machine.num_gpus + 1, MOST_GPUS + 1):
-        yield replace(nearest, num_gpus=count, gpu_ids=tuple(map(str, range(count))))
 
 
 def problems(plan: Plan) -> list[Problem]:
@@ -113,38 +102,29 @@ def _contradictions(plan: Plan) -> Iterator[str]:
             f"train_model.lora.quantization={plan.config.train_model.lora.quantization} needs bitsandbytes: "
             "pip install -e '.[qlora]' in the project's folder"
         )
-    yield from _kernels(plan)
-    yield from _compilation(plan)
-    yield from _cluster(plan)
-
-
-def _kernels(plan: Plan) -> Iterator[str]:
     users = {"vLLM": plan.engine.backend == "vllm", "train.packing=true": plan.learner.packs}
-    named = " and ".join(name for name, compiles in users.items() if compiles)
+    named = " and ".join(name for name, needed in users.items() if needed)
     if not plan.devices.on_cpu and plan.machine.missing_for_kernels and named:
         yield (
             f"{named} on a GPU: Triton, which compiles the kernels, does not find "
             f"{' and '.join(plan.machine.missing_for_kernels)} on this machine: install it (Debian and Ubuntu: apt "
             "install gcc python3-dev; another compiler is named by the variable CC)"
         )
-
-
-def _compilation(plan: Plan) -> Iterator[str]:
-    if not plan.config.train.compile:
-        return
-    if plan.machine.missing_to_compile:
+    compiles = plan.config.train.compile
+    if compiles and plan.machine.missing_to_compile:
         yield (
             f"train.compile=true: torch.compile does not find {' and '.join(plan.machine.missing_to_compile)} on this "
             "machine: install it (Debian and Ubuntu: apt install g++ python3-dev; another compiler is named by the "
             "variable CXX), or set train.compile=false"
         )
     switches_off = plan.overlapped and plan.engine.backend == "vllm" and plan.engine.enforce_eager
-    if switches_off and plan.devices.in_process and plan.devices.ranks == 1:
+    if compiles and switches_off and plan.devices.in_process and plan.devices.ranks == 1:
         yield (
             "train.compile=true: vLLM in the learner's process, with inference_model.enforce_eager=true (the default "
             "on a CPU), switches compiled code off for both whenever it generates; take ray.enabled=true, which gives "
             "it a process of its own, or train.compile=false"
         )
+    yield from _cluster(plan)
 
 
 def _cluster(plan: Plan) -> Iterator[str]:
@@ -207,8 +187,18 @@ def _too_long(shape: ModelShape, longest: int, key: str, name: str) -> Iterator[
 
 def scorer_limits(plan: Plan) -> Iterator[Problem]:
     """Problems of scorers: shards in float16, or a model larger than its GPUs."""
-    yield from _half_shards(plan)
-    config, machine = plan.config, plan.machine
+    config, machine, shards = plan.config, plan.machine, plan.reference.shard_size
+    if shards > 1 and config.train.mixed_precision == "fp16":  # they are loaded in the dtype of arithmetic
+        typed = config.ref_model.shard_size is not None
+        asked = (
+            f"{devices_asked(config, 'ref_model')}, of which {shards} share a copy, for one does not hold it"
+        )
+        yield Problem(
+            "ref_model",
+            f"train.mixed_precision=fp16 with {f'ref_model.shard_size={shards}' if typed else asked}: the shards of a "
+            "frozen model are float32 or bfloat16; take train.mixed_precision=bf16, or "
+            f"{'ref_model.shard_size=1' if typed else 'a smaller model'}",
+        )
     scorer, size = scorer_phase(plan), machine.gpu_memory_gib
     if plan.devices.on_cpu or scorer is None or size is None or fits_gpu(scorer, size):
         return
@@ -220,24 +210,6 @@ def scorer_limits(plan: Plan) -> Iterator[Problem]:
         f"{key}={config.reference_model.name} with {devices_asked(config, 'ref_model')}: each scorer GPU needs about "
         f"{gib(scorer.bytes)} and has {size:.2f} GiB, of which {gib(usable_bytes(size))} can be planned with; "
         f"{remedies.removeprefix('or ')}",
-    )
-
-
-def _half_shards(plan: Plan) -> Iterator[Problem]:
-    """Refuse shards in float16, for they are loaded in the dtype of arithmetic."""
-    config, shards = plan.config, plan.reference.shard_size
-    if shards == 1 or config.train.mixed_precision != "fp16":
-        return
-    typed = config.ref_model.shard_size is not None
-    asked = f"ref_model.shard_size={shards}"
-    if not typed:
-        asked = (
-            f"{devices_asked(config, 'ref_model')}, of which {shards} share a copy, for one does not hold it"
-        )
-    yield Problem(
-        "ref_model",
-        f"train.mixed_precision=fp16 with {asked}: the shards of a frozen model are float32 or bfloat16; take "
-        f"train.mixed_precision=bf16, or {'ref_model.shard_size=1' if typed else 'a smaller model'}",
     )
 
 
@@ -291,9 +263,9 @@ def _cache(plan: Plan, shape: ModelShape) -> Iterator[Problem]:
     one = kv_bytes_per_sequence(plan.config, shape, plan.engine.dtype)
     if cache is not None and cache < one:
         share = plan.engine.gpu_memory_utilization
-        beside = (
-            f" in {share:g} of the GPU, which is what the learner leaves" if plan.devices.colocated else ""
-        )
+        beside = ""
+        if plan.devices.colocated:
+            beside = f" in {share:g} of the GPU, which is what the learner leaves"
         yield Problem(
             "KV cache",
             f"the KV cache of {gib(max(0.0, cache))}{beside} does not hold one sequence of {plan.config.max_model_len} "

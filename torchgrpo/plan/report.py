@@ -8,20 +8,27 @@ from torchgrpo.plan.disk import checkpoint_bytes, checkpoints_kept, model_bytes
 from torchgrpo.plan.host_memory import host_bytes, host_uses
 from torchgrpo.plan.machine import Machine
 from torchgrpo.plan.memory import Use, engine_weights, gib, kv_bytes_per_sequence, usable_bytes
-from torchgrpo.plan.microbatches import microbatch_tokens
+from torchgrpo.plan.microbatches import longest_row, microbatch_tokens
 from torchgrpo.plan.model_shape import GIB
 from torchgrpo.plan.plan import Plan, cache_on_device, scorer_phase
 from torchgrpo.plan.problems import Problem
 from torchgrpo.plan.remedies import remedy
 
-_MARK = "  <── does not fit"
 _WIDTH = 17
 
 
 def report(plan: Plan, found: Sequence[Problem]) -> str:
     """The table. found: the problems of this plan, whose lines are marked."""
+    machine = plan.machine
+    size = "" if machine.gpu_memory_gib is None else f" of {machine.gpu_memory_gib:g} GiB"
+    gpus = f"{machine.num_gpus} GPU(s){size}" if machine.num_gpus else "no GPU"
+    nodes = f"{machine.nodes} nodes, each with " if machine.nodes > 1 else ""
+    host, disk = machine.host_memory_gib, machine.disk_gib
+    memory = "host memory not known (plan.host_memory_gib)" if host is None else f"{host:.0f} GiB of memory"
+    free = "free disk not known (plan.disk_gib)" if disk is None else f"{disk:.0f} GiB of free disk"
+    kind = "planned for" if machine.imagined else "this machine"
     sections = [
-        ("machine", _machine_lines(plan)),
+        ("machine", [line(kind, f"{nodes}{gpus}, {memory}, {free}")]),
         ("devices", _device_lines(plan)),
         ("batches", _batch_lines(plan)),
         ("memory", _memory_lines(plan)),
@@ -31,11 +38,13 @@ def report(plan: Plan, found: Sequence[Problem]) -> str:
         ("notes", [*plan.notes]),
     ]
     wrong = {problem.line for problem in found}
-    return "\n".join(
-        "\n".join([f"{name}:", *(f"  {_marked(one, wrong)}" for one in lines)])
-        for name, lines in sections
-        if lines
-    )
+    table: list[str] = []
+    for name, lines in sections:
+        table += [f"{name}:"] if lines else []
+        for one in lines:
+            mark = "  <── does not fit" if one[:_WIDTH].strip() in wrong else ""
+            table.append(f"  {one}{mark}")
+    return "\n".join(table)
 
 
 def with_typed_names(plan: Plan, typed: Config) -> Plan:
@@ -68,51 +77,42 @@ def advice(plan: Plan, found: Sequence[Problem], machine: Machine) -> str:
     return "\n".join(lines)
 
 
-def _marked(text: str, wrong: set[str]) -> str:
-    return text + _MARK if text[:_WIDTH].strip() in wrong else text
-
-
 def line(name: str, text: str) -> str:
     return f"{name:{_WIDTH}}{text}"
 
 
-def _machine_lines(plan: Plan) -> list[str]:
-    machine = plan.machine
-    size = "" if machine.gpu_memory_gib is None else f" of {machine.gpu_memory_gib:g} GiB"
-    gpus = f"{machine.num_gpus} GPU(s){size}" if machine.num_gpus else "no GPU"
-    nodes = f"{machine.nodes} nodes, each with " if machine.nodes > 1 else ""
-    host, disk = machine.host_memory_gib, machine.disk_gib
-    memory = "host memory not known (plan.host_memory_gib)" if host is None else f"{host:.0f} GiB of memory"
-    free = "free disk not known (plan.disk_gib)" if disk is None else f"{disk:.0f} GiB of free disk"
-    return [line("planned for" if machine.imagined else "this machine", f"{nodes}{gpus}, {memory}, {free}")]
-
-
 def _device_lines(plan: Plan) -> list[str]:
-    devices = plan.devices
+    devices, shards = plan.devices, plan.learner.shard_size
+    learner = _where(devices.train)
+    if devices.ranks > 1:
+        sharded = "over all of them" if shards == devices.ranks else f"in groups of {shards}"
+        nodes, kind = devices.ranks // devices.ranks_per_node, "no GPU" if devices.on_cpu else "a GPU"
+        if devices.on_cluster:
+            learner = f"{devices.ranks_per_node} on each of {nodes} node(s) of the Ray cluster, {kind} each"
+        learner = f"{devices.ranks} ranks, parameters sharded {sharded}: {learner}"
+    lines = [line("train_model", learner), line("ref_model", _reference_at(plan))]
     kind = "in this process" if devices.in_process else "Ray actor"
-    lines = [line("train_model", _learner_at(plan)), line("ref_model", _reference_at(plan))]
     for index, engine in enumerate(devices.engines):
-        where = _of_cluster(engine) if devices.on_cluster else _where(engine)
+        where = _where(engine, devices.on_cluster)
         lines.append(line(f"engine {index}", f"{where}, {plan.engine.backend}, {plan.engine.dtype}, {kind}"))
     return [*lines, line("weights", f"travel by {plan.transport} in {plan.weight_dtype}")]
-
-
-def _learner_at(plan: Plan) -> str:
-    devices, shards = plan.devices, plan.learner.shard_size
-    if devices.ranks == 1:
-        return _where(devices.train)
-    sharded = "over all of them" if shards == devices.ranks else f"in groups of {shards}"
-    ranks = f"{devices.ranks} ranks, parameters sharded {sharded}"
-    if not devices.on_cluster:
-        return f"{ranks}: {_where(devices.train)}"
-    nodes, kind = devices.ranks // devices.ranks_per_node, "no GPU" if devices.on_cpu else "a GPU"
-    return f"{ranks}: {devices.ranks_per_node} on each of {nodes} node(s) of the Ray cluster, {kind} each"
 
 
 def _reference_at(plan: Plan) -> str:
     """Home, scorers, whether it teaches, and the model where it is not the policy as it begins."""
     config, reference = plan.config, plan.reference
-    place = reference.home if reference.home != "own devices" else _scorers_at(plan)
+    place: str = reference.home
+    if place == "own devices":
+        ranks, shards = reference.ranks, reference.shard_size
+        copies = f": {ranks // shards} copies that share out the microbatches, Ray actors"
+        if ranks == 1:
+            copies = ", Ray actor"
+        elif shards == ranks:
+            copies = f": {ranks} ranks, parameters sharded over all of them, Ray actors"
+        elif shards > 1:
+            groups = f"in groups of {shards} that share out the microbatches"
+            copies = f": {ranks} ranks, parameters sharded {groups}, Ray actors"
+        place = _where(reference.devices, plan.devices.on_cluster) + copies
     if config.policy.distill_coef != 0:
         sees = "" if config.policy.teacher_prompt is None else ", which sees policy.teacher_prompt"
         place += f"; the teacher{sees}"
@@ -122,53 +122,27 @@ def _reference_at(plan: Plan) -> str:
     return f"{place}; {config.reference_model.name}, {config.reference_model.dtype}"
 
 
-def _scorers_at(plan: Plan) -> str:
-    ranks, shards = plan.reference.ranks, plan.reference.shard_size
-    devices = plan.reference.devices
-    where = _of_cluster(devices) if plan.devices.on_cluster else _where(devices)
-    if ranks == 1:
-        return f"{where}, Ray actor"
-    copies = f"{ranks // shards} copies that share out the microbatches"
-    if shards == ranks:
-        copies = f"{ranks} ranks, parameters sharded over all of them"
-    elif shards > 1:
-        copies = f"{ranks} ranks, parameters sharded in groups of {shards} that share out the microbatches"
-    return f"{where}: {copies}, Ray actors"
-
-
-def _of_cluster(devices: tuple[int, ...]) -> str:
-    return f"{len(devices) or 'no'} GPU(s) of the Ray cluster"
-
-
-def _where(devices: tuple[int, ...]) -> str:
+def _where(devices: tuple[int, ...], on_cluster: bool = False) -> str:
+    if on_cluster:
+        return f"{len(devices) or 'no'} GPU(s) of the Ray cluster"
     return f"GPU {', '.join(map(str, devices))}" if devices else "CPU"
 
 
 def _batch_lines(plan: Plan) -> list[str]:
-    config = plan.config
-    longest = config.env.max_prompt_tokens + config.inference_model.max_tokens
+    config, ranks = plan.config, plan.config.train_model.ranks
     steps, limit = plan.learner.microbatches, config.train.max_tokens_per_microbatch
-    ranks = config.train_model.ranks
     shared = f"{ranks} ranks x " if ranks > 1 else ""
     pieces = f"{shared}{steps} microbatches x {plan.learner.microbatch_rows}"
     if limit is not None:
         pieces = f"{shared}at least {steps} microbatches of at most {limit} positions"
+    groups = f"{config.prompts_per_iteration} prompts x {config.env.repeats} completions"
+    count = f"{config.optimizer_steps_per_iteration} steps per iteration"
+    positions = f"{microbatch_tokens(config, plan.shape)} positions in a microbatch"
+    tokens = config.optim_batch_size * longest_row(config)
     return [
-        line(
-            "iteration",
-            f"{config.prompts_per_iteration} prompts x {config.env.repeats} completions = "
-            f"{config.completions_per_iteration} completions",
-        ),
-        line(
-            "optimizer step",
-            f"{config.optim_batch_size} completions = {pieces}; "
-            f"{config.optimizer_steps_per_iteration} steps per iteration",
-        ),
-        line(
-            "tokens",
-            f"up to {config.optim_batch_size * longest} per optimizer step, "
-            f"{microbatch_tokens(config, plan.shape)} positions in a microbatch",
-        ),
+        line("iteration", f"{groups} = {config.completions_per_iteration} completions"),
+        line("optimizer step", f"{config.optim_batch_size} completions = {pieces}; {count}"),
+        line("tokens", f"up to {tokens} per optimizer step, {positions}"),
         line("run", f"{config.total_iterations} iterations, {config.total_optimizer_steps} optimizer steps"),
     ]
 
@@ -260,33 +234,32 @@ def _checkpoint_lines(plan: Plan) -> list[str]:
 def idle_keys(plan: Plan) -> list[str]:
     """Keys that differ from their defaults and that nothing in this run reads."""
     config, usual = plan.config, Config()
+    vllm, gpu = plan.engine.backend == "vllm", not plan.devices.on_cpu
+    scores, taught = config.policy.uses_reference, config.policy.distill_coef != 0
+    copied = plan.reference.home != "base of the LoRA policy"
+    no_score = "nothing scores with ref_model: policy.kl_coef=0 and policy.distill_coef=0"
+    asynchronous = "max_policy_age stale_groups weight_update_frequency buffer_groups"
     idle: list[str] = []
-
-    def unless(active: bool, section: str, *keys: str, why: str) -> None:
-        if active:
-            return
-        for key in keys:
+    for active, section, keys, why in (
+        (vllm, "inference_model", "kv_cache_gib enforce_eager quantization", "vLLM only"),
+        (
+            vllm and gpu,
+            "inference_model",
+            "gpu_memory_utilization max_num_batched_tokens",
+            "vLLM on a GPU only",
+        ),
+        (gpu, "inference_model", "colocate", "there is no GPU"),
+        (plan.overlapped, "inference_model", "update", "nothing is in flight when grpo.py pushes"),
+        (plan.overlapped, "train", asynchronous, "grpo_async.py only"),
+        (scores, "ref_model", "name dtype num_devices shard_size devices", no_score),
+        (copied or not scores, "ref_model", "dtype", "the base of the LoRA policy is the reference"),
+        (scores, "policy", "kl_estimator", "policy.kl_coef=0"),
+        (config.policy.kl_coef != 0, "policy", "kl_placement", "policy.kl_coef=0"),
+        (taught, "policy", "distill_log_prob distill_estimator distill_clamp", "policy.distill_coef=0"),
+        (not plan.devices.in_process, "ray", "num_cpus_per_engine", "the engine is not a Ray actor"),
+    ):
+        for key in () if active else keys.split():
             value = vars(vars(config)[section])[key]
             if value != vars(vars(usual)[section])[key]:
                 idle.append(f"{section}.{key}={value}: {why}")
-
-    vllm, gpu = plan.engine.backend == "vllm", not plan.devices.on_cpu
-    unless(vllm, "inference_model", "kv_cache_gib", "enforce_eager", "quantization", why="vLLM only")
-    on_gpu = ("gpu_memory_utilization", "max_num_batched_tokens")
-    unless(vllm and gpu, "inference_model", *on_gpu, why="vLLM on a GPU only")
-    unless(gpu, "inference_model", "colocate", why="there is no GPU")
-    unless(plan.overlapped, "inference_model", "update", why="nothing is in flight when grpo.py pushes")
-    asynchronous = ("max_policy_age", "stale_groups", "weight_update_frequency", "buffer_groups")
-    unless(plan.overlapped, "train", *asynchronous, why="grpo_async.py only")
-    reference = config.policy.uses_reference
-    of_reference = ("name", "dtype", "num_devices", "shard_size", "devices")
-    why = "nothing scores with ref_model: policy.kl_coef=0 and policy.distill_coef=0"
-    unless(reference, "ref_model", *of_reference, why=why)
-    copied = plan.reference.home != "base of the LoRA policy"
-    unless(copied or not reference, "ref_model", "dtype", why="the base of the LoRA policy is the reference")
-    unless(reference, "policy", "kl_estimator", why="policy.kl_coef=0")
-    unless(config.policy.kl_coef != 0, "policy", "kl_placement", why="policy.kl_coef=0")
-    taught = ("distill_log_prob", "distill_estimator", "distill_clamp")
-    unless(config.policy.distill_coef != 0, "policy", *taught, why="policy.distill_coef=0")
-    unless(not plan.devices.in_process, "ray", "num_cpus_per_engine", why="the engine is not a Ray actor")
     return idle
