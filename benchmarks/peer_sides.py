@@ -146,7 +146,7 @@ def own_side(job: Job, turns: Turns) -> None:
     import grpo
     from benchmarks.common import configured
     from torchgrpo.records.rollout import Rollout
-    from torchgrpo.run import engines
+    from torchgrpo.rollout.engines.backends import transformers, vllm
     from torchgrpo.run.build import build
     from torchgrpo.run.lockstep import Lockstep
     from torchgrpo.training import model_files
@@ -184,7 +184,8 @@ def own_side(job: Job, turns: Turns) -> None:
             self.monitor.consumed(iteration, rollout.groups, [])
 
     if job.work.forced:  # vLLM refuses an end token that its model cannot draw
-        engines.saved_eos_token_ids = lambda name, tokenizer: []  # type: ignore[attr-defined]
+        for backend in (transformers, vllm):
+            backend.saved_eos_token_ids = lambda name, tokenizer: []  # type: ignore[attr-defined]
         model_files.check_files = lambda config, tokenizer, longest=0: None
     with tempfile.TemporaryDirectory() as folder:
         working = build(configured("grpo_quickstart", *own_settings(job)), Path(folder), InTurns)

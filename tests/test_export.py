@@ -141,7 +141,7 @@ def test_where_the_model_has_moved_it_is_named_anew(tmp_path: Path, monkeypatch:
     with pytest.raises(ConfigError, match=rf"began from the model {base}, which is not there.*model\.name="):
         export(tmp_path, *asked)
     named = f"model.name={tmp_path / 'moved'}"
-    monkeypatch.setattr("torchgrpo.run.export.typed", lambda: [*asked, named])
+    monkeypatch.setattr("torchgrpo.run.jobs.export.typed", lambda: [*asked, named])
     export(tmp_path, *asked, named)
     assert {"adapter", "model.safetensors"} <= set(names(tmp_path / "new"))
 

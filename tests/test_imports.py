@@ -94,7 +94,7 @@ def test_the_first_groups_of_the_quickstart_wait_for_no_package_that_they_do_not
 def test_a_checkpoint_that_is_read_waits_for_no_library_of_models() -> None:
     """`run=export` copies a model that is there."""
     packages, ended = imported(
-        "import sys, torchgrpo.run.export, torchgrpo.training.checkpoint; print('imported', *sys.modules)"
+        "import sys, torchgrpo.run.jobs.export, torchgrpo.training.checkpoint; print('imported', *sys.modules)"
     )
     assert ended.returncode == 0, ended.stderr
     assert not packages & {"accelerate", "peft", "scipy", "torchrl", "transformers"}

@@ -86,8 +86,8 @@ def tool(request):
     return request
 ''',
     "torchgrpo/run/jobs/added.py": """
-def run_job(config, run_dir, train, schedule, on_start):
-    print("a job of mine:", config.run)
+def run(job):
+    print("a job of mine:", job.config.run)
     return "finished"
 """,
 }

@@ -12,7 +12,7 @@ from tests.recorded_runs import LORA, STEPS, recorded_run
 from tests.scripts import called, configured, rows
 from torchgrpo.monitoring.ledger_storage import ledger_files, lines_of, read_records
 from torchgrpo.monitoring.metrics import without_clocks
-from torchgrpo.run.replay import computed_again, replay, replayed_config, start_before
+from torchgrpo.run.jobs.replay import computed_again, replay, replayed_config, start_before
 
 OPD = ("policy.kl_coef=0", "policy.distill_coef=1")
 SHOWN = "policy.teacher_prompt='{answer} {prompt}'"

@@ -52,6 +52,6 @@ def test_other_data_are_refused_before_anything_is_loaded(
     write(file, range(10, 26))
     train(script, file, folder, 16)
     write(file, range(30, 46))
-    monkeypatch.setattr("torchgrpo.run.engines.build_engine", None)
+    monkeypatch.setattr("torchgrpo.rollout.engines.build.build_engine", None)
     with pytest.raises(ConfigError, match=rf"train\.resume=.*env\.data_files={file}: not the data of the"):
         train(script, file, folder, 32, "train.resume=auto")

@@ -15,7 +15,7 @@ from config.schema.errors import ConfigError
 from config.schema.rollouts import RolloutsConfig
 from tests.scripts import called
 from torchgrpo.monitoring.ledger_storage import read_records
-from torchgrpo.run.rollouts import extremes, flipped, matching, reward, rollouts, shown, success
+from torchgrpo.run.jobs.rollouts import extremes, flipped, matching, reward, rollouts, shown, success
 
 
 def chosen(run: Path, **wanted: Any) -> list[dict[str, Any]]:

@@ -21,7 +21,7 @@ from config.schema.rollouts import RolloutsConfig
 from config.schema.train import TrainConfig
 from config.schema.values import one_of
 
-JOBS = Registry("run", "torchgrpo.run.jobs", "run_job")
+JOBS = Registry("run", "torchgrpo.run.jobs", "run")
 
 
 @dataclass

@@ -12,7 +12,7 @@ from tests.doctor.running import run
 from tests.scripts import called, ran, rows
 from torchgrpo.monitoring.doctor import diagnose
 from torchgrpo.monitoring.events import read_events
-from torchgrpo.run.doctor import examine
+from torchgrpo.run.jobs.doctor import examine
 
 CUT = ("env.num_envs=4", "env.repeats=4", "inference_model.max_tokens=1", "train.total_dialog_turns=112")
 """Seven steps that teach nothing: an alarm at the fifth."""

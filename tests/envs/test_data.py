@@ -15,7 +15,7 @@ from config.schema.env import EnvConfig
 from config.schema.errors import ConfigError
 from envs.row_files import DEEPEST, local_rows
 from envs.task import make_task
-from torchgrpo.run.rewards import run_rewards
+from torchgrpo.run.jobs.rewards import run_rewards
 
 GOOD = b'{"prompt": "1+1=", "answer": 2}\n'
 

@@ -9,7 +9,7 @@ import pytest
 from config.schema.env import EnvConfig
 from config.schema.errors import ConfigError
 from config.schema.models import ModelConfig
-from torchgrpo.run.rewards import run_rewards
+from torchgrpo.run.jobs.rewards import run_rewards
 
 
 def run(

@@ -21,7 +21,7 @@ from envs.judging.service import RewardService
 from envs.rewards import find_reward, find_rewards
 from envs.task import make_task
 from tests.scripts import ROOT, configured
-from torchgrpo.run.rewards import run_rewards
+from torchgrpo.run.jobs.rewards import run_rewards
 
 DATA = ROOT / "tests" / "fixtures" / "data"
 USER = ({"role": "user", "content": "Numbers: 2, 3, 4. Target: 14. Say it in <answer></answer>."},)

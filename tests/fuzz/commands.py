@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import grpo
+import torchgrpo.rollout.engines.build
 import torchgrpo.rollout.stream
-import torchgrpo.run.engines
-import torchgrpo.run.evaluation
+import torchgrpo.run.callbacks
 import torchgrpo.training.learner  # noqa: F401
 from grpo_utils import launch
 from torchgrpo.run.lockstep import Lockstep

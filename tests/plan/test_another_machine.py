@@ -3,8 +3,8 @@
 from tests.scripts import configured
 from torchgrpo.plan.machine import Machine, imagined_machine
 from torchgrpo.plan.make_plan import make_plan
+from torchgrpo.plan.plan_text import report
 from torchgrpo.plan.problems import problems
-from torchgrpo.plan.report import report
 
 HERE = Machine(0, None, host_memory_gib=24.0, disk_gib=100.0, vllm=None)
 

@@ -4,8 +4,8 @@ from tests.plan.test_plan import config_of, machine
 from torchgrpo.plan.host_memory import host_uses
 from torchgrpo.plan.make_plan import make_plan
 from torchgrpo.plan.model_shape import GIB
+from torchgrpo.plan.plan_text import report
 from torchgrpo.plan.problems import problems
-from torchgrpo.plan.report import report
 
 SMALL = "model.name=Qwen/Qwen2.5-0.5B-Instruct"
 

@@ -19,8 +19,8 @@ from torchgrpo.plan.memory import engine_weights, kv_bytes_per_sequence, train_p
 from torchgrpo.plan.microbatches import microbatch, microbatch_tokens, rows_at_a_time
 from torchgrpo.plan.model_shape import GIB, find_file, kv_cache_bytes, read_shape
 from torchgrpo.plan.plan import Plan
+from torchgrpo.plan.plan_text import idle_keys, report
 from torchgrpo.plan.problems import check, problems
-from torchgrpo.plan.report import idle_keys, report
 
 PROJECT = Path(__file__).resolve().parents[2]
 QWEN = {

@@ -11,9 +11,9 @@ from tests.plan.test_plan import config_of, machine
 from torchgrpo.plan.machine import Machine
 from torchgrpo.plan.make_plan import make_plan
 from torchgrpo.plan.plan import Plan
+from torchgrpo.plan.plan_text import advice, report
 from torchgrpo.plan.problems import planned, problems
 from torchgrpo.plan.remedies import Setting, remedy
-from torchgrpo.plan.report import advice, report
 
 
 def plan_of(name: str, *overrides: str, gpus: int = 1, memory: float = 80.0, **how: Any) -> Plan:

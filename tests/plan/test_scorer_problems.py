@@ -12,9 +12,9 @@ from tests.plan.test_scorers import LARGE, MIDDLE, SMALL, plan_of, ranks
 from torchgrpo.plan.host_memory import host_uses
 from torchgrpo.plan.model_shape import KNOWN
 from torchgrpo.plan.plan import Plan, scorer_phase
+from torchgrpo.plan.plan_text import report, with_typed_names
 from torchgrpo.plan.problems import planned, problems
 from torchgrpo.plan.remedies import remedy
-from torchgrpo.plan.report import report, with_typed_names
 from torchgrpo.plan.weight_bounds import BOUNDS
 
 CLUSTER: dict[str, Any] = {"nodes": 4, "imagined": True}

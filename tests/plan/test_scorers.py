@@ -11,9 +11,9 @@ from torchgrpo.plan.host_memory import host_bytes, host_uses
 from torchgrpo.plan.make_plan import make_plan
 from torchgrpo.plan.model_shape import GIB, KNOWN, find_shape
 from torchgrpo.plan.plan import Plan, scorer_phase
+from torchgrpo.plan.plan_text import idle_keys
 from torchgrpo.plan.problems import check, problems
 from torchgrpo.plan.remedies import remedy
-from torchgrpo.plan.report import idle_keys
 
 SMALL, MIDDLE, LARGE = (f"Qwen/Qwen2.5-{size}-Instruct" for size in ("0.5B", "14B", "32B"))
 BOTH = pytest.mark.parametrize("overlapped", [False, True], ids=["grpo", "grpo_async"])

@@ -9,7 +9,7 @@ from tests.plan.test_recorded_plans import named_machine
 from tests.plans import configs
 from torchgrpo.plan.make_plan import make_plan
 from torchgrpo.plan.model_shape import GIB
-from torchgrpo.run.rehearsal.report import too_large
+from torchgrpo.run.rehearsal.rehearsal_text import too_large
 from torchgrpo.run.rehearsal.step import peak, rehearse_memory
 
 pytestmark = pytest.mark.long

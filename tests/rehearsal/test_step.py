@@ -18,7 +18,7 @@ from torchgrpo.plan.model_shape import GIB
 from torchgrpo.plan.plan import Plan
 from torchgrpo.run.job import run_job
 from torchgrpo.run.lockstep import Lockstep
-from torchgrpo.run.rehearsal.report import report, too_large
+from torchgrpo.run.rehearsal.rehearsal_text import report, too_large
 from torchgrpo.run.rehearsal.roofline import seconds, theory
 from torchgrpo.run.rehearsal.step import fullest, rehearse, rehearse_memory
 

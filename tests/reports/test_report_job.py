@@ -13,7 +13,7 @@ from tests.reports.made_run import Made, make_run
 from tests.scripts import ROOT, configured
 from torchgrpo.run.job import run_job
 from torchgrpo.run.lockstep import Lockstep
-from torchgrpo.run.report import ReportWriter
+from torchgrpo.run.report_writer import ReportWriter
 
 SMALL = Made(steps=3, evaluate=0)
 

@@ -1,7 +1,7 @@
 """The plan of a run: every value that depends on more than one field, or on the machine, resolved once.
 
     Config ─┐
-            ├─▶ make_plan ─▶ Plan ─▶ problems (plan/problems.py), remedies (plan/remedies.py), text (plan/report.py)
+            ├─▶ make_plan ─▶ Plan ─▶ problems (plan/problems.py), remedies (plan/remedies.py), text (plan/plan_text.py)
     Machine ┘                  └────▶ the objects of the run, which resolve none of this again
 
 `plan/make_plan.py` makes it. No device is touched, no weight loaded, no torch imported.

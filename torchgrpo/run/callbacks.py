@@ -4,6 +4,7 @@ They are called in the order of `make_callbacks`: an evaluation comes before the
 """
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,7 @@ from torchgrpo.records.rollout import Rollout
 from torchgrpo.run.checkpoint_model import model_maker
 from torchgrpo.run.checkpoint_retention import is_better
 from torchgrpo.run.checkpoint_writer import CheckpointWriter
-from torchgrpo.run.evaluation import evaluate
-from torchgrpo.run.report import ReportWriter
+from torchgrpo.run.report_writer import ReportWriter
 from torchgrpo.run.run import Callback, Run
 
 
@@ -179,3 +179,15 @@ class Reports(Callback):
 
     def on_close(self, run: Run) -> None:
         self.writer.finish()
+
+
+def evaluate(
+    evaluation: Evaluation, monitor: Monitor, iteration: int, version: int, stopped: Callable[[], bool]
+) -> tuple[dict[str, Any], list[str]] | None:
+    """Evaluate every set and log it: the row of metrics, and a table for each set. None if it was given up."""
+    began = time.perf_counter()
+    found = evaluation.run(iteration, stopped)
+    if found is None:
+        return None
+    metrics, tables = found
+    return monitor.evaluated(metrics, iteration, version, time.perf_counter() - began), tables

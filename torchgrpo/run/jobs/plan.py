@@ -4,39 +4,32 @@ It touches no device and leaves no folder. A plan that cannot work is printed wh
 """
 
 import sys
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
+from typing import Any
 
 from config.run_folder.folders import remove_if_unused
 from config.schema.config import Config
 from config.schema.errors import ConfigError, RunOutcome
 from torchgrpo.run.checkpoint_model import with_model
-from torchgrpo.run.overlapped import ScheduleType
+from torchgrpo.run.job import Job
 
 
-def run_job(
-    config: Config,
-    run_dir: Path,
-    train: Callable[[ScheduleType], None],
-    schedule: type[ScheduleType],
-    on_start: Callable[[], None],
-) -> RunOutcome:
+def run(job: Job[Any]) -> RunOutcome:
     from envs.option_checks import hub_notes, option_problems
     from torchgrpo.plan.machine import imagined_machine, this_machine
+    from torchgrpo.plan.plan_text import advice, report, with_typed_names
     from torchgrpo.plan.problems import Problem, planned
-    from torchgrpo.plan.report import advice, report, with_typed_names
 
-    typed, (config, _) = config, with_model(config)
-    machine = imagined_machine(config.plan, this_machine(run_dir))
-    plan, found = planned(config, schedule.overlapped, machine, run_dir)
+    config, _ = with_model(job.config)
+    machine = imagined_machine(config.plan, this_machine(job.run_dir))
+    plan, found = planned(config, job.schedule.overlapped, machine, job.run_dir)
     of_data = option_problems(config) or _data_problems(config)
     found += [Problem("", text) for text in _token_problems(config)]
     if not of_data:
         plan = replace(plan, notes=(*plan.notes, *hub_notes(config)))
     found += [Problem("", text) for text in of_data]
-    print(report(with_typed_names(plan, typed), found), flush=True)
-    remove_if_unused(run_dir)
+    print(report(with_typed_names(plan, job.config), found), flush=True)
+    remove_if_unused(job.run_dir)
     if found:
         print(advice(plan, found, machine), file=sys.stderr)
         sys.exit(2)

@@ -1,4 +1,4 @@
-"""The report of a run: beside it, at its end, and by `run=report run_dir=RUN`.
+"""Writes the report of a run, beside it and at its end.
 
 evaluation ─▶ ReportWriter.renew ─▶ a process of its own, at the lowest priority ─▶ RUN/report.html
 end        ─▶ ReportWriter.finish ─▶ in this process                             ─▶ RUN/report.html
@@ -11,11 +11,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from config.cli.saved_settings import METRICS, chosen_runs
+from config.cli.saved_settings import METRICS
 from config.run_folder.files import remove_unfinished
 from config.run_folder.folders import REPORT
-from config.schema.config import Config
-from config.schema.errors import ConfigError
 
 SPARING = 50
 """A report that took s seconds is not made again within 50 s seconds: 2% of one core at most."""
@@ -70,30 +68,3 @@ class ReportWriter:
         self.say(
             f"warning: {self.run_dir / REPORT} could not be written ({why}); nothing else is touched by that"
         )
-
-
-def report(config: Config) -> str:
-    """`run=report`: the report of a run anew, a page of several runs, or of a sweep; the path, for a person.
-
-    Raises:
-        ConfigError: `run_dir` names no run, or one whose folder cannot be written.
-    """
-    from torchgrpo.reports.report import COMPARISON, write_comparison, write_report
-    from torchgrpo.reports.sweep import swept_runs, write_sweep
-
-    given = config.run_dir
-    try:
-        if isinstance(given, str) and not (Path(given) / METRICS).is_file() and Path(given).is_dir():
-            folder = Path(given)
-            if swept_runs(folder):
-                write_sweep(folder)
-                return f"{folder / REPORT}"
-        runs = chosen_runs(given)
-        if len(runs) == 1:
-            return f"{write_report(runs[0])}"
-        return f"{write_comparison(runs, runs[0] / COMPARISON)}"
-    except OSError as error:
-        raise ConfigError(
-            f"run_dir={config.run_dir}: the report cannot be written ({error.filename}: {error.strerror}); copy what "
-            "it is about to a folder that can be"
-        ) from error

@@ -6,8 +6,8 @@ from torchgrpo.plan.memory import gib, usable_bytes
 from torchgrpo.plan.microbatches import rows_at_a_time
 from torchgrpo.plan.model_shape import GIB, ModelShape
 from torchgrpo.plan.plan import Plan
+from torchgrpo.plan.plan_text import line
 from torchgrpo.plan.problems import Problem
-from torchgrpo.plan.report import line
 from torchgrpo.run.rehearsal.roofline import TERA, seconds, theory
 from torchgrpo.run.rehearsal.step import Peaks, Rehearsal, fullest, peak
 
