@@ -3,7 +3,8 @@
     python grpo.py --config-name grpo_quickstart          a laptop CPU, a minute
     python grpo.py model.name=Qwen/Qwen2.5-3B-Instruct    GPUs; the default config is grpo_gsm8k
 
-What each move does is in torchgrpo/run/lockstep.py; the overlapped schedule is grpo_async.py.
+What each move does is in torchgrpo/run/training_run.py, `collect` in torchgrpo/run/lockstep.py; the overlapped schedule
+is grpo_async.py.
 """
 
 from grpo_utils import launch

@@ -3,7 +3,8 @@
     python grpo_async.py --config-name grpo_quickstart train.max_policy_age=1
 
 The same configs as grpo.py. Groups stream into a buffer, the learner takes a batch as soon as one is there, and the
-weights go back while requests run on. train.max_policy_age=0 is lockstep again. See torchgrpo/run/overlapped.py.
+weights go back while requests run on. train.max_policy_age=0 is lockstep again. What each move does is in
+torchgrpo/run/training_run.py and torchgrpo/run/overlapped.py.
 """
 
 from grpo_utils import launch

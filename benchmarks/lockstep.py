@@ -30,7 +30,7 @@ import grpo
 from benchmarks.common import arguments, configured, machine, spread
 from config.schema.config import Config
 from envs.task import Example, make_task
-from torchgrpo.records.rollout import Rollout
+from torchgrpo.batches.rollout import Rollout
 from torchgrpo.run.build import build
 from torchgrpo.run.lockstep import Lockstep
 from torchgrpo.training.adapters import causal_model

@@ -31,8 +31,8 @@ from transformers import AutoTokenizer
 
 from benchmarks.common import QUICKSTART, arguments, configured, machine, save_llama
 from config.schema.config import Config
-from torchgrpo.records.rollout import Rollout
-from torchgrpo.rollout.engines.sampler import Request
+from torchgrpo.batches.rollout import Rollout
+from torchgrpo.rollout.engines.interface import Request
 from torchgrpo.rollout.generate import Generation
 from torchgrpo.run.build import build
 from torchgrpo.run.lockstep import Lockstep

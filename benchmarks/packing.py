@@ -24,7 +24,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
 from benchmarks.common import answer_length, arguments, machine, save_llama, timed
-from torchgrpo.records.batch import Tokens
+from torchgrpo.batches.batch import Tokens
 from torchgrpo.training.forward import ResponseScorer, whole_rows
 from torchgrpo.training.packing import packed_positions
 

@@ -145,7 +145,7 @@ def own_side(job: Job, turns: Turns) -> None:
     sys.path.insert(0, str(ROOT))
     import grpo
     from benchmarks.common import configured
-    from torchgrpo.records.rollout import Rollout
+    from torchgrpo.batches.rollout import Rollout
     from torchgrpo.rollout.engines.backends import transformers, vllm
     from torchgrpo.run.build import build
     from torchgrpo.run.lockstep import Lockstep

@@ -28,13 +28,15 @@ from transformers import AutoModelForCausalLM
 from benchmarks.common import arguments, machine, save_llama, timed
 from config.schema.models import LoraConfig
 from torchgrpo.cluster.runtime import Place
+from torchgrpo.rollout.engines.interface import WeightTarget
 from torchgrpo.rollout.engines.pool import RayPool
-from torchgrpo.rollout.engines.sampler import WeightTarget
 from torchgrpo.rollout.engines.supervisor import PoolSettings
 from torchgrpo.rollout.engines.vllm_engine import VLLMEngine
 from torchgrpo.rollout.engines.vllm_settings import VLLMSettings
-from torchgrpo.rollout.weights.host_copy import HostCopy, ObjectStore, SharedMemory, Transport
+from torchgrpo.rollout.weights.host_copy import HostCopy, Transport
 from torchgrpo.rollout.weights.outgoing import Outgoing
+from torchgrpo.rollout.weights.transports.object_store import ObjectStore
+from torchgrpo.rollout.weights.transports.shared_memory import SharedMemory
 from torchgrpo.training.adapters import add_lora
 from torchgrpo.training.published_weights import PolicyWeights, made, named_weights
 

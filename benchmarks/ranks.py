@@ -35,12 +35,12 @@ from config.schema.optimizer import OptimizerConfig
 from config.schema.policy import PolicyConfig
 from envs.group import Group, SampledCompletion, Sampling, Times, Verdict
 from envs.task import Example
+from torchgrpo.batches.batch import Batch
+from torchgrpo.batches.rollout import Rollout
 from torchgrpo.plan.machine import this_machine
 from torchgrpo.plan.make_plan import make_plan
-from torchgrpo.records.batch import Batch
-from torchgrpo.records.rollout import Rollout
-from torchgrpo.rollout.weights.host_copy import SharedMemory
 from torchgrpo.rollout.weights.outgoing import Outgoing
+from torchgrpo.rollout.weights.transports.shared_memory import SharedMemory
 from torchgrpo.training.learner import Learner, make_learner
 from torchgrpo.training.packing import real_tokens
 from torchgrpo.training.process import prepare_process

@@ -30,12 +30,13 @@ from benchmarks.common import QUICKSTART, arguments, machine, spread
 from envs.group import Sampling
 from torchgrpo.cluster.runtime import Place
 from torchgrpo.plan.model_shape import find_shape, kv_cache_bytes
+from torchgrpo.rollout.engines.interface import Engine, Request, generate
 from torchgrpo.rollout.engines.pool import RayPool
-from torchgrpo.rollout.engines.sampler import Engine, Request, generate
 from torchgrpo.rollout.engines.supervisor import PoolSettings
 from torchgrpo.rollout.engines.vllm_engine import VLLMEngine
 from torchgrpo.rollout.engines.vllm_settings import VLLMSettings
-from torchgrpo.rollout.weights.host_copy import SharedMemory, Transport
+from torchgrpo.rollout.weights.host_copy import Transport
+from torchgrpo.rollout.weights.transports.shared_memory import SharedMemory
 
 
 def make_requests(options: argparse.Namespace, vocabulary: int) -> list[Request]:

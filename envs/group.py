@@ -2,7 +2,7 @@
 
 Plain Python, no torch. `run_group` makes a group and judges it, `LowestScores.settle` lowers scores of
 invalid completions; nobody changes it afterwards, and nothing of it is thrown away. Tensors are made of it once, by
-`records/batch.py`.
+`batches/batch.py`.
 """
 
 from collections.abc import Iterator

@@ -15,10 +15,10 @@ from config.schema.curriculum import CurriculumConfig
 from config.schema.env import DifficultyConfig
 from config.schema.errors import ConfigError
 from envs.curriculum.member import Member
-from envs.curriculum.rows import Rows
 from envs.curriculum.sources import FixedWeights, Sources, WeightsBySuccess
 from envs.data_digest import DataChange
 from envs.example import Example, Mixed
+from envs.prompt_rows import Rows
 
 
 class PromptSource:

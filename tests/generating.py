@@ -12,9 +12,9 @@ from envs.prompts import PromptQueue, PromptSource
 from envs.task import Example
 from envs.turns import Conversation
 from tests.tiny import LetterTokenizer
-from torchgrpo.records.batch import Batch, collate
+from torchgrpo.batches.batch import Batch, collate
 from torchgrpo.rollout.engine_loop import EngineLoop
-from torchgrpo.rollout.engines.sampler import SteppedEngine
+from torchgrpo.rollout.engines.interface import SteppedEngine
 from torchgrpo.rollout.env import EnginePolicy, GroupEnv, OnProgress, collect
 from torchgrpo.rollout.generate import Generation, KeepGroup
 

@@ -10,9 +10,9 @@ from envs.chat import encode_prompt
 from envs.group import OUTCOMES, FinishReason, Group, SampledCompletion, Sampling, Times, Verdict
 from envs.task import Completion, Example, Outcome
 from tests.tiny import EOS, LetterTokenizer, numbered_examples, tiny_llama
-from torchgrpo.records.batch import Batch
-from torchgrpo.records.rollout import Rollout
-from torchgrpo.rollout.engines.sampler import Request
+from torchgrpo.batches.batch import Batch
+from torchgrpo.batches.rollout import Rollout
+from torchgrpo.rollout.engines.interface import Request
 from torchgrpo.rollout.engines.transformers_engine import TransformersEngine
 from torchgrpo.training.learner import Learner
 

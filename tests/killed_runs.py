@@ -10,11 +10,11 @@ import grpo_async
 from config.run_folder.checkpoints import newest_checkpoint
 from config.schema.config import Config
 from tests.scripts import callback_of, configured
-from torchgrpo.records.rollout import Rollout
+from torchgrpo.batches.rollout import Rollout
 from torchgrpo.run.callbacks import Checkpoints
 from torchgrpo.run.job import run_job
 from torchgrpo.run.overlapped import Overlapped
-from torchgrpo.run.run import Run
+from torchgrpo.run.training_run import Run
 
 CURRICULUM = (
     "env.curriculum.column=operand",

@@ -26,8 +26,8 @@ from tests.composed import composed
 from torchgrpo.monitoring import metrics as metric_rows
 from torchgrpo.run.lockstep import Lockstep
 from torchgrpo.run.overlapped import Overlapped
-from torchgrpo.run.run import Callback, Run
 from torchgrpo.run.sweep import SweepStart
+from torchgrpo.run.training_run import Callback, Run
 
 SCRIPTS = {"grpo.py": grpo, "grpo_async.py": grpo_async}
 SCHEDULE_OF: dict[ModuleType, Any] = {grpo: Lockstep, grpo_async: Overlapped}

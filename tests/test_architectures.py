@@ -15,11 +15,11 @@ from envs.group import Sampling
 from tests.architectures import ARCHITECTURES, save_tiny
 from tests.groups import make_completion, make_group
 from tests.policies import PolicyHere
+from torchgrpo.batches.batch import collate
 from torchgrpo.plan.model_shape import plain_attention
 from torchgrpo.plan.plan import WeightCheckPlan
 from torchgrpo.plan.weight_bounds import BOUNDS
-from torchgrpo.records.batch import collate
-from torchgrpo.rollout.engines.sampler import Request, generate
+from torchgrpo.rollout.engines.interface import Request, generate
 from torchgrpo.rollout.engines.transformers_engine import TransformersEngine
 from torchgrpo.rollout.weights.weight_check import WeightCheck, WeightMismatch
 from torchgrpo.training.checkpoint import LEARNER

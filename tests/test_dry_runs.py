@@ -24,10 +24,10 @@ from tests.punkt import OWN_PUNKT, use_punkt
 from tests.saved import saved_model
 from tests.scripts import ROOT, SCHEDULE_OF, configured, rows
 from tests.small_qwen import END, PADDING, save_qwen
+from torchgrpo.batches.rollout import Rollout
 from torchgrpo.plan.machine import installed_vllm
 from torchgrpo.plan.model_shape import KNOWN
 from torchgrpo.plan.weight_bounds import BOUNDS
-from torchgrpo.records.rollout import Rollout
 from torchgrpo.run.job import run_job
 from torchgrpo.run.overlapped import Schedule
 from torchgrpo.training.checkpoint import Saved, load_checkpoint

@@ -20,15 +20,15 @@ from config.schema.errors import ConfigError, RunError
 from tests import recorded_runs
 from tests.saved import save_checkpoint
 from tests.scripts import QUICK, begin, callback_of, configured, finish, rows, wait_for
+from torchgrpo.batches.rollout import Rollout
 from torchgrpo.monitoring import tracking
-from torchgrpo.records.rollout import Rollout
 from torchgrpo.rollout.engines.transformers_engine import TransformersEngine
 from torchgrpo.run.build import build
 from torchgrpo.run.callbacks import Checkpoints, Evaluations
 from torchgrpo.run.job import run_job
 from torchgrpo.run.lockstep import Lockstep
 from torchgrpo.run.resume import find
-from torchgrpo.run.run import Run
+from torchgrpo.run.training_run import Run
 
 SMALL = ("env.num_envs=4", "env.repeats=4", "train.total_dialog_turns=64")
 SETS = "eval.sets={held_out:{dataset:arithmetic,n:2,limit:4}}"

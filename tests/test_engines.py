@@ -20,9 +20,10 @@ from torchgrpo.rollout.engines.backends.vllm import vllm_settings
 from torchgrpo.rollout.engines.build import adapter_shape, build_weights, engine_places
 from torchgrpo.rollout.engines.transformers_engine import TransformersEngine
 from torchgrpo.rollout.engines.vllm_settings import AdapterShape
-from torchgrpo.rollout.weights.host_copy import ObjectStore, SharedMemory
 from torchgrpo.rollout.weights.outgoing import NamedTensors, ReadyTensor
 from torchgrpo.rollout.weights.push import Weights
+from torchgrpo.rollout.weights.transports.object_store import ObjectStore
+from torchgrpo.rollout.weights.transports.shared_memory import SharedMemory
 from torchgrpo.training.adapters import linear_names
 from torchgrpo.training.model_loading import load_model
 from torchgrpo.training.published_weights import PolicyWeights, pushed_tensors

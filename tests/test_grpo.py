@@ -13,7 +13,7 @@ import grpo
 from tests.processes import alive
 from tests.recorded_runs import assert_same_run
 from tests.scripts import QUICK, ROOT, called, configured, finish, rows, start, wait_for
-from torchgrpo.records.rollout import Rollout
+from torchgrpo.batches.rollout import Rollout
 from torchgrpo.run.build import build
 from torchgrpo.run.job import run_job
 from torchgrpo.run.lockstep import Lockstep

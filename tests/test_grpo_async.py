@@ -17,9 +17,10 @@ from tests.logged import Logged
 from tests.processes import engine_processes
 from tests.rollout.pool_engines import HandCarried
 from tests.scripts import callback_of, configured, finish, rows, start, wait_for, without_clocks
-from torchgrpo.records.rollout import Rollout
-from torchgrpo.rollout.weights.host_copy import SharedMemory, Transport
+from torchgrpo.batches.rollout import Rollout
+from torchgrpo.rollout.weights.host_copy import Transport
 from torchgrpo.rollout.weights.transports import shared_memory
+from torchgrpo.rollout.weights.transports.shared_memory import SharedMemory
 from torchgrpo.run.build import build
 from torchgrpo.run.callbacks import Evaluations
 from torchgrpo.run.job import run_job

@@ -15,11 +15,12 @@ from tests.rollout.conftest import tiny_llama as tall_llama
 from tests.rollout.pool_engines import CountingEngine, HandCarried
 from tests.training.test_ranks import config_of, over, two_ranks, weights
 from torchgrpo.plan.machine import installed_vllm
+from torchgrpo.rollout.engines.interface import generate
 from torchgrpo.rollout.engines.pool import RayPool
-from torchgrpo.rollout.engines.sampler import generate
 from torchgrpo.rollout.weights.from_ranks import TransferFromRanks
-from torchgrpo.rollout.weights.host_copy import SharedMemory, Transport
+from torchgrpo.rollout.weights.host_copy import Transport
 from torchgrpo.rollout.weights.outgoing import Engines, Outgoing
+from torchgrpo.rollout.weights.transports.shared_memory import SharedMemory
 from torchgrpo.training.learner import Learner
 from torchgrpo.training.ranks import Ranks
 

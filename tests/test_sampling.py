@@ -8,7 +8,7 @@ import pytest
 import grpo
 import grpo_async
 from tests.scripts import SCHEDULE_OF, configured, rows
-from torchgrpo.records.rollout import Rollout
+from torchgrpo.batches.rollout import Rollout
 from torchgrpo.run.build import build
 from torchgrpo.run.job import run_job
 from torchgrpo.run.lockstep import Lockstep

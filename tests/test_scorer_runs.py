@@ -10,7 +10,7 @@ import grpo
 import grpo_async
 from tests.killed_ranks import Killer
 from tests.scripts import configured, rows, without_clocks
-from torchgrpo.records.rollout import Rollout
+from torchgrpo.batches.rollout import Rollout
 from torchgrpo.run.job import run_job
 from torchgrpo.run.lockstep import Lockstep
 from torchgrpo.run.overlapped import Overlapped

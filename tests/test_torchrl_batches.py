@@ -12,8 +12,8 @@ from tests.generating import assert_same
 from tests.groups import drawn_from_tiny, make_completion, make_group
 from tests.tiny import tiny_llama
 from tests.training.scorers import REPEATS, scorer
-from torchgrpo.records.batch import Batch
-from torchgrpo.records.rollout import Rollout
+from torchgrpo.batches.batch import Batch
+from torchgrpo.batches.rollout import Rollout
 from torchgrpo.training.credit import credit
 from torchgrpo.training.grpo_loss import GRPOLoss
 

@@ -17,8 +17,8 @@ import grpo
 from envs.group import Group, SampledCompletion
 from tests.generating import assert_same
 from tests.scripts import configured
-from torchgrpo.records.batch import Batch, collate, completion_tensors
-from torchgrpo.records.rollout import Rollout
+from torchgrpo.batches.batch import Batch, collate, completion_tensors
+from torchgrpo.batches.rollout import Rollout
 from torchgrpo.rollout.env import EnginePolicy, GroupEnv, collect
 from torchgrpo.run.build import build
 from torchgrpo.run.lockstep import Lockstep

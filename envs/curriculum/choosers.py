@@ -8,9 +8,9 @@ from config.schema.curriculum import CurriculumConfig
 from config.schema.env import DifficultyConfig
 from envs.curriculum.levels import Levels
 from envs.curriculum.order import EpochOrder
-from envs.curriculum.rows import Rows
 from envs.curriculum.weighted_draws import Chances
 from envs.curriculum.worth_of_success import RULES
+from envs.prompt_rows import Rows
 
 
 @dataclass(slots=True)

@@ -10,11 +10,11 @@ from config.schema.env import DifficultyConfig
 from envs.curriculum.choosers import Asked, ByEpoch, BySuccess, Chooser
 from envs.curriculum.levels import make_levels
 from envs.curriculum.order import EpochOrder
-from envs.curriculum.rows import Rows
 from envs.curriculum.weighted_draws import Chances
 from envs.curriculum.window import Window
 from envs.data_digest import DataChange, DataDigest, compare
 from envs.example import Example
+from envs.prompt_rows import Rows
 
 _NO_CHANCE = random.Random(0)
 

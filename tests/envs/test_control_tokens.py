@@ -19,7 +19,7 @@ from envs.prompt_length import PromptLimit
 from envs.task import Completion, Example, Reward, Task
 from envs.tool_calls import Tool
 from envs.turns import Conversation
-from torchgrpo.rollout.engines.sampler import Request
+from torchgrpo.rollout.engines.interface import Request
 from torchgrpo.rollout.generate import Generation
 
 GOLDEN = Path(__file__).resolve().parents[3] / "shared" / "golden" / "special_tokens.json"

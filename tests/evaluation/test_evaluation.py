@@ -18,7 +18,7 @@ from tests.scripts import configured
 from tests.tiny import EOS, LengthReward, numbered_examples, tiny_llama
 from torchgrpo.evaluation.evaluation import FIRST_GROUP_ID, Evaluation, set_seed, tally
 from torchgrpo.rollout.engine_loop import EngineLoop
-from torchgrpo.rollout.engines.sampler import Request
+from torchgrpo.rollout.engines.interface import Request
 from torchgrpo.rollout.engines.transformers_engine import TransformersEngine
 
 N = 3

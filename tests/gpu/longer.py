@@ -12,8 +12,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from envs.group import Sampling
 from tests.groups import credited
+from torchgrpo.batches.batch import Tokens
 from torchgrpo.plan.machine import visible_gpus
-from torchgrpo.records.batch import Tokens
 from torchgrpo.rollout.weights.outgoing import Outgoing
 from torchgrpo.selftest import learner
 from torchgrpo.selftest.catalogue import (

@@ -18,10 +18,10 @@ from envs.group import Group, Verdict
 from tests.groups import drawn_from_tiny
 from tests.tiny import tiny_llama
 from tests.training.scorers import REPEATS
+from torchgrpo.batches.batch import Batch
 from torchgrpo.plan.machine import Machine
 from torchgrpo.plan.make_plan import make_plan
 from torchgrpo.plan.plan import Plan
-from torchgrpo.records.batch import Batch
 from torchgrpo.training.learner import Learner
 from torchgrpo.training.learner_models import make_models
 from torchgrpo.training.published_weights import pushed_tensors

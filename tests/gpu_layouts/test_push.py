@@ -22,8 +22,9 @@ from tests.tiny import EOS, tiny_llama
 from torchgrpo.plan.machine import installed_vllm
 from torchgrpo.plan.plan import Plan
 from torchgrpo.rollout.engines.transformers_engine import TransformersEngine
-from torchgrpo.rollout.weights.host_copy import ObjectStore, SharedMemory
 from torchgrpo.rollout.weights.outgoing import Outgoing
+from torchgrpo.rollout.weights.transports.object_store import ObjectStore
+from torchgrpo.rollout.weights.transports.shared_memory import SharedMemory
 from torchgrpo.training.published_weights import PolicyWeights, named_weights, pushed_tensors
 
 needs_vllm = pytest.mark.skipif(installed_vllm() is None, reason="vLLM is not installed")

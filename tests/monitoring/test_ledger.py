@@ -17,10 +17,10 @@ import torch
 
 from envs.group import Group
 from tests.groups import make_completion, make_group, random_group
+from torchgrpo.batches.batch import collate
 from torchgrpo.monitoring.ledger import Ledger
 from torchgrpo.monitoring.ledger_storage import ledger_files, parsed, read_records
 from torchgrpo.monitoring.record import Fate, group_of, prompt_id, record_of, token_values
-from torchgrpo.records.batch import collate
 
 GIB = 1 << 30
 QUIET: Any = pytest.fail

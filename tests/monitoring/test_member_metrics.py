@@ -7,8 +7,8 @@ import torch
 
 from envs.group import Group
 from tests.groups import make_completion, make_group
+from torchgrpo.batches.rollout import Rollout
 from torchgrpo.monitoring.metrics import rollout_metrics
-from torchgrpo.records.rollout import Rollout
 
 NAMES = ("sums", "words", "puzzles")
 

@@ -8,8 +8,8 @@ import torch
 from envs.group import Group, SampledCompletion
 from envs.task import Outcome
 from tests.groups import make_completion, make_group
+from torchgrpo.batches.rollout import Rollout
 from torchgrpo.monitoring.metrics import rollout_metrics, without_clocks
-from torchgrpo.records.rollout import Rollout
 
 LENGTHS = [1, 2, 3, 4, 5, 6, 3, 2, 1]
 REWARDS = [1.0, 0.0, 9.0, 0.0, 0.0, 0.0, 9.0, 9.0, 9.0]

@@ -12,12 +12,13 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from envs.group import ALONE, Sampling
 from torchgrpo.cluster.runtime import Place
 from torchgrpo.plan.machine import installed_vllm
+from torchgrpo.rollout.engines.interface import Engine, Request, Response, SteppedEngine, WeightTarget
 from torchgrpo.rollout.engines.pool import RayPool
-from torchgrpo.rollout.engines.sampler import Engine, Request, Response, SteppedEngine, WeightTarget
 from torchgrpo.rollout.engines.supervisor import PoolSettings
 from torchgrpo.rollout.engines.vllm_engine import VLLMEngine
 from torchgrpo.rollout.engines.vllm_settings import VLLMSettings
-from torchgrpo.rollout.weights.host_copy import SharedMemory, Transport
+from torchgrpo.rollout.weights.host_copy import Transport
+from torchgrpo.rollout.weights.transports.shared_memory import SharedMemory
 
 VOCAB = 320
 EOS = 2

@@ -19,8 +19,8 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 from torchgrpo.rollout.engines.vllm_engine import VLLMEngine
 from torchgrpo.rollout.engines.vllm_settings import VLLMSettings
 from torchgrpo.rollout.weights import vllm_transfer
-from torchgrpo.rollout.weights.host_copy import MappedWeights, SharedMemory
 from torchgrpo.rollout.weights.outgoing import Engines, Outgoing
+from torchgrpo.rollout.weights.transports.shared_memory import MappedWeights, SharedMemory
 
 MAPPED = "mapped"
 

@@ -11,7 +11,7 @@ import torch
 
 from config.schema.errors import ConfigError
 from envs.group import ALONE, SampledCompletion
-from torchgrpo.rollout.engines.sampler import Request, Response
+from torchgrpo.rollout.engines.interface import Request, Response
 from torchgrpo.rollout.weights.outgoing import Engines, Outgoing
 
 

@@ -4,7 +4,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from tests.rollout.conftest import VOCAB, scores_of_one
-from torchgrpo.rollout.engines.sampler import WeightTarget
+from torchgrpo.rollout.engines.interface import WeightTarget
 
 
 def tokens(count: int, seed: int) -> list[int]:

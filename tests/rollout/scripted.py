@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from envs.group import SampledCompletion, Verdict
 from envs.task import Completion, Example
 from tests.tiny import Judged
-from torchgrpo.rollout.engines.sampler import Request, Response
+from torchgrpo.rollout.engines.interface import Request, Response
 
 
 @dataclass

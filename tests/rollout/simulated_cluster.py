@@ -13,7 +13,7 @@ from envs.prompts import PromptQueue
 from envs.task import Example
 from torchgrpo.rollout.engine_loop import EngineLoop
 from torchgrpo.rollout.engines.dispatch import Dispatch
-from torchgrpo.rollout.engines.sampler import Request, Response
+from torchgrpo.rollout.engines.interface import Request, Response
 from torchgrpo.rollout.group_buffer import GroupBuffer
 from torchgrpo.rollout.stream import Stream
 

@@ -7,7 +7,7 @@ import pytest
 from envs.group import Sampling
 from tests.rollout.simulated_cluster import Simulation
 from torchgrpo.rollout.engines.dispatch import Assigned, Dispatch
-from torchgrpo.rollout.engines.sampler import Request
+from torchgrpo.rollout.engines.interface import Request
 
 
 def request(number: int, n: int = 1) -> Request:

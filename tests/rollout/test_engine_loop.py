@@ -15,7 +15,7 @@ from envs.task import Completion, Example
 from tests.rollout.scripted import ScriptedEngine, ScriptedGrader
 from tests.tiny import EOS, tiny_llama
 from torchgrpo.rollout.engine_loop import EngineLoop
-from torchgrpo.rollout.engines.sampler import Request, Response, generate
+from torchgrpo.rollout.engines.interface import Request, Response, generate
 from torchgrpo.rollout.engines.transformers_engine import TransformersEngine
 
 EXAMPLE = Example((), "", 0)

@@ -14,7 +14,7 @@ from envs.turns import Conversation, ThinkAgain
 from tests.generating import generation
 from tests.rollout.conftest import EOS, VOCAB, StartEngine, tiny_llama
 from torchgrpo.rollout.engine_loop import EngineLoop
-from torchgrpo.rollout.engines.sampler import SteppedEngine
+from torchgrpo.rollout.engines.interface import SteppedEngine
 from torchgrpo.rollout.engines.transformers_engine import TransformersEngine
 
 QUICKSTART = Path(__file__).resolve().parents[2] / "torchgrpo" / "models" / "quickstart"

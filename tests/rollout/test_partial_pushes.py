@@ -13,11 +13,13 @@ import torch
 from tests.policies import PolicyHere
 from tests.rollout.conftest import EOS, OpenPool, lora_policy, scores_of_one, tiny_llama, tiny_settings
 from torchgrpo.plan.machine import installed_vllm
-from torchgrpo.rollout.engines.sampler import WeightTarget
+from torchgrpo.rollout.engines.interface import WeightTarget
 from torchgrpo.rollout.engines.transformers_engine import TransformersEngine
 from torchgrpo.rollout.engines.vllm_engine import VLLMEngine
-from torchgrpo.rollout.weights.host_copy import HostCopy, ObjectStore, SharedMemory, Transport
+from torchgrpo.rollout.weights.host_copy import HostCopy, Transport
 from torchgrpo.rollout.weights.outgoing import Engines, Outgoing, Tally, _part, nbytes
+from torchgrpo.rollout.weights.transports.object_store import ObjectStore
+from torchgrpo.rollout.weights.transports.shared_memory import SharedMemory
 from torchgrpo.training.published_weights import PolicyWeights, made, named_weights
 
 needs_vllm = pytest.mark.skipif(installed_vllm() is None, reason="vLLM is not installed")

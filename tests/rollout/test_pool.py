@@ -34,9 +34,9 @@ from tests.rollout.conftest import (
 )
 from torchgrpo.cluster.runtime import Place, start_ray
 from torchgrpo.plan.machine import installed_vllm
+from torchgrpo.rollout.engines.interface import Engine, Request, generate
 from torchgrpo.rollout.engines.pool import RayPool
 from torchgrpo.rollout.engines.remote_calls import EngineLost
-from torchgrpo.rollout.engines.sampler import Engine, Request, generate
 from torchgrpo.rollout.engines.supervisor import PoolSettings
 from torchgrpo.rollout.engines.vllm_engine import VLLMEngine
 

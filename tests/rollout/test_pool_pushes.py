@@ -17,11 +17,13 @@ from tests.rollout import pool_engines
 from tests.rollout.conftest import OpenPool, drain, requests
 from tests.rollout.pool_engines import CountingEngine, HandCarried
 from torchgrpo.rollout.engines.host import WeightHandle
+from torchgrpo.rollout.engines.interface import generate
 from torchgrpo.rollout.engines.pool import RayPool
 from torchgrpo.rollout.engines.remote_calls import EngineLost
-from torchgrpo.rollout.engines.sampler import generate
-from torchgrpo.rollout.weights.host_copy import ObjectStore, SharedMemory, Transport
+from torchgrpo.rollout.weights.host_copy import Transport
 from torchgrpo.rollout.weights.outgoing import Outgoing
+from torchgrpo.rollout.weights.transports.object_store import ObjectStore
+from torchgrpo.rollout.weights.transports.shared_memory import SharedMemory
 
 pytestmark = pytest.mark.long
 

@@ -22,11 +22,12 @@ import sys, time
 from functools import partial
 import torch
 from envs.group import Sampling
-from torchgrpo.rollout.engines.sampler import Request
+from torchgrpo.rollout.engines.interface import Request
 from torchgrpo.rollout.engines.supervisor import PoolSettings
 from torchgrpo.rollout.engines.pool import RayPool
 from torchgrpo.cluster.runtime import Place
-from torchgrpo.rollout.weights.host_copy import SharedMemory, Transport
+from torchgrpo.rollout.weights.host_copy import Transport
+from torchgrpo.rollout.weights.transports.shared_memory import SharedMemory
 from tests.rollout.pool_engines import CountingEngine
 
 pool = RayPool(partial(CountingEngine, 0.01), [Place("engine 0")], PoolSettings(), Transport(SharedMemory()))

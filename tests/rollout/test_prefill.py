@@ -13,11 +13,11 @@ from envs.group import Sampling
 from tests.rollout.conftest import drain
 from tests.tiny import EOS, VOCABULARY, tiny_llama
 from torchgrpo.rollout.engines import prefill
+from torchgrpo.rollout.engines.interface import Request, Response, generate
 from torchgrpo.rollout.engines.library_decoder import LibraryDecoder
 from torchgrpo.rollout.engines.partial_attention import attend_partly, merge
 from torchgrpo.rollout.engines.running_cache import alike
 from torchgrpo.rollout.engines.running_decoder import RunningDecoder
-from torchgrpo.rollout.engines.sampler import Request, Response, generate
 from torchgrpo.rollout.engines.transformers_engine import TransformersEngine
 
 PREFIX = tuple(3 + i % 30 for i in range(40))

@@ -12,7 +12,7 @@ from tests.generating import Listed, generation
 from tests.rollout.scripted import ScriptedEngine, ScriptedGrader
 from tests.tiny import numbered_examples
 from torchgrpo.rollout.engine_loop import EngineLoop
-from torchgrpo.rollout.engines.sampler import Response
+from torchgrpo.rollout.engines.interface import Response
 from torchgrpo.rollout.group_buffer import GroupBuffer
 from torchgrpo.rollout.stream import Stream
 

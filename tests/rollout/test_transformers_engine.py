@@ -10,8 +10,8 @@ from envs.group import SampledCompletion, Sampling
 from tests.rollout.conftest import drain, scores_of_one
 from tests.tiny import EOS, VOCABULARY, tiny_llama
 from torchgrpo.rollout.engines.draw import Filter, draw, uniforms
+from torchgrpo.rollout.engines.interface import Request, Response, generate
 from torchgrpo.rollout.engines.running_decoder import RunningDecoder
-from torchgrpo.rollout.engines.sampler import Request, Response, generate
 from torchgrpo.rollout.engines.transformers_engine import TransformersEngine
 
 

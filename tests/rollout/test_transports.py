@@ -18,11 +18,12 @@ import torch
 from envs.group import Sampling
 from tests.rollout.conftest import StartEngine, lora_policy, scores_of_one, tiny_llama
 from torchgrpo.plan.machine import installed_vllm
-from torchgrpo.rollout.engines.sampler import Request, Response
+from torchgrpo.rollout.engines.interface import Request, Response
 from torchgrpo.rollout.engines.vllm_engine import VLLMEngine
 from torchgrpo.rollout.engines.vllm_settings import import_in_thread
-from torchgrpo.rollout.weights.host_copy import Layout, SharedMemory
+from torchgrpo.rollout.weights.host_copy import Layout
 from torchgrpo.rollout.weights.outgoing import Outgoing
+from torchgrpo.rollout.weights.transports.shared_memory import SharedMemory
 from torchgrpo.training.published_weights import PolicyTensor, made, named_weights
 
 PROJECT = Path(__file__).resolve().parents[2]

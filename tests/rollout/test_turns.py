@@ -15,9 +15,9 @@ from envs.task import Completion, Example, Reward
 from envs.turns import Conversation, ThinkAgain
 from tests.generating import collector, generation
 from tests.tiny import ImmediateRewards
-from torchgrpo.records.batch import collate
+from torchgrpo.batches.batch import collate
 from torchgrpo.rollout.engine_loop import EngineLoop
-from torchgrpo.rollout.engines.sampler import Request, Response, generate
+from torchgrpo.rollout.engines.interface import Request, Response, generate
 from torchgrpo.rollout.engines.transformers_engine import TransformersEngine
 from torchgrpo.training.forward import ResponseScorer
 from torchgrpo.training.model_loading import load_model

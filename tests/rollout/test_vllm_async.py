@@ -14,7 +14,7 @@ import torch
 
 from envs.group import Sampling
 from tests.rollout.conftest import StartEngine, tiny_llama
-from torchgrpo.rollout.engines.sampler import Request, Response, generate
+from torchgrpo.rollout.engines.interface import Request, Response, generate
 from torchgrpo.rollout.engines.vllm_engine import VLLMEngine
 
 REQUESTS = [Request(i, tuple(range(3, 9 + i)), 4, Sampling(max_tokens=12 + i), seed=i) for i in range(6)]

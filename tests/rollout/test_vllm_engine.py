@@ -15,7 +15,7 @@ from tests.rollout.conftest import EOS, MAX_LEN, StartEngine, scores_of_one, tin
 from tests.rollout.scoring import far, log_probs, tokens
 from tests.scripts import ENVIRONMENT, ROOT, ended
 from torchgrpo.rollout.engines import vllm_settings as settings_module
-from torchgrpo.rollout.engines.sampler import Request, Response, generate
+from torchgrpo.rollout.engines.interface import Request, Response, generate
 from torchgrpo.rollout.engines.vllm_engine import VLLMEngine
 from torchgrpo.rollout.engines.vllm_engine_args import engine_arguments
 from torchgrpo.rollout.engines.vllm_settings import AdapterShape, check_version, process_state_kept

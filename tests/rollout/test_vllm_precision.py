@@ -9,7 +9,7 @@ from transformers import LlamaForCausalLM
 from envs.group import Sampling
 from tests.rollout.conftest import StartEngine, tiny_llama
 from torchgrpo.rollout.engines import vllm_engine_args
-from torchgrpo.rollout.engines.sampler import Request, generate
+from torchgrpo.rollout.engines.interface import Request, generate
 from torchgrpo.rollout.engines.vllm_engine import VLLMEngine
 
 pytestmark = pytest.mark.long

@@ -12,7 +12,7 @@ from tests.policies import PolicyHere, check_plan
 from tests.rollout.conftest import VOCAB, StartEngine, tiny_llama
 from torchgrpo.plan.weight_bounds import BOUNDS
 from torchgrpo.rollout.engines import vllm_weights
-from torchgrpo.rollout.engines.sampler import Request, SequenceScores, generate
+from torchgrpo.rollout.engines.interface import Request, SequenceScores, generate
 from torchgrpo.rollout.engines.vllm_engine import VLLMEngine
 from torchgrpo.rollout.weights.push import Weights
 from torchgrpo.rollout.weights.weight_check import WeightCheck, WeightMismatch, gap, random_sequences

@@ -18,7 +18,7 @@ from vllm.v1.executor import multiproc_executor
 from envs.group import Sampling
 from tests.rollout.conftest import tiny_llama, tiny_settings
 from tests.rollout.scoring import far, tokens
-from torchgrpo.rollout.engines.sampler import Request, generate
+from torchgrpo.rollout.engines.interface import Request, generate
 from torchgrpo.rollout.engines.vllm_engine import VLLMEngine
 
 

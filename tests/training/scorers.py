@@ -12,7 +12,7 @@ from config.schema.policy import PolicyConfig
 from config.schema.train import TrainConfig
 from tests.groups import drawn_from_tiny
 from tests.tiny import tiny_llama
-from torchgrpo.records.batch import Batch, collate
+from torchgrpo.batches.batch import Batch, collate
 from torchgrpo.training.forward import ResponseScorer
 from torchgrpo.training.learner import Learner
 from torchgrpo.training.learner_models import Models

@@ -5,7 +5,7 @@ import random
 import torch
 
 from tests.groups import make_completion, make_group, random_group
-from torchgrpo.records.batch import Batch, collate
+from torchgrpo.batches.batch import Batch, collate
 
 
 def by_hand() -> Batch:

@@ -11,8 +11,8 @@ from config.schema.policy import PolicyConfig, load_policy
 from envs.group import Group
 from envs.judging.judge import part_weights
 from tests.groups import make_completion, make_group
-from torchgrpo.records.batch import collate
-from torchgrpo.records.rollout import Rollout
+from torchgrpo.batches.batch import collate
+from torchgrpo.batches.rollout import Rollout
 from torchgrpo.training.credit import credit
 from torchgrpo.training.dynamic_sampling import group_filter, in_range
 

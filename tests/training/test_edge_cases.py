@@ -19,8 +19,8 @@ from envs.group import Group, Verdict
 from tests.groups import credited, drawn_groups
 from tests.tiny import EOS, numbered_examples, tiny_llama
 from tests.training.presets import EVERY_PRESET
-from torchgrpo.records.batch import Batch
-from torchgrpo.records.rollout import Rollout
+from torchgrpo.batches.batch import Batch
+from torchgrpo.batches.rollout import Rollout
 from torchgrpo.training.credit import credit
 from torchgrpo.training.forward import ResponseScorer
 from torchgrpo.training.learner import Learner

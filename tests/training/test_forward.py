@@ -4,7 +4,7 @@ import torch
 from tests.groups import drawn_from_tiny
 from tests.tiny import tiny_llama
 from tests.training.scorers import REPEATS, collected, scorer
-from torchgrpo.records.batch import collate
+from torchgrpo.batches.batch import collate
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])

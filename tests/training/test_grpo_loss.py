@@ -14,8 +14,8 @@ from envs.group import Group, Verdict
 from tests.groups import drawn_from_tiny
 from tests.tiny import tiny_llama
 from tests.training.scorers import REPEATS, make_learner, scorer
-from torchgrpo.records.batch import Batch, collate, environment_tokens
-from torchgrpo.records.rollout import Rollout
+from torchgrpo.batches.batch import Batch, collate, environment_tokens
+from torchgrpo.batches.rollout import Rollout
 from torchgrpo.training.aggregation import BatchTotals
 from torchgrpo.training.credit import credit
 from torchgrpo.training.grpo_loss import LOSSES, GRPOLoss

@@ -16,7 +16,7 @@ from config.schema.policy import PolicyConfig, load_policy
 from envs.group import Group, Verdict
 from tests.groups import credited, drawn_from_tiny
 from tests.training.scorers import REPEATS, make_learner
-from torchgrpo.records.batch import collate
+from torchgrpo.batches.batch import collate
 from torchgrpo.training.learner import Learner
 from torchgrpo.training.learner_state import learner_tensors
 from torchgrpo.training.step_report import NonFiniteError

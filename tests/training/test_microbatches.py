@@ -11,8 +11,8 @@ from envs.group import Verdict
 from tests.groups import credited, drawn_from_tiny, make_completion, make_group
 from tests.tiny import tiny_llama
 from tests.training.scorers import REPEATS, collected, make_learner
-from torchgrpo.records.batch import Batch, collate
-from torchgrpo.records.rollout import Rollout
+from torchgrpo.batches.batch import Batch, collate
+from torchgrpo.batches.rollout import Rollout
 from torchgrpo.training.aggregation import BatchTotals
 from torchgrpo.training.credit import credit
 from torchgrpo.training.forward import ResponseScorer

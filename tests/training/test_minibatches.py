@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.groups import make_completion, make_group
-from torchgrpo.records.rollout import Rollout
+from torchgrpo.batches.rollout import Rollout
 from torchgrpo.training.minibatches import minibatches
 
 REPEATS = 3

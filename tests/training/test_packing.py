@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, Qwen2Config, Qwen3Config
 from config.schema.errors import RunError
 from config.schema.models import LoraConfig
 from tests.tiny import tiny_llama
-from torchgrpo.records.batch import Tokens
+from torchgrpo.batches.batch import Tokens
 from torchgrpo.training import attention
 from torchgrpo.training.adapters import add_lora
 from torchgrpo.training.attention import NAME, attend, can_pack

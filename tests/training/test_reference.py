@@ -10,7 +10,7 @@ from config.schema.models import ModelConfig
 from tests.pretend_gpu import pretend_gpus
 from tests.tiny import tiny_llama
 from tests.training.scorers import collected, scorer
-from torchgrpo.records.batch import Batch, Tokens
+from torchgrpo.batches.batch import Batch, Tokens
 from torchgrpo.training.forward import ResponseScorer, Scores
 from torchgrpo.training.model_loading import load_frozen, load_model
 from torchgrpo.training.reference import HostMemory, Reference

@@ -37,11 +37,11 @@ from tests.training.test_ranks import (
     two_ranks,
     weights,
 )
+from torchgrpo.batches.batch import Batch, collate
 from torchgrpo.cluster.calls import Reference as Call
 from torchgrpo.plan.machine import Machine
 from torchgrpo.plan.make_plan import make_plan
 from torchgrpo.plan.plan import Plan
-from torchgrpo.records.batch import Batch, collate
 from torchgrpo.training.kl import ESTIMATORS
 from torchgrpo.training.learner import Learner
 from torchgrpo.training.learner_models import load_base, make_models

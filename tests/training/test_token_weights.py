@@ -13,7 +13,7 @@ from tests.groups import credited, drawn_from_tiny
 from tests.tiny import tiny_llama
 from tests.training.loss_batches import Tensors, make
 from tests.training.scorers import REPEATS, make_learner, scorer
-from torchgrpo.records.rollout import Rollout
+from torchgrpo.batches.rollout import Rollout
 from torchgrpo.training.aggregation import BatchTotals
 from torchgrpo.training.credit import credit
 from torchgrpo.training.entropy_control import EntropyControl

@@ -11,7 +11,7 @@ from itertools import chain, compress
 from typing import Any
 
 from envs.group import Group, SampledCompletion, Verdict
-from torchgrpo.records.rollout import Rollout
+from torchgrpo.batches.rollout import Rollout
 
 _CLOCKS = ("time/", "throughput/", "reward_latency/", "idle/", "weight_check/")
 

@@ -14,6 +14,7 @@ from config.run_folder.files import written_whole
 from config.run_folder.folders import SUMMARY
 from config.schema.errors import RunOutcome
 from envs.group import Group
+from torchgrpo.batches.rollout import Rollout
 from torchgrpo.monitoring.doctor.doctor import Finding
 from torchgrpo.monitoring.events import Events
 from torchgrpo.monitoring.ledger import Ledger
@@ -24,7 +25,6 @@ from torchgrpo.monitoring.record import question, token_values
 from torchgrpo.monitoring.repetition import Repetition
 from torchgrpo.monitoring.tracker import ShownCompletion
 from torchgrpo.monitoring.tracking import Trackers
-from torchgrpo.records.rollout import Rollout
 
 log = logging.getLogger("grpo")
 """Goes to `grpo.log` in the run's folder alone (config/base.yaml)."""

@@ -8,7 +8,7 @@ from envs.judging.service import RewardService
 from envs.prompts import PromptQueue
 from envs.task import Example
 from torchgrpo.rollout.engine_loop import EngineLoop
-from torchgrpo.rollout.engines.sampler import SteppedEngine
+from torchgrpo.rollout.engines.interface import SteppedEngine
 from torchgrpo.rollout.generate import Generation
 from torchgrpo.rollout.weights.push import Weights
 

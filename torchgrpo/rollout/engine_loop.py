@@ -36,7 +36,7 @@ from envs.group import SampledCompletion, Verdict
 from envs.judging.blame import Ticket
 from envs.judging.service import RewardService
 from envs.task import Completion, Example
-from torchgrpo.rollout.engines.sampler import Request, SteppedEngine
+from torchgrpo.rollout.engines.interface import Request, SteppedEngine
 from torchgrpo.rollout.generate import Judge
 from torchgrpo.rollout.idle import IdleClock
 

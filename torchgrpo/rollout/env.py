@@ -5,7 +5,7 @@
                                                  not kept: a new prompt in its place, and one more step
 
 An action is a whole completion, the answers between its turns included, so an episode is one step, or one more for
-every group that dynamic sampling replaces. The tensors are those of `records/batch.py`, as wide as the longest row: -1
+every group that dynamic sampling replaces. The tensors are those of `batches/batch.py`, as wide as the longest row: -1
 in the specs. Any TensorDict module that writes them can be the policy, any transform or collector of TorchRL goes
 around the environment.
 """
@@ -27,10 +27,10 @@ from torchrl.envs.utils import step_mdp
 from envs.example import Example
 from envs.group import FINISH_REASONS, OUTCOMES, Group, SampledCompletion
 from envs.prompts import PromptQueue
-from torchgrpo.records.batch import Batch, completion_tensors, prompt_tensors, verdict_tensors
-from torchgrpo.records.rollout import Rollout
+from torchgrpo.batches.batch import Batch, completion_tensors, prompt_tensors, verdict_tensors
+from torchgrpo.batches.rollout import Rollout
 from torchgrpo.rollout.engine_loop import EngineLoop
-from torchgrpo.rollout.engines.sampler import Request
+from torchgrpo.rollout.engines.interface import Request
 from torchgrpo.rollout.generate import Generation, KeepGroup
 
 OnProgress = Callable[[str, int, int], None]

@@ -22,7 +22,7 @@ from envs.judging.lowest_scores import LowestScores
 from envs.task import Completion, Example
 from envs.teacher_prompt import TeacherPrompt
 from envs.turns import Conversation
-from torchgrpo.rollout.engines.sampler import Request, Sampler
+from torchgrpo.rollout.engines.interface import Request, Sampler
 
 Judge = Callable[[Sequence[Completion], Sequence[Example]], Awaitable[Sequence[Verdict]]]
 """The verdicts on completions, in their order; each is judged against the example at its place."""

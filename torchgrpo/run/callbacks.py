@@ -1,6 +1,7 @@
 """Callbacks of a run: evaluation, alarms of the doctor, checkpoints, reports, printed notices and samples.
 
-They are called in the order of `make_callbacks`: an evaluation comes before the checkpoint that may be its best one.
+Their base is `Callback` in training_run.py. They are called in the order of `make_callbacks`: an evaluation comes before
+the checkpoint that may be its best one.
 """
 
 import time
@@ -12,15 +13,15 @@ from typing import Any
 from config.run_folder.checkpoints import checkpoint_path
 from config.schema.config import Config
 from config.schema.errors import RunError
+from torchgrpo.batches.rollout import Rollout
 from torchgrpo.evaluation.evaluation import Evaluation
 from torchgrpo.monitoring.doctor.doctor import Doctor, Finding
 from torchgrpo.monitoring.monitor import Monitor
-from torchgrpo.records.rollout import Rollout
 from torchgrpo.run.checkpoint_model import model_maker
 from torchgrpo.run.checkpoint_retention import is_better
 from torchgrpo.run.checkpoint_writer import CheckpointWriter
 from torchgrpo.run.report_writer import ReportWriter
-from torchgrpo.run.run import Callback, Run
+from torchgrpo.run.training_run import Callback, Run
 
 
 def make_callbacks(config: Config, run_dir: Path, evaluation: Evaluation, monitor: Monitor) -> list[Callback]:
@@ -143,22 +144,15 @@ class Notices(Callback):
     """Says which groups nothing could be learned from, and shows a sample now and then."""
 
     def on_iteration(self, run: Run, iteration: int, rollout: Rollout) -> None:
-        self._say_unused(run, rollout)
-        every = run.config.logging.sample_frequency
-        if every and (iteration % every == 0 or iteration == 1):
-            run.monitor.show(rollout.groups[-1])
-
-    def _say_unused(self, run: Run, rollout: Rollout) -> None:
-        """Groups that the batch held and that were not trained on, for reasons that the user can mend."""
         policy, total, keep_group = run.config.policy, len(rollout), run.keep_group
         judged = [group for group in rollout.groups if any(one.judged for one in group.verdicts)]
-        outside = [group for group in judged if not keep_group(group)]
         if len(judged) < total:
             run.monitor.say(
                 f"{total - len(judged)} of {total} groups hold no completion that could be judged, through no fault "
                 "of the model; this batch was trained on without them. The last error: "
                 f"{run.collector.rewards.last_error}"
             )
+        outside = [group for group in judged if not keep_group(group)]
         if outside:
             run.monitor.say(
                 f"dynamic sampling: {len(outside)} of {total} groups lie outside policy.filter_range="
@@ -166,6 +160,9 @@ class Notices(Callback):
                 f"{policy.filter_attempts} replacements each; this batch was trained on without them. Prompts of a "
                 "fitting difficulty, a larger env.repeats, or env.oversample help"
             )
+        every = run.config.logging.sample_frequency
+        if every and (iteration % every == 0 or iteration == 1):
+            run.monitor.show(rollout.groups[-1])
 
 
 @dataclass(eq=False)

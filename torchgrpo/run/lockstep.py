@@ -5,10 +5,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from config.schema.config import Config
-from torchgrpo.run.run import Run
+from torchgrpo.run.training_run import Run
 
 if TYPE_CHECKING:
-    from torchgrpo.records.rollout import Rollout
+    from torchgrpo.batches.rollout import Rollout
     from torchgrpo.rollout.env import EnginePolicy
 
 

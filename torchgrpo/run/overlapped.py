@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from config.schema.config import Config
 from torchgrpo.run.lockstep import Lockstep
-from torchgrpo.run.run import Run
+from torchgrpo.run.training_run import Run
 
 if TYPE_CHECKING:
     from envs.group import Group
     from envs.task import Example
-    from torchgrpo.records.rollout import Rollout
+    from torchgrpo.batches.rollout import Rollout
     from torchgrpo.rollout.stream import Stream
 
 
@@ -82,7 +82,7 @@ class Overlapped(Run):
 
     def take(self) -> "Rollout":
         """The next batch of finished groups, none too old, with the age of every token."""
-        from torchgrpo.records.rollout import Rollout
+        from torchgrpo.batches.rollout import Rollout
 
         monitor, stream = self.monitor, self.stream
         with monitor.timed("collect"):

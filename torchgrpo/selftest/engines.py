@@ -11,7 +11,7 @@ from envs.group import SampledCompletion, Sampling
 from torchgrpo.plan.machine import this_machine
 from torchgrpo.plan.make_plan import make_plan
 from torchgrpo.rollout.engines.backends.vllm import vllm_settings
-from torchgrpo.rollout.engines.sampler import Request, SteppedEngine, generate
+from torchgrpo.rollout.engines.interface import Request, SteppedEngine, generate
 from torchgrpo.rollout.engines.vllm_engine import VLLMEngine
 from torchgrpo.run.lockstep import Lockstep
 from torchgrpo.selftest.check import Bench

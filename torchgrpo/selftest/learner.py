@@ -11,11 +11,11 @@ import torch
 from config.schema.config import Config
 from config.schema.policy import PRESETS, load_policy
 from envs.group import Group, Verdict
+from torchgrpo.batches.batch import collate
+from torchgrpo.batches.rollout import Rollout
 from torchgrpo.plan.machine import this_machine
 from torchgrpo.plan.make_plan import make_plan
 from torchgrpo.plan.plan import Plan
-from torchgrpo.records.batch import collate
-from torchgrpo.records.rollout import Rollout
 from torchgrpo.selftest.check import Bench
 from torchgrpo.selftest.tiny import built, configured, moved
 from torchgrpo.training.learner import make_learner

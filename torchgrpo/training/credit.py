@@ -13,7 +13,7 @@ from torch import Tensor
 
 from config.schema.policy import PolicyConfig
 from envs.group import FINISH_REASONS, OUTCOMES, Group
-from torchgrpo.records.rollout import Rollout
+from torchgrpo.batches.rollout import Rollout
 from torchgrpo.training.advantage import batch_advantage, reward_kl
 from torchgrpo.training.dynamic_sampling import in_range
 from torchgrpo.training.overlong import overlong_reward, rows_in_loss

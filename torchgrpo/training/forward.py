@@ -13,7 +13,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from config.schema.errors import RunError
-from torchgrpo.records.batch import Tokens
+from torchgrpo.batches.batch import Tokens
 from torchgrpo.training.adapters import causal_model
 from torchgrpo.training.attention import NAME, can_pack
 from torchgrpo.training.log_probs import selected_log_probs

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from config.schema.errors import ConfigError
+from torchgrpo.batches.batch import Tokens
 from torchgrpo.plan.weight_bounds import Bounds
-from torchgrpo.records.batch import Tokens
 from torchgrpo.training.adapters import causal_model
 from torchgrpo.training.forward import ResponseScorer
 from torchgrpo.training.scoring import plain_scores

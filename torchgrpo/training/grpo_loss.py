@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torchrl.objectives import LossModule
 
 from config.schema.policy import PolicyConfig
-from torchgrpo.records.batch import Batch, Tokens, declared, environment_tokens
+from torchgrpo.batches.batch import Batch, Tokens, declared, environment_tokens
 from torchgrpo.training.aggregation import BatchTotals
 from torchgrpo.training.forward import ResponseScorer
 from torchgrpo.training.loss import loss_terms

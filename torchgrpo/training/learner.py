@@ -25,9 +25,9 @@ from torch import Tensor
 from config.schema.config import Config
 from envs.group import Group
 from envs.judging.judge import part_weights
+from torchgrpo.batches.batch import Batch, collate, environment_tokens
+from torchgrpo.batches.rollout import Rollout
 from torchgrpo.plan.plan import Plan
-from torchgrpo.records.batch import Batch, collate, environment_tokens
-from torchgrpo.records.rollout import Rollout
 from torchgrpo.training.aggregation import BatchTotals
 from torchgrpo.training.credit import credit
 from torchgrpo.training.entropy_control import EntropyControl
@@ -299,20 +299,15 @@ class Learner:
             together = [share[number] for share in shares]
             batches = [one.batch for one in together]
             if begun:
-                batches = [
-                    self._scored_by(own[number], batch) for own, batch in zip(begun, batches, strict=True)
-                ]
+                assert self.scorers is not None
+                batches = [batch.copy() for batch in batches]
+                for own, batch in zip(begun, batches, strict=True):
+                    batch.ref_log_prob = self.scorers.wait(own[number])
             self.tell("optimize", number + 1, count)
             yield [
                 Piece(batch, totals.select(one.rows), entropy_coef, one.teaches)
                 for one, batch in zip(together, batches, strict=True)
             ]
-
-    def _scored_by(self, begun: "Future[Tensor]", batch: Batch) -> Batch:
-        assert self.scorers is not None
-        scored: Batch = batch.copy()
-        scored.ref_log_prob = self.scorers.wait(begun)
-        return scored
 
     def _shared_out(self, batch: Batch) -> tuple[Batch, list[list[Microbatch]]]:
         """Split a step's batch into microbatches, with `weight` where the objective needs it."""

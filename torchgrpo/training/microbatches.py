@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from torchgrpo.records.batch import Batch, Tokens
+from torchgrpo.batches.batch import Batch, Tokens
 from torchgrpo.training.packing import packed_costs
 
 BALANCE = 1.1

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import torch
 
-from torchgrpo.records.rollout import Rollout
+from torchgrpo.batches.rollout import Rollout
 
 
 def minibatches(

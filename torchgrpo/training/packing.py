@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from torchgrpo.records.batch import Tokens
+from torchgrpo.batches.batch import Tokens
 from torchgrpo.training.attention import Segments
 
 

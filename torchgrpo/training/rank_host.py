@@ -16,10 +16,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from config.schema.config import Config
+from torchgrpo.batches.batch import Batch
 from torchgrpo.cluster.calls import own_stacks
 from torchgrpo.cluster.runtime import own_address
 from torchgrpo.plan.plan import Plan
-from torchgrpo.records.batch import Batch
 from torchgrpo.training.forward_check import check_forward
 from torchgrpo.training.learner_models import make_sharded_models
 from torchgrpo.training.process import prepare_process

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from torchgrpo.records.batch import Batch, Tokens
+from torchgrpo.batches.batch import Batch, Tokens
 from torchgrpo.training.adapters import causal_model
 from torchgrpo.training.forward import ResponseScorer
 

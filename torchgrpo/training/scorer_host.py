@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from config.schema.config import Config
+from torchgrpo.batches.batch import Tokens
 from torchgrpo.plan.plan import Plan
-from torchgrpo.records.batch import Tokens
 from torchgrpo.training.forward import ResponseScorer
 from torchgrpo.training.forward_check import check_forward
 from torchgrpo.training.learner_models import make_frozen_scorer

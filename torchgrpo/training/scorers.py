@@ -22,9 +22,9 @@ from torch import Tensor
 
 from config.schema.config import Config
 from config.schema.errors import ConfigError, DeadlineError, RankLost, RunError
+from torchgrpo.batches.batch import Batch
 from torchgrpo.cluster.runtime import Place, start_ray
 from torchgrpo.plan.plan import Plan
-from torchgrpo.records.batch import Batch
 from torchgrpo.training.microbatches import assemble, share_out
 from torchgrpo.training.ranks import LOADING, Ranks, RankSettings
 from torchgrpo.training.scorer_host import ScorerHost

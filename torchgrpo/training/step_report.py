@@ -8,7 +8,7 @@ from torch import Tensor
 
 from config.schema.errors import RunError
 from config.schema.policy import PolicyConfig
-from torchgrpo.records.batch import Batch
+from torchgrpo.batches.batch import Batch
 from torchgrpo.training.microbatches import Microbatch
 from torchgrpo.training.worker import Part
 

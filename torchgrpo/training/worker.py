@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from config.schema.config import Config
-from torchgrpo.records.batch import Batch
+from torchgrpo.batches.batch import Batch
 from torchgrpo.training.aggregation import BatchTotals
 from torchgrpo.training.grpo_loss import GRPOLoss
 from torchgrpo.training.host_states import HostStates

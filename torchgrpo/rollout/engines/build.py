@@ -1,7 +1,7 @@
 """From the config and the plan to engines, and to the weights' way to them: what is built, and from what.
 
 One engine lives in this process, several (or `ray.enabled=true`, or a `ray.address`) as Ray actors in a pool;
-both speak the protocols of rollout/engines/sampler.py, so nothing above knows which it is. Engines are started from
+both speak the protocols of rollout/engines/interface.py, so nothing above knows which it is. Engines are started from
 the files of `model.name` alone.
 """
 
@@ -15,7 +15,7 @@ from config.schema.config import Config
 from config.schema.inference import ENGINES
 from torchgrpo.plan.devices import TRANSPORTS
 from torchgrpo.plan.plan import Plan
-from torchgrpo.rollout.engines.sampler import Engine
+from torchgrpo.rollout.engines.interface import Engine
 from torchgrpo.rollout.engines.vllm_settings import AdapterShape
 from torchgrpo.rollout.weights.push import Weights
 from torchgrpo.rollout.weights.weight_check import WeightCheck

@@ -11,7 +11,7 @@ but where an engine is lost, all groups are gone through.
 from collections import OrderedDict, defaultdict, deque
 from typing import NamedTuple
 
-from torchgrpo.rollout.engines.sampler import Request
+from torchgrpo.rollout.engines.interface import Request
 
 
 class Assigned(NamedTuple):

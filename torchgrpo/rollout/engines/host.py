@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from torchgrpo.cluster.calls import own_stacks
-from torchgrpo.rollout.engines.sampler import Engine, Request, Response, SequenceScores
+from torchgrpo.rollout.engines.interface import Engine, Request, Response, SequenceScores
 from torchgrpo.rollout.weights.outgoing import Outgoing
 
 CONCURRENCY_GROUPS = {"poll": 1, "watch": 1}

@@ -16,7 +16,7 @@ from transformers import GenerationConfig, LogitsProcessor, PreTrainedModel, Sto
 from config.schema.errors import ConfigError
 from envs.group import SampledCompletion
 from torchgrpo.rollout.engines.draw import Filter, append_token, draw, row_seeds
-from torchgrpo.rollout.engines.sampler import Request, Response
+from torchgrpo.rollout.engines.interface import Request, Response
 
 
 class LibraryDecoder:

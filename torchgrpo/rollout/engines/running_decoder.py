@@ -20,10 +20,10 @@ from transformers import PreTrainedModel
 
 from envs.group import SampledCompletion
 from torchgrpo.rollout.engines.draw import Filter, append_token, draw, row_seeds
+from torchgrpo.rollout.engines.interface import Request, Response
 from torchgrpo.rollout.engines.partial_attention import NAME
 from torchgrpo.rollout.engines.prefill import Prefill
 from torchgrpo.rollout.engines.running_cache import Band, Computed, RunningCache, alike
-from torchgrpo.rollout.engines.sampler import Request, Response
 
 
 @dataclass

@@ -25,6 +25,7 @@ from torchgrpo.cluster.calls import RAISED, Reference, cause_of, wait_for_all, w
 from torchgrpo.cluster.runtime import Place, free_resources, start_actor, start_ray
 from torchgrpo.rollout.engines.dispatch import Dispatch
 from torchgrpo.rollout.engines.host import CONCURRENCY_GROUPS, EngineHost, WeightHandle
+from torchgrpo.rollout.engines.interface import Engine
 from torchgrpo.rollout.engines.remote_calls import (
     CallBroken,
     EngineLost,
@@ -33,7 +34,6 @@ from torchgrpo.rollout.engines.remote_calls import (
     call_broken,
     stacks_of,
 )
-from torchgrpo.rollout.engines.sampler import Engine
 
 log = logging.getLogger(__name__)
 

@@ -17,9 +17,9 @@ from transformers import PreTrainedModel
 
 from envs.group import ALONE
 from torchgrpo.plan.model_shape import plain_attention
+from torchgrpo.rollout.engines.interface import Request, Response, SequenceScores
 from torchgrpo.rollout.engines.library_decoder import LibraryDecoder
 from torchgrpo.rollout.engines.running_decoder import RunningDecoder
-from torchgrpo.rollout.engines.sampler import Request, Response, SequenceScores
 from torchgrpo.rollout.weights.outgoing import Outgoing
 
 _SCORED_POSITIONS = 256

@@ -21,7 +21,7 @@ import torch
 
 from config.schema.errors import ConfigError, DeadlineError, RunError
 from envs.group import ALONE, SampledCompletion, Sampling
-from torchgrpo.rollout.engines.sampler import Request, Response, SequenceScores
+from torchgrpo.rollout.engines.interface import Request, Response, SequenceScores
 from torchgrpo.rollout.engines.vllm_engine_args import engine_arguments, model_seen_here
 from torchgrpo.rollout.engines.vllm_settings import (
     INSTALL,
@@ -34,8 +34,8 @@ from torchgrpo.rollout.engines.vllm_settings import (
     process_state_kept,
     set_environment,
 )
-from torchgrpo.rollout.weights.host_copy import SharedMemory
 from torchgrpo.rollout.weights.outgoing import Outgoing
+from torchgrpo.rollout.weights.transports.shared_memory import SharedMemory
 
 if TYPE_CHECKING:
     from vllm import SamplingParams

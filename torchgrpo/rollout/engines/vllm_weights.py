@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from torchgrpo.rollout.weights.host_copy import MappedWeights
 from torchgrpo.rollout.weights.outgoing import NamedTensors
+from torchgrpo.rollout.weights.transports.shared_memory import MappedWeights
 
 
 class WeightReceiver:

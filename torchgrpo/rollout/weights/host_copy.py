@@ -1,4 +1,4 @@
-"""The ways of weights from the learner into the engines of a pool: one table, by the name that the plan gives.
+"""The copy of a push in the memory of hosts, and the layout of its tensors; transports/ has the ways of weights.
 
     name           straight to the engines            the host copy, from which every other engine loads
     shared_memory  -                                  anonymous memory that all engines of this host map
@@ -11,8 +11,6 @@ every tensor; a push writes those alone that may have changed, and engines that 
 """
 
 import math
-import mmap
-import os
 from collections.abc import Collection, Hashable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -97,96 +95,3 @@ class Layout:
         for entry, tensor in self.stored:
             if entry.constant is None or entry not in there:
                 entry.view(buffer).copy_(self.weights.make(tensor))
-
-
-@dataclass(frozen=True)
-class MappedWeights:
-    """A handle on `SharedMemory`: any process of this user on this host can open it."""
-
-    path: str
-    size: int
-    entries: list[Entry]
-
-    def open(self) -> Outgoing:
-        with open(self.path, "rb") as file:
-            mapped = mmap.mmap(file.fileno(), self.size, access=mmap.ACCESS_COPY)
-        return Outgoing([entry.ready(mapped) for entry in self.entries])
-
-
-@dataclass(frozen=True)
-class StoredWeights:
-    """A handle on `ObjectStore`: any worker of the Ray cluster can open it.
-
-    entries: in the order of the push, each with the index of its object.
-    """
-
-    references: tuple[Any, ...]
-    entries: list[tuple[int, Entry]]
-
-    def open(self) -> Outgoing:
-        import ray
-
-        stored = [ray.get(reference) for reference in self.references]
-        return Outgoing([entry.ready(stored[index]) for index, entry in self.entries])
-
-
-class SharedMemory:
-    """One anonymous block of memory, filled anew by each push; the kernel frees it with this process."""
-
-    def __init__(self) -> None:
-        self._file: int | None = None
-        self._mapped: mmap.mmap | None = None
-        self._there: frozenset[Entry] = frozenset()
-
-    def write(self, weights: Outgoing) -> MappedWeights:
-        layout = Layout.of(weights)
-        if self._mapped is None or len(self._mapped) < layout.size:
-            self.close()
-            self._file = os.memfd_create("grpo_weights")
-            os.ftruncate(self._file, layout.size)
-            self._mapped = mmap.mmap(self._file, layout.size)
-        there, self._there = self._there, frozenset()
-        layout.write(self._mapped, there)
-        self._there = frozenset(layout.entries)
-        return MappedWeights(f"/proc/{os.getpid()}/fd/{self._file}", layout.size, layout.entries)
-
-    def close(self) -> None:
-        if self._file is not None:
-            os.close(self._file)
-        self._file, self._mapped, self._there = None, None, frozenset()
-
-
-class ObjectStore:
-    """Ray's object store carries the bytes to whichever hosts the engines are on.
-
-    What never changes is an object of its own, which every push refers to and a host fetches once.
-    """
-
-    def __init__(self) -> None:
-        self._base: Any = None
-        self._there: frozenset[Entry] | None = None
-
-    def write(self, weights: Outgoing) -> StoredWeights:
-        constants = weights.constants
-        changing = weights.beyond(constants)
-        fixed = Outgoing(
-            [one for one in weights.tensors if one.name in constants], weights.ranks, weights.moved
-        )
-        places = [Layout.of(fixed), Layout.of(changing)]
-        if self._there != frozenset(places[0].entries):
-            self.close()
-            self._base, self._there = self._put(places[0]), frozenset(places[0].entries)
-        references = (self._base, self._put(places[1]))
-        found = {entry.name: (index, entry) for index, place in enumerate(places) for entry in place.entries}
-        return StoredWeights(references, [found[one.name] for one in weights.tensors])
-
-    def _put(self, layout: Layout) -> Any:
-        import numpy as np
-        import ray
-
-        packed = np.empty(layout.size, dtype=np.uint8)
-        layout.write(packed)
-        return ray.put(packed)
-
-    def close(self) -> None:
-        self._base, self._there = None, None

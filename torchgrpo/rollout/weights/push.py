@@ -7,7 +7,7 @@ wake ─▶ learner.publish() ─▶ target.load() ─▶ weight check, when due
 import time
 from dataclasses import dataclass
 
-from torchgrpo.rollout.engines.sampler import WeightTarget
+from torchgrpo.rollout.engines.interface import WeightTarget
 from torchgrpo.rollout.weights.outgoing import Outgoing
 from torchgrpo.rollout.weights.weight_check import WeightCheck
 from torchgrpo.training.learner import Learner

@@ -17,7 +17,7 @@ from torch import Tensor
 from config.schema.errors import RunError
 from envs.group import Sampling
 from torchgrpo.plan.plan import WeightCheckPlan
-from torchgrpo.rollout.engines.sampler import Engine, Request, generate
+from torchgrpo.rollout.engines.interface import Engine, Request, generate
 from torchgrpo.rollout.weights.outgoing import Scorer
 
 _DECODED, _COMPLETIONS = 8, 4

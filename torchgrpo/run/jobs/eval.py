@@ -21,12 +21,12 @@ from torchgrpo.monitoring.tracking import make_tracker
 from torchgrpo.plan.plan import Plan
 from torchgrpo.rollout.engine_loop import EngineLoop
 from torchgrpo.rollout.engines.build import build_engine
-from torchgrpo.rollout.engines.sampler import Engine
+from torchgrpo.rollout.engines.interface import Engine
 from torchgrpo.rollout.weights.weight_check import WeightCheck
 from torchgrpo.run.build import plan_run, prepare
+from torchgrpo.run.build_generation import make_conversation, make_evaluation
 from torchgrpo.run.callbacks import evaluate
 from torchgrpo.run.checkpoint_model import evaluated_model
-from torchgrpo.run.generation import make_conversation, make_evaluation
 from torchgrpo.run.job import Job
 from torchgrpo.run.report_writer import ReportWriter
 from torchgrpo.training.checkpoint import Saved

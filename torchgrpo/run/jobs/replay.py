@@ -23,10 +23,10 @@ from config.run_folder.checkpoints import checkpoints
 from config.run_folder.folders import remove_if_unused
 from config.schema.config import Config
 from config.schema.errors import ConfigError, RunOutcome
+from torchgrpo.batches.rollout import Rollout
 from torchgrpo.monitoring.events import read_events
 from torchgrpo.monitoring.metrics import rollout_metrics, without_clocks
 from torchgrpo.monitoring.metrics_file import MetricsFile
-from torchgrpo.records.rollout import Rollout
 from torchgrpo.run.build import plan_run, prepare
 from torchgrpo.run.checkpoint_model import with_model
 from torchgrpo.run.job import Job

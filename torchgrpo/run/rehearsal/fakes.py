@@ -26,9 +26,9 @@ from torch.utils._pytree import tree_leaves
 from transformers import PreTrainedModel
 
 from config.schema.models import ModelConfig
+from torchgrpo.batches.batch import Batch, Scores, Tokens
 from torchgrpo.plan.microbatches import rows_at_a_time
 from torchgrpo.plan.plan import Plan
-from torchgrpo.records.batch import Batch, Scores, Tokens
 from torchgrpo.run.rehearsal.tracking import asks_device
 from torchgrpo.training import attention, learner_models, log_probs, model_loading, worker
 from torchgrpo.training.attention import Segments

@@ -20,8 +20,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.flop_counter import FlopCounterMode
 
+from torchgrpo.batches.batch import environment_tokens
 from torchgrpo.plan.plan import Plan, ReferencePlan
-from torchgrpo.records.batch import environment_tokens
 from torchgrpo.run.rehearsal.fakes import longest_rows, without_memory
 from torchgrpo.run.rehearsal.flops import attention_flops, pairs_seen
 from torchgrpo.run.rehearsal.tracking import Held, Memory, Traffic

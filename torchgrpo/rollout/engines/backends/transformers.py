@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from config.schema.config import Config
 from torchgrpo.plan.plan import Plan
-from torchgrpo.rollout.engines.sampler import Engine
+from torchgrpo.rollout.engines.interface import Engine
 from torchgrpo.rollout.engines.transformers_engine import TransformersEngine
 from torchgrpo.rollout.engines.vllm_settings import AdapterShape
 from torchgrpo.training.model_loading import load_model, saved_eos_token_ids

@@ -11,7 +11,7 @@ from config.run_folder.folders import ENGINE_LOG
 from config.schema.config import Config
 from torchgrpo.plan.model_shape import model_path
 from torchgrpo.plan.plan import Plan
-from torchgrpo.rollout.engines.sampler import Engine
+from torchgrpo.rollout.engines.interface import Engine
 from torchgrpo.rollout.engines.vllm_settings import AdapterShape, VLLMSettings
 from torchgrpo.training.model_loading import saved_eos_token_ids
 

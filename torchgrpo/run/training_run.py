@@ -25,9 +25,9 @@ if TYPE_CHECKING:  # torch costs seconds, which a wrong key on the command line 
 
     from envs.group import Group
     from envs.task import Example
+    from torchgrpo.batches.rollout import Rollout
     from torchgrpo.monitoring.monitor import Monitor
     from torchgrpo.plan.plan import Plan
-    from torchgrpo.records.rollout import Rollout
     from torchgrpo.rollout.collector import Collector
     from torchgrpo.training.checkpoint import Saved
     from torchgrpo.training.learner import Learner

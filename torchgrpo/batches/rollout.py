@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from envs.group import Group
-from torchgrpo.records.batch import Batch, collate
+from torchgrpo.batches.batch import Batch, collate
 
 
 @dataclass

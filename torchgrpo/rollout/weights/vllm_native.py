@@ -1,8 +1,10 @@
 """Transports that vLLM brings, `nccl` and `ipc`: straight into the engines' GPUs, beside a host copy."""
 
 from torchgrpo.plan.plan import Plan
-from torchgrpo.rollout.weights.host_copy import ObjectStore, SharedMemory, Transport
+from torchgrpo.rollout.weights.host_copy import Transport
 from torchgrpo.rollout.weights.outgoing import DirectTransfer
+from torchgrpo.rollout.weights.transports.object_store import ObjectStore
+from torchgrpo.rollout.weights.transports.shared_memory import SharedMemory
 
 
 def make_transport(plan: Plan) -> Transport:
