@@ -1,7 +1,6 @@
 """Callbacks of a run: evaluation, alarms of the doctor, checkpoints, reports, printed notices and samples.
 
-Their base is `Callback` in training_run.py. They are called in the order of `make_callbacks`: an evaluation comes before
-the checkpoint that may be its best one.
+Their base is `Callback` in training_run.py. An evaluation comes before the checkpoint that may be its best.
 """
 
 import time

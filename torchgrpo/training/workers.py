@@ -78,5 +78,4 @@ class LocalWorkers:
     def save(self, folder: Path) -> Callable[[], None]:
         return self.worker.save(folder)
 
-    def close(self) -> None:
-        """The worker lives as long as this process."""
+    def close(self) -> None: ...
