@@ -81,12 +81,12 @@ def test_what_starts_nothing_imports_nothing_heavy(
 
 @pytest.mark.long
 def test_the_first_groups_of_the_quickstart_wait_for_no_package_that_they_do_not_use(tmp_path: Path) -> None:
-    """Adapters, 4 bits, vLLM, Ray, trackers: the quickstart uses none before it learns."""
+    """Adapters, 4 bits, vLLM, trackers: the quickstart uses none before it learns. TorchRL's environments bring Ray."""
     packages, ended = imported(
         UNTIL_THE_FIRST_GROUPS, "--config-name", "grpo_quickstart", f"hydra.run.dir={tmp_path / 'run'}"
     )
     assert ended.returncode == 0 and "groups 32" in ended.stdout, ended.stderr
-    unused = {"bitsandbytes", "datasets", "peft", "ray", "vllm", "wandb"}
+    unused = {"bitsandbytes", "datasets", "peft", "vllm", "wandb"}
     assert not packages & unused
     assert {"torch", "transformers"} <= packages
 
