@@ -59,7 +59,7 @@ def _check_hidden(key: str, path: str, module_name: str) -> None:
         Path(spec.origin).resolve(),
         [sysconfig.get_path(name) for name in ("stdlib", "purelib")],
     )
-    hiding = [Path(__file__).resolve().parents[1], *map(Path, installed)]
+    hiding = [Path(__file__).resolve().parents[1], *(Path(path).resolve() for path in installed)]
     if not origin.is_relative_to(Path.cwd().resolve()) and any(map(origin.is_relative_to, hiding)):
         raise ConfigError(
             f"{key}={path}: {mine.absolute()} is hidden by {parts[0]!r} of {origin}; give your file another name"

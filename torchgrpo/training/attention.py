@@ -117,10 +117,16 @@ def _attend_by_segments(
 ) -> Tensor:
     """[1, L, heads, D]. A compiled layer is cut here: what is called depends on where the segments lie."""
     segments.layers += 1
+    if query.device.type in BLOCKED and dropout == 0.0:
+        return _attend_in_blocks(query, key, value, segments, scaling)
+    return segments.calls(query.device).attend(query, key, value, scaling, dropout)
+
+
+def _attend_in_blocks(
+    query: Tensor, key: Tensor, value: Tensor, segments: Segments, scaling: float | None
+) -> Tensor:
+    """[1, L, heads, D] by flex attention, which takes operands of one dtype and no part in autocast."""
     device = query.device
-    if device.type not in BLOCKED or dropout != 0.0:
-        return segments.calls(device).attend(query, key, value, scaling, dropout)
-    # Flex attention takes operands of one dtype and no part in autocast.
     dtype = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else value.dtype
     kernel = _compiled() if device.type == "cuda" else flex_attention
     out: Tensor = kernel(

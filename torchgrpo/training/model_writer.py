@@ -120,8 +120,8 @@ class ModelWriter:
             Part({plain[name]: saved.described(name)}, partial(_only, plain[name], partial(saved.read, name)))
             for name in mine
         ]
-        largest = sum(part.nbytes for part in parts)
-        write_safetensors(folder / ADAPTER, parts, "adapter_model", largest)
+        whole = sum(part.nbytes for part in parts)
+        write_safetensors(folder / ADAPTER, parts, "adapter_model", largest=whole)
 
     def _parts(self, saved: SavedTensors) -> list[Part]:
         """A tensor each; a layer each where files name and cut this model's tensors otherwise than it does."""

@@ -150,7 +150,6 @@ def without_memory(as_on_a_gpu: bool) -> Iterator[None]:
     with ExitStack() as inside:
         for module, name, other in (
             (model_loading, "_load", load_without_files),
-            (model_loading, "_check_finite", _nothing),
             (model_loading, "check_head", _nothing),
             (model_loading, "skeleton", model_loading.bare_model),
             (learner_models, "skeleton", model_loading.bare_model),
