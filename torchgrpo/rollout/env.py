@@ -144,20 +144,19 @@ class GroupEnv(EnvBase):
         )
 
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
-        rows = tensordict.split(self.generation.candidates)
-        unjudged = [
-            (number, of_group) for number, of_group in enumerate(rows) if self.slots[number].group is None
-        ]
-        groups = self.loop.run_all([self._judged(self.slots[number], rows) for number, rows in unjudged])
+        slots = self.slots
+        unjudged = [number for number, slot in enumerate(slots) if slot.group is None]
+        groups = self.loop.run_all([self._judged(number, tensordict) for number in unjudged])
         self.generation.lowest.settle(groups)
-        for (number, _), group in zip(unjudged, groups, strict=True):
+        for number, group in zip(unjudged, groups, strict=True):
             self.prompts.observe(group.example, group.success_rate)
-            group.in_place_of, self.slots[number].group = self.slots[number].refused, group
-        self.groups = [slot.group for slot in self.slots if slot.group is not None]
+            group.in_place_of, slots[number].group = slots[number].refused, group
+        self.groups = [slot.group for slot in slots if slot.group is not None]
         scores = self._scores()
-        self._replace_refused([number for number, _ in unjudged])
-        scores.update(self._observed())
-        return self._with_done(scores, [slot.group is not None for slot in self.slots])
+        replaced = self._replace_refused(unjudged)
+        observed = tensordict.select(*self.observation_spec.keys(True, True))
+        scores.update(self._observed() if replaced else observed)
+        return self._with_done(scores, [slot.group is not None for slot in slots])
 
     def _scores(self) -> TensorDictBase:
         completions = [one for slot in self.slots for one in slot.completions or []]
@@ -166,19 +165,20 @@ class GroupEnv(EnvBase):
         scores["chosen"] = torch.tensor([id(one) in chosen for one in completions])[:, None]
         return scores
 
-    def _replace_refused(self, numbers: list[int]) -> None:
-        """Give slots of these numbers whose group is refused a new prompt, all of them together."""
+    def _replace_refused(self, numbers: list[int]) -> bool:
+        """Give slots of these numbers whose group is refused a new prompt; whether there were any."""
         if not self._attempts_left:
-            return
+            return False
         slots = self.slots
         refused = [n for n in numbers if (group := slots[n].group) is not None and not self.keep_group(group)]
         if not refused:
-            return
+            return False
         self._attempts_left -= 1
         for number, prompt in zip(refused, self.prompts.begin(len(refused)), strict=True):
             group = slots[number].group
             slots[number] = self._slot(*prompt)
             slots[number].refused = group
+        return True
 
     def _with_done(self, tensordict: TensorDictBase, done: list[bool]) -> TensorDictBase:
         rows = torch.tensor(done).repeat_interleave(self.generation.candidates)[:, None]
@@ -186,13 +186,25 @@ class GroupEnv(EnvBase):
             tensordict[key] = rows.clone()
         return tensordict
 
-    async def _judged(self, slot: _Slot, rows: TensorDictBase) -> Group:
-        """The group of rows [candidates], judged from their tensors where another policy wrote them."""
+    async def _judged(self, number: int, tensordict: TensorDictBase) -> Group:
+        """The group of a slot, judged from its rows of the tensors where another policy wrote them."""
+        slot, generation = self.slots[number], self.generation
         if slot.judging is not None:
             return await slot.judging
-        slot.completions = [_completion(row) for row in rows.unbind(0)]
-        request = _request(self.generation, rows)
-        return await self.generation.judged(request, slot.example, slot.completions, slot.begun)
+        first = number * generation.candidates
+        slot.completions = [_completion(tensordict[first + row]) for row in range(generation.candidates)]
+        request = self.requests(tensordict, [number])[0]
+        return await generation.judged(request, slot.example, slot.completions, slot.begun)
+
+    def requests(self, tensordict: TensorDictBase, numbers: list[int]) -> list[Request]:
+        """The requests of slots of these numbers; all rows of a group have one prompt."""
+        every = self.generation.candidates
+        tokens, mask = tensordict["tokens", "prompt"][::every], tensordict["tokens", "prompt_mask"][::every]
+        ids = tensordict["group_id"][::every, 0].tolist()
+        return [
+            self.generation.request(tuple(tokens[number][mask[number]].tolist()), ids[number])
+            for number in numbers
+        ]
 
     def _set_seed(self, seed: int | None) -> None:
         """The order of prompts is their source's, and every draw is fixed by `Generation.seed`."""
@@ -215,8 +227,7 @@ class EnginePolicy(TensorDictModuleBase):
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """tensordict: [N], an observation of the environment."""
         env, generation = self.env, self.env.generation
-        rows = tensordict.split(generation.candidates)
-        open_slots = [each for each in zip(env.slots, rows, strict=True) if each[0].group is None]
+        unsampled = [number for number, slot in enumerate(env.slots) if slot.group is None]
         sampled = 0
 
         async def sample(slot: _Slot, request: Request) -> None:
@@ -225,11 +236,14 @@ class EnginePolicy(TensorDictModuleBase):
             judging = generation.judged(request, slot.example, slot.completions, slot.begun)
             slot.judging = asyncio.create_task(judging)
             sampled += 1
-            self.on_progress("collect", sampled, len(open_slots))
-            if sampled == len(open_slots):
+            self.on_progress("collect", sampled, len(unsampled))
+            if sampled == len(unsampled):
                 self.on_progress("score", 0, 0)
 
-        env.loop.run_all([sample(slot, _request(generation, group)) for slot, group in open_slots])
+        requests = env.requests(tensordict, unsampled)
+        env.loop.run_all(
+            [sample(env.slots[n], request) for n, request in zip(unsampled, requests, strict=True)]
+        )
         completions = [one for slot in env.slots for one in slot.completions or []]
         temperatures = [generation.sampling.temperature] * len(completions)
         return tensordict.update(completion_tensors(completions, temperatures))
@@ -241,12 +255,6 @@ def collect(env: GroupEnv, policy: EnginePolicy) -> Rollout:
     while not step["next", "done"].all():
         step = env.step(policy(step_mdp(step)))
     return env.rollout_of(step)
-
-
-def _request(generation: Generation, rows: TensorDictBase) -> Request:
-    """The request of a group [candidates], whose rows all have one prompt."""
-    tokens, mask = rows["tokens", "prompt"][0], rows["tokens", "prompt_mask"][0]
-    return generation.request(tuple(tokens[mask].tolist()), int(rows["group_id"][0]))
 
 
 def _completion(row: TensorDictBase) -> SampledCompletion:
