@@ -152,33 +152,24 @@ class GroupEnv(EnvBase):
             self.prompts.observe(group.example, group.success_rate)
             group.in_place_of, slots[number].group = slots[number].refused, group
         self.groups = [slot.group for slot in slots if slot.group is not None]
-        scores = self._scores()
-        replaced = self._replace_refused(unjudged)
-        observed = tensordict.select(*self.observation_spec.keys(True, True))
-        scores.update(self._observed() if replaced else observed)
-        return self._with_done(scores, [slot.group is not None for slot in slots])
-
-    def _scores(self) -> TensorDictBase:
-        completions = [one for slot in self.slots for one in slot.completions or []]
+        completions = [one for slot in slots for one in slot.completions or []]
         chosen = {id(one) for group in self.groups for one in group.completions}
         scores = verdict_tensors([one.verdict for one in completions if one.verdict is not None])
         scores["chosen"] = torch.tensor([id(one) in chosen for one in completions])[:, None]
-        return scores
+        if self._attempts_left:
+            self._replace_refused(unjudged)
+        done = [slot.group is not None for slot in slots]
+        observed = tensordict.select(*self.observation_spec.keys(True, True))
+        scores.update(observed if all(done) else self._observed())
+        return self._with_done(scores, done)
 
-    def _replace_refused(self, numbers: list[int]) -> bool:
-        """Give slots of these numbers whose group is refused a new prompt; whether there were any."""
-        if not self._attempts_left:
-            return False
-        slots = self.slots
-        refused = [n for n in numbers if (group := slots[n].group) is not None and not self.keep_group(group)]
-        if not refused:
-            return False
+    def _replace_refused(self, numbers: list[int]) -> None:
+        """Give slots of these numbers whose group is refused a new prompt, all of them together."""
+        refused = [number for number in numbers if not self.keep_group(self.groups[number])]
         self._attempts_left -= 1
         for number, prompt in zip(refused, self.prompts.begin(len(refused)), strict=True):
-            group = slots[number].group
-            slots[number] = self._slot(*prompt)
-            slots[number].refused = group
-        return True
+            self.slots[number] = self._slot(*prompt)
+            self.slots[number].refused = self.groups[number]
 
     def _with_done(self, tensordict: TensorDictBase, done: list[bool]) -> TensorDictBase:
         rows = torch.tensor(done).repeat_interleave(self.generation.candidates)[:, None]
