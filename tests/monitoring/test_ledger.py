@@ -18,6 +18,7 @@ import torch
 from envs.group import Group
 from tests.groups import make_completion, make_group, random_group
 from torchgrpo.batches.batch import collate
+from torchgrpo.batches.rollout import Rollout
 from torchgrpo.monitoring.ledger import Ledger
 from torchgrpo.monitoring.ledger_storage import ledger_files, parsed, read_records
 from torchgrpo.monitoring.record import Fate, group_of, prompt_id, record_of, token_values
@@ -55,10 +56,11 @@ def test_prompts_are_one_where_their_messages_are() -> None:
 def test_what_the_learner_said_stands_beside_each_token(tmp_path: Path) -> None:
     group = make_group(5, [make_completion(2, 1.0), make_completion(3, 0.0)])
     advantage = torch.tensor([[0.5], [-0.5]])
-    written = torch.tensor([[True, True, False], [True, True, True]])
     mask = torch.tensor([[True, True, False], [False, False, False]])
     ratio = torch.tensor([[0.25, 0.0, 0.0], [0.0, 0.0, 0.0]])
-    (values,) = token_values([group], written, advantage, mask, ratio, ratio + mask)
+    rollout = Rollout.of([group])
+    rollout.batch.mask = mask
+    (values,) = token_values(rollout, advantage, ratio, ratio + mask)
     ledger = Ledger(tmp_path, GIB, QUIET)
     ledger.learned(group, 7, values, trained_at=4)
     ledger.learned(group, 8, values, trained_at=4)
@@ -78,8 +80,9 @@ def test_what_the_learner_said_of_a_batch_goes_to_its_groups() -> None:
     first = make_group(1, [make_completion(3), make_completion(1)], left_out=[make_completion(2)])
     second = make_group(2, [make_completion(2), make_completion(4)])
     numbers = torch.arange(16.0).reshape(4, 4)
-    written = torch.arange(4) < torch.tensor([[3], [1], [2], [4]])
-    values = token_values([first, second], written, numbers, written, -numbers, numbers + 0.5)
+    rollout = Rollout.of([first, second])
+    rollout.batch.mask = rollout.batch.tokens.loss_mask
+    values = token_values(rollout, numbers, -numbers, numbers + 0.5)
     lines = [
         as_line(group, Fate("trained", 1, tokens=each))
         for group, each in zip((first, second), values, strict=True)

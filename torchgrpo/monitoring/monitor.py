@@ -134,12 +134,10 @@ class Monitor:
 
         advantage, log_ratio, entropy: as `StepReport`.
         """
-        groups, batch = rollout.groups, rollout.batch
-        assert batch.mask is not None
         if self.tracker is not None:
-            self.shown = shown_completions(groups, advantage, batch.mask)
-        each = token_values(groups, batch.tokens.response_mask, advantage, batch.mask, log_ratio, entropy)
-        for group, values in zip(groups, each, strict=True):
+            self.shown = shown_completions(rollout, advantage)
+        each = token_values(rollout, advantage, log_ratio, entropy)
+        for group, values in zip(rollout.groups, each, strict=True):
             self.ledger.learned(group, self.optimizer_step, values, rollout.trained_at)
 
     def consumed(self, iteration: int, groups: Sequence[Group], stale: Sequence[Group]) -> None:
@@ -227,14 +225,14 @@ class Monitor:
                 self._tell_of_trackers(self.tracker)
 
 
-def shown_completions(groups: Sequence[Group], advantage: Tensor, mask: Tensor) -> list[ShownCompletion]:
-    """The first `SHOWN` completions of a batch, for a table.
+def shown_completions(rollout: Rollout, advantage: Tensor) -> list[ShownCompletion]:
+    """The first `SHOWN` completions of a credited rollout, for a table.
 
-    groups: of the batch, in its order. advantage: [N, 1] or [N, R], shown as the mean of a completion's tokens in the
-    loss. mask: [N, R].
+    advantage: [N, 1] or [N, R], shown as the mean of a completion's tokens in the loss.
     """
-    completions = [(group, one) for group in groups for one in group.completions][:SHOWN]
-    tokens = mask[: len(completions)]
+    assert rollout.batch.mask is not None
+    completions = [(group, one) for group in rollout.groups for one in group.completions][:SHOWN]
+    tokens = rollout.batch.mask[: len(completions)]
     worth = advantage[: len(completions)].expand(tokens.shape).where(tokens, 0.0)
     advantages = (worth.sum(1) / tokens.sum(1).clamp(min=1)).tolist()
     return [

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from envs.example import SYSTEM_ROLES, Completion, Example, Message
 from envs.group import Group, SampledCompletion, Sampling, Times, Verdict
+from torchgrpo.batches.rollout import Rollout
 
 
 @dataclass
@@ -54,21 +55,18 @@ class TokenValues:
 
 
 def token_values(
-    groups: Sequence[Group],
-    response_mask: Tensor,
-    advantage: Tensor,
-    mask: Tensor,
-    log_ratio: Tensor,
-    entropy: Tensor,
+    rollout: Rollout, advantage: Tensor, log_ratio: Tensor, entropy: Tensor
 ) -> Iterator[TokenValues]:
-    """Of each group of a batch, in its order. advantage: [N, 1] or [N, R]. The others: [N, R]."""
+    """The values of each group of a credited rollout. advantage: [N, 1] or [N, R]. The others: [N, R]."""
+    groups, mask = rollout.groups, rollout.batch.mask
+    assert mask is not None
     lengths = [len(one.token_ids) for group in groups for one in group.completions]
     if advantage.shape[-1] == 1:
         worth: list[Any] = advantage[:, 0].tolist()
     else:
         worth = [row[:length] for row, length in zip(advantage.tolist(), lengths, strict=True)]
     in_loss = mask.any(-1).tolist()
-    written = response_mask.numpy()
+    written = rollout.batch.tokens.response_mask.numpy()
     ratios, entropies = log_ratio.numpy()[written], entropy.numpy()[written]
     row = token = 0
     for group in groups:
