@@ -89,7 +89,7 @@ class Lengths:
 def actor() -> int:
     """Process id of the engine in its Ray actor."""
     return next(
-        child.pid for child in psutil.Process().children(recursive=True) if "EngineHost" in child.name()
+        child.pid for child in psutil.Process().children(recursive=True) if "EngineActor" in child.name()
     )
 
 

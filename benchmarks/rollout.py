@@ -69,7 +69,7 @@ def cpu_seconds() -> float:
     """Of this process and all actors."""
     total = time.process_time()
     for process in psutil.Process().children(recursive=True):
-        if "EngineHost" in process.name():
+        if "EngineActor" in process.name():
             times = process.cpu_times()
             total += times.user + times.system
     return total

@@ -24,7 +24,7 @@ def wait_until_gone(pid: int) -> None:
 
 def engine_processes(parent: int | None = None) -> list[int]:
     """Process ids of the Ray actors that hold an engine and that `parent`, or this process, has started."""
-    return actors_under(parent or os.getpid(), "EngineHost")
+    return actors_under(parent or os.getpid(), "EngineActor")
 
 
 def actors_under(parent: int, kind: str) -> list[int]:

@@ -100,7 +100,7 @@ def test_learner_ranks_on_two_nodes_one_of_which_is_lost(cluster: RayCluster, tm
     assert newest is not None
     writers = {path.name for path in (newest / "learner").glob("*.distcp")}
     assert len(writers) == 2, writers
-    cluster.kill_node(cluster.node_of("RankHost"))
+    cluster.kill_node(cluster.node_of("RankActor"))
     cluster.start_node(4)
     output = finish(process)
     assert process.returncode == 0, output
@@ -127,7 +127,7 @@ def test_scorers_on_two_nodes_one_of_which_is_lost(cluster: RayCluster, tmp_path
     )
     said = tmp_path / "grpo.log"
     wait_for(lambda: steps(tmp_path) >= 3, process)
-    cluster.kill_node(cluster.node_of("ScorerHost"))
+    cluster.kill_node(cluster.node_of("ScorerActor"))
     wait_for(lambda: "is lost and replaced" in said.read_text(), process)
     lost_at = steps(tmp_path)
     wait_for(lambda: steps(tmp_path) >= lost_at + 3, process)  # with the copy that is left

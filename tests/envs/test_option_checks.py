@@ -14,7 +14,7 @@ from config.schema.errors import ConfigError
 from envs.option_checks import hub_notes, option_problems, row_problems
 from envs.task import make_task
 from tests.scripts import configured
-from torchgrpo.run.build_groups import prompt_problem
+from torchgrpo.run.build_rollout import prompt_problem
 
 BAD = '{"prompt": "1+1=", "answer": "2"}\n{"prompt": "1+2=", "answer": ""}\n'
 

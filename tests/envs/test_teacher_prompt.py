@@ -22,7 +22,7 @@ from envs.teacher_prompt import TeacherPrompt, teacher_prompt
 from tests.scripts import configured
 from torchgrpo.rollout.engines.interface import Request
 from torchgrpo.rollout.generate import Generation
-from torchgrpo.run.build_groups import prompt_problem
+from torchgrpo.run.build_rollout import prompt_problem
 
 TEACHER = ("policy.kl_coef=0", "policy.distill_coef=1", "policy.teacher_prompt='{answer} {prompt}'")
 SHOWN = TeacherPrompt("{answer} {prompt}")

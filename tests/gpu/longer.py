@@ -178,7 +178,7 @@ def lost_engine(bench: Bench, overrides: Sequence[str] = ()) -> str:
         weights, model = working.collector.weights, policy(working)
         weights.push()
         actors = [
-            child for child in psutil.Process().children(recursive=True) if "EngineHost" in child.name()
+            child for child in psutil.Process().children(recursive=True) if "EngineActor" in child.name()
         ]
         actors[0].kill()
         moved(model, seed=0)

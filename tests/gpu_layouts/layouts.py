@@ -25,7 +25,7 @@ from torchgrpo.plan.plan import Plan
 from torchgrpo.training.learner import Learner
 from torchgrpo.training.learner_models import make_models
 from torchgrpo.training.published_weights import pushed_tensors
-from torchgrpo.training.scorer_host import ScorerHost
+from torchgrpo.training.scorer_actor import ScorerActor
 from torchgrpo.training.worker import Worker
 from torchgrpo.training.workers import LocalWorkers
 
@@ -99,7 +99,7 @@ class HostHere:
     """Scorers in this very process, since a Ray actor would see no pretended GPU."""
 
     def __init__(self, config: Config, plan: Plan) -> None:
-        self.host = ScorerHost({})
+        self.host = ScorerActor({})
         self.host.build(config, plan)
 
     def begin(self, batch: Batch) -> "Future[torch.Tensor]":

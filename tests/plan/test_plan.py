@@ -11,7 +11,7 @@ from config.cli.composition import to_config
 from config.run_folder.checkpoints import checkpoint_path
 from config.schema.config import Config
 from config.schema.errors import ConfigError
-from config.schema.machine import MachineConfig
+from config.schema.plan import MachineConfig
 from tests.composed import composed
 from torchgrpo.plan.machine import Machine, imagined_machine
 from torchgrpo.plan.make_plan import make_plan

@@ -16,7 +16,7 @@ from tests.logged import Logged
 from tests.rollout import pool_engines
 from tests.rollout.conftest import OpenPool, drain, requests
 from tests.rollout.pool_engines import CountingEngine, HandCarried
-from torchgrpo.rollout.engines.host import WeightHandle
+from torchgrpo.rollout.engines.engine_actor import WeightHandle
 from torchgrpo.rollout.engines.interface import generate
 from torchgrpo.rollout.engines.pool import RayPool
 from torchgrpo.rollout.engines.remote_calls import EngineLost

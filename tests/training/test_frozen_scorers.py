@@ -14,9 +14,9 @@ from tests.scripts import ROOT, configured
 from torchgrpo.plan.machine import Machine
 from torchgrpo.plan.make_plan import make_plan
 from torchgrpo.plan.plan import Plan
-from torchgrpo.training import scorer_host
+from torchgrpo.training import scorer_actor
 from torchgrpo.training.learner_models import load_base, make_models
-from torchgrpo.training.scorer_host import ScorerHost
+from torchgrpo.training.scorer_actor import ScorerActor
 
 QUICKSTART = ROOT / "torchgrpo" / "models" / "quickstart"
 
@@ -27,19 +27,19 @@ def planned(*overrides: str) -> tuple[Config, Plan]:
 
 
 @pytest.fixture
-def host(monkeypatch: pytest.MonkeyPatch) -> ScorerHost:
+def host(monkeypatch: pytest.MonkeyPatch) -> ScorerActor:
     """A scorer in this process, whose threads stay as they are."""
-    monkeypatch.setattr(scorer_host, "prepare_process", lambda config, threads, device: None)
-    return ScorerHost({})
+    monkeypatch.setattr(scorer_actor, "prepare_process", lambda config, threads, device: None)
+    return ScorerActor({})
 
 
-def test_half_precision_of_its_own_is_no_fault_of_its_packing(host: ScorerHost) -> None:
+def test_half_precision_of_its_own_is_no_fault_of_its_packing(host: ScorerActor) -> None:
     own = ("ref_model.dtype=bfloat16", "train.mixed_precision=fp32", "ref_model.num_devices=1")
     assert host.build(*planned(*own)), "it packs"
     assert {parameter.dtype for parameter in host.scorer.model.parameters()} == {torch.bfloat16}
 
 
-def test_files_of_another_model_are_blamed_by_its_key(host: ScorerHost, tmp_path: Path) -> None:
+def test_files_of_another_model_are_blamed_by_its_key(host: ScorerActor, tmp_path: Path) -> None:
     folder = tmp_path / "damaged"
     shutil.copytree(QUICKSTART, folder)
     tensors = load_file(folder / "model.safetensors")

@@ -27,7 +27,7 @@ from torchgrpo.rollout.weights.outgoing import Outgoing
 from torchgrpo.training import tensor_stream
 from torchgrpo.training.learner import Learner, make_learner
 from torchgrpo.training.process import prepare_process
-from torchgrpo.training.rank_host import RankHost
+from torchgrpo.training.rank_actor import RankActor
 from torchgrpo.training.ranked_workers import RankedWorkers
 from torchgrpo.training.ranks import Ranks, RankSettings
 
@@ -54,7 +54,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def two_ranks() -> Ranks:
-    ranks = Ranks([Place("learner rank 0"), Place("learner rank 1")], TWO, RankHost)
+    ranks = Ranks([Place("learner rank 0"), Place("learner rank 1")], TWO, RankActor)
     ranks.start()
     return ranks
 
@@ -315,7 +315,7 @@ def test_memory_is_released_where_the_model_is(
     calls: list[str] = []
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append("here"))
     in_one_process(config_of(model, 1), tmp_path).release_memory()
-    host = RankHost({})
+    host = RankActor({})
     host.worker = in_one_process(config_of(model, 1), tmp_path).worker
     host.release_memory()
     assert calls == ["here", "here"]

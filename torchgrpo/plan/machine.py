@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 
 from config.schema.errors import ConfigError
-from config.schema.machine import MachineConfig
+from config.schema.plan import MachineConfig
 from torchgrpo.plan.model_shape import GIB
 
 _DRIVER = Path("/proc/driver/nvidia/gpus")

@@ -59,7 +59,7 @@ def _build(config: Config, run_dir: Path, schedule: type[ScheduleType], built: E
     from torchgrpo.rollout.collector import Collector
     from torchgrpo.rollout.engine_loop import EngineLoop
     from torchgrpo.rollout.engines.build import adapter_shape, build_engine, build_weights
-    from torchgrpo.run.build_groups import make_conversation, make_evaluation, make_generation, make_prompts
+    from torchgrpo.run.build_rollout import make_conversation, make_evaluation, make_generation, make_prompts
     from torchgrpo.run.callbacks import make_callbacks
     from torchgrpo.training.learner import make_learner
 

@@ -7,7 +7,7 @@ from typing import Any
 from config.schema.config import Config
 from torchgrpo.cluster.runtime import Place
 from torchgrpo.plan.plan import Plan
-from torchgrpo.training.rank_host import RankHost
+from torchgrpo.training.rank_actor import RankActor
 from torchgrpo.training.ranks import LOADING, Ranks, RankSettings
 from torchgrpo.training.tensor_stream import RankTensor, TensorStream
 from torchgrpo.training.worker import Part, Piece, merge_parts
@@ -20,7 +20,7 @@ def start_ranks(config: Config, plan: Plan) -> Ranks:
         ConfigError: there is no room for the ranks.
         RankLost: a rank does not start; everything already started is taken down.
     """
-    ranks = Ranks(rank_places(plan), rank_settings(config, plan), RankHost)
+    ranks = Ranks(rank_places(plan), rank_settings(config, plan), RankActor)
     ranks.start()
     return ranks
 

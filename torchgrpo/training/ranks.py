@@ -30,7 +30,7 @@ from torchgrpo.cluster.calls import (
     wait_for_any,
 )
 from torchgrpo.cluster.runtime import Place, free_resources, start_actor, start_ray
-from torchgrpo.training.rank_host import CONCURRENCY_GROUPS, RankProcess, Sender
+from torchgrpo.training.rank_actor import CONCURRENCY_GROUPS, RankProcess, Sender
 
 log = logging.getLogger(__name__)
 

@@ -27,7 +27,7 @@ from torchgrpo.cluster.runtime import Place, start_ray
 from torchgrpo.plan.plan import Plan
 from torchgrpo.training.microbatches import assemble, share_out
 from torchgrpo.training.ranks import LOADING, Ranks, RankSettings
-from torchgrpo.training.scorer_host import ScorerHost
+from torchgrpo.training.scorer_actor import ScorerActor
 
 log = logging.getLogger(__name__)
 
@@ -212,7 +212,7 @@ class Copy:
                     address=self.config.ray.address,
                     asked=f"ref_model.num_devices={self.plan.reference.ranks}, {len(self.places)} to a copy",
                 )
-                self.ranks = ranks = Ranks(self.places, settings, ScorerHost)
+                self.ranks = ranks = Ranks(self.places, settings, ScorerActor)
                 ranks.start()
                 if self._ended:
                     raise RankLost(f"{self} ended with the run")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from torchgrpo.cluster.calls import Reference
-from torchgrpo.training.rank_host import Described, aligned
+from torchgrpo.training.rank_actor import Described, aligned
 from torchgrpo.training.ranks import Ranks
 
 BLOCK_BYTES = 1 << 26

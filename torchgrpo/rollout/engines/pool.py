@@ -19,7 +19,7 @@ import torch
 
 from torchgrpo.cluster.calls import wait_for_any
 from torchgrpo.cluster.runtime import Place
-from torchgrpo.rollout.engines.host import Report
+from torchgrpo.rollout.engines.engine_actor import Report
 from torchgrpo.rollout.engines.interface import Engine, Request, Response, SequenceScores
 from torchgrpo.rollout.engines.remote_calls import CallBroken
 from torchgrpo.rollout.engines.supervisor import HostLost, PoolSettings, Slot, Supervisor

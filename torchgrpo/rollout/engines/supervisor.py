@@ -24,7 +24,7 @@ from config.schema.errors import ConfigError
 from torchgrpo.cluster.calls import RAISED, Reference, cause_of, wait_for_all, wait_for_any
 from torchgrpo.cluster.runtime import Place, free_resources, start_actor, start_ray
 from torchgrpo.rollout.engines.dispatch import Dispatch
-from torchgrpo.rollout.engines.host import CONCURRENCY_GROUPS, EngineHost, WeightHandle
+from torchgrpo.rollout.engines.engine_actor import CONCURRENCY_GROUPS, EngineActor, WeightHandle
 from torchgrpo.rollout.engines.interface import Engine
 from torchgrpo.rollout.engines.remote_calls import (
     CallBroken,
@@ -64,7 +64,7 @@ class PoolSettings:
 
 @dataclass(eq=False)
 class Slot:
-    """One place and the engine that is there now, a `EngineHost` in an actor of its own.
+    """One place and the engine that is there now, a `EngineActor` in an actor of its own.
 
     number: never recurs. pending: its start or its load. lost_in_a_row: engines at this place since one finished a
     group. replaces_lost: it has not served yet, in the place of an engine that was lost. overdue: and that was told.
@@ -221,7 +221,7 @@ class Supervisor:
     # --- the life of an engine -----------------------------------------------------------------------------
 
     def _new_slot(self, place: Place) -> Slot:
-        actor = start_actor(EngineHost, place, self.settings.num_cpus_per_engine, CONCURRENCY_GROUPS)
+        actor = start_actor(EngineActor, place, self.settings.num_cpus_per_engine, CONCURRENCY_GROUPS)
         return Slot(next(self._numbers), place, actor, actor.start.remote(self._factory))
 
     def publish(self, handle: WeightHandle, version: int, served: Collection[Slot] = ()) -> None:

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import torch
 
-from torchgrpo.rollout.engines.host import WeightHandle
+from torchgrpo.rollout.engines.engine_actor import WeightHandle
 from torchgrpo.rollout.weights.outgoing import DirectTransfer, Outgoing, PublishedTensor, ReadyTensor, nbytes
 
 

@@ -24,7 +24,7 @@ from torchgrpo.rollout.engines.build import build_engine
 from torchgrpo.rollout.engines.interface import Engine
 from torchgrpo.rollout.weights.weight_check import WeightCheck
 from torchgrpo.run.build import plan_run, prepare
-from torchgrpo.run.build_groups import make_conversation, make_evaluation
+from torchgrpo.run.build_rollout import make_conversation, make_evaluation
 from torchgrpo.run.callbacks import evaluate
 from torchgrpo.run.checkpoint_model import evaluated_model
 from torchgrpo.run.job import Job

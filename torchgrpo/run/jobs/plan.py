@@ -43,7 +43,7 @@ def _data_problems(config: Config) -> list[str]:
 
     if not reads_local_rows(config) or find_file(config.model.name) is None:
         return [*row_problems(config)]
-    from torchgrpo.run.build_groups import prompt_problem
+    from torchgrpo.run.build_rollout import prompt_problem
 
     problem = prompt_problem(config)
     return [] if problem is None else [problem]

@@ -38,7 +38,7 @@ class Report:
     steps: int
 
 
-class EngineHost:
+class EngineActor:
     """One engine behind calls that never block one another longer than a step.
 
     environment: set before the engine is built (device selection).

@@ -111,7 +111,7 @@ class RankProcess:
         return own_stacks()
 
 
-class RankHost(RankProcess):
+class RankActor(RankProcess):
     """A learner rank. `build` follows `join`."""
 
     worker: Worker

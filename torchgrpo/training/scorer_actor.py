@@ -12,12 +12,12 @@ from torchgrpo.training.forward import ResponseScorer
 from torchgrpo.training.forward_check import check_forward
 from torchgrpo.training.learner_models import make_frozen_scorer
 from torchgrpo.training.process import prepare_process
-from torchgrpo.training.rank_host import RankProcess
+from torchgrpo.training.rank_actor import RankProcess
 from torchgrpo.training.reference import frozen_log_prob
 from torchgrpo.training.sharding import learner_mesh
 
 
-class ScorerHost(RankProcess):
+class ScorerActor(RankProcess):
     """One rank of a copy of the frozen model. `build` follows `join`."""
 
     scorer: ResponseScorer
