@@ -11,7 +11,7 @@ from config.schema.config import Config
 from config.schema.errors import RunOutcome
 from torchgrpo.run.job import run_job
 from torchgrpo.run.overlapped import ScheduleType
-from torchgrpo.run.stop import Stop
+from torchgrpo.run.signals import Stop
 from torchgrpo.run.sweep import reported
 
 

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from config.cli.command_line import AT_ONCE, ENDED
 from tests.config.test_schema import composed
 from tests.scripts import ENVIRONMENT, ROOT, Ended, called, ended, finish, ran, rows, start, wait_for
-from torchgrpo.run.stop import ECHO_S
+from torchgrpo.run.signals import ECHO_S
 
 SMALL = ("env.num_envs=4", "env.repeats=4", "train.total_dialog_turns=64")
 ENDLESS = (*SMALL[:2], "train.total_dialog_turns=1600000", "train.checkpoint_frequency=0")

@@ -17,7 +17,7 @@ from config.run_folder.checkpoints import newest_checkpoint
 from config.schema.config import Config
 from config.schema.errors import ConfigError, RunOutcome
 from torchgrpo.run.checkpoint_retention import told_of_model
-from torchgrpo.run.stop import Stop
+from torchgrpo.run.signals import Stop
 
 if TYPE_CHECKING:  # torch costs seconds, which a wrong key on the command line should not wait for
     import torch
