@@ -153,3 +153,16 @@ def test_the_self_test_tells_of_a_torch_that_does_not_load() -> None:
             "vllm",
             "ray",
         }, name
+
+
+def test_the_functions_that_the_architecture_page_names_are_in_the_files_of_their_row() -> None:
+    rows = [
+        line.split("|")[2]
+        for line in PAGE.read_text().splitlines()
+        if line.startswith("| ") and ".py" in line
+    ]
+    named = [(name, row) for row in rows for name in re.findall(r"`(\w+)` in ", row)]
+    assert len(named) > 8
+    for name, row in named:
+        files = re.findall(r"\b(?:config|envs|torchgrpo)/[\w/]+\.py", row)
+        assert any(re.search(rf"\b{name}\b", (ROOT / file).read_text()) for file in files), f"{name}: {row}"
