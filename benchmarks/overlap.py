@@ -98,7 +98,7 @@ def built(config: Config, lengths: Lengths, schedule: type[ScheduleType]) -> Ite
     with tempfile.TemporaryDirectory() as run_dir:
         working = build(config, Path(run_dir), schedule)
         run = working
-        lengths.force(run.generation)
+        lengths.force(run.collector.generation)
         if not run.plan.devices.in_process:
             for task in Path(f"/proc/{actor()}/task").iterdir():
                 os.sched_setaffinity(int(task.name), {ENGINE_CORE})
