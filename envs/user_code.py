@@ -55,10 +55,8 @@ def _check_hidden(key: str, path: str, module_name: str) -> None:
     spec = find_spec(parts[0]) if mine is not None else None
     if mine is None or spec is None or spec.origin is None:
         return
-    origin, installed = (
-        Path(spec.origin).resolve(),
-        [sysconfig.get_path(name) for name in ("stdlib", "purelib")],
-    )
+    origin = Path(spec.origin).resolve()
+    installed = [sysconfig.get_path(name) for name in ("stdlib", "purelib")]
     hiding = [Path(__file__).resolve().parents[1], *(Path(path).resolve() for path in installed)]
     if not origin.is_relative_to(Path.cwd().resolve()) and any(map(origin.is_relative_to, hiding)):
         raise ConfigError(

@@ -27,7 +27,7 @@ class Registry:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All registered names, sorted."""
+        """Registered names, sorted."""
         return _module_names(tuple(import_module(self.package).__path__))
 
     def check(self, value: object, *others: str) -> None:
