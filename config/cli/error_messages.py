@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from hydra.errors import MissingConfigException, OverrideParseException
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from config.cli.other_trainers import own_section, section_elsewhere, translated
 from config.schema.config import Config
 from config.schema.errors import ConfigError, causes
+from config.schema.trust_region import TrustRegion
 
 _PLUGINS = {
     "hydra-joblib-launcher": "launcher/joblib",
@@ -32,18 +34,19 @@ NOT_ON_BASE = (
 )
 _NOT_A_NAME = "Config group override must be a string or a list"
 _NOT_A_RANGE = "The `low` value must be"  # Optuna, of an interval
+_LIST = "give a list, {key}=[first,second]"
+_NAMES = "give names and values, {key}={{name:value}}"
+_SECTION = "it is a section: set its fields, {key}.FIELD=value"
 _REMEDIES = (
-    ("is not a ListConfig", "give a list, {key}=[first,second]"),
-    (r"Cannot convert '(list|dict)'", "it takes one value"),
-    ("is not Optional", "null is no value for it"),
+    ("is not a ListConfig", _LIST),
+    (r"Cannot convert '(list|dict|ListConfig|DictConfig)'", "it takes one value"),
+    ("is not Optional|Incompatible value 'None'", "null is no value for it"),
     ("could not be converted to Integer", "give a whole number"),
     ("could not be converted to Float", "give a number"),
     ("is not a valid bool", "give true or false"),
-    (
-        "is not a subclass of|Cannot merge DictConfig with",
-        "it is a section: set its fields, {key}.FIELD=value",
-    ),
-    (r"to Dict\[", "give names and values, {key}={{name:value}}"),
+    ("is not a subclass of TrustRegion", "an item has fields, {{FIELD:value}}"),
+    ("is not a subclass of", _SECTION),
+    (r"to Dict\[", _NAMES),
     ("does not support deletion", "a field cannot be taken away, only set"),
 )
 """What OmegaConf's text holds: what helps."""
@@ -66,6 +69,8 @@ def readable(error: BaseException) -> str:
     for link in chain:
         if isinstance(link, ConfigError):
             return str(link)
+        if isinstance(link, OmegaConfBaseException) and link.object_type is TrustRegion:
+            return _wrong_item(str(link.full_key), str(link).splitlines()[0])
     unknown = re.search(r"Could not (?:override|append to) (?:config\. )?'([^']+)'", text)
     if unknown:
         return unknown_key(unknown.group(1))
@@ -143,7 +148,20 @@ def _wrong_value(key: str, text: str, file: str) -> str:
     if re.match(r"Key '.*' not in '", text):
         return unknown_key(key) + where
     remedy = next((remedy for part, remedy in _REMEDIES if re.search(part, text)), None)
+    if text.startswith("Cannot merge DictConfig with"):
+        wanted = OmegaConf.select(OmegaConf.structured(Config), key)
+        remedy = _SECTION if OmegaConf.is_dict(wanted) else _LIST
+        remedy = _NAMES if OmegaConf.get_type(wanted) is dict else remedy
     return f"{key}: {text.rstrip('.')}" + (f"; {remedy.format(key=key)}" if remedy else "") + where
+
+
+def _wrong_item(field: str, text: str) -> str:
+    """An item of `policy.trust_regions`, which OmegaConf does not place. text: its message about the field."""
+    known = [each.name for each in dataclasses.fields(TrustRegion)]
+    if field not in known:
+        return f"policy.trust_regions: {field}: no such field of an item; {_choices(field, known)}"
+    remedy = next((f"; {remedy}" for part, remedy in _REMEDIES if re.search(part, text)), "")
+    return f"policy.trust_regions: {field}: {text.rstrip('.')}{remedy.format(key=field)}"
 
 
 def _missing_file(error: MissingConfigException) -> str:
