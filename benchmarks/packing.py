@@ -26,7 +26,7 @@ from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 from benchmarks.common import answer_length, arguments, machine, save_llama, timed
 from torchgrpo.batches.batch import Tokens
 from torchgrpo.training.forward import ResponseScorer, whole_rows
-from torchgrpo.training.packing import packed_positions
+from torchgrpo.training.packed_sequence import packed_positions
 
 
 def drawn(asked: argparse.Namespace, vocabulary: int, seed: int = 1) -> Tokens:

@@ -42,7 +42,7 @@ from torchgrpo.plan.make_plan import make_plan
 from torchgrpo.rollout.weights.outgoing import Outgoing
 from torchgrpo.rollout.weights.transports.shared_memory import SharedMemory
 from torchgrpo.training.learner import Learner, make_learner
-from torchgrpo.training.packing import real_tokens
+from torchgrpo.training.packed_sequence import real_tokens
 from torchgrpo.training.process import prepare_process
 
 RANKS = 2

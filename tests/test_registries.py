@@ -32,7 +32,7 @@ def engine_factory(config, tokenizer, plan, run_dir=None, adapter=None):
 """,
     "torchgrpo/monitoring/trackers/added.py": """
 import json
-from torchgrpo.monitoring.tracker import OpenTracker
+from torchgrpo.monitoring.tracker_interface import OpenTracker
 
 class Lines:
     def __init__(self, logging, run_dir, title, config, tell):

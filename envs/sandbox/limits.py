@@ -1,11 +1,14 @@
-"""What a program in the sandbox may use; where a limit is set, `envs.sandbox.program` says."""
+"""Limits of a program in the sandbox; `envs.sandbox.program` sets them.
+
+Of a tested program `env.options` sets time and memory: `CodeOptions` in envs/verifiers/code.py.
+"""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What one run of a program may use."""
+    """Limits of one run of a program."""
 
     wall_seconds: float = 6.0
     cpu_seconds: int = 5

@@ -47,7 +47,7 @@ class CodeOptions:
 
     test_seconds: float = 4.0
     """CPU time of one test; it may take twice that by the clock."""
-    memory_mib: int = 512
+    memory_mib: int = Limits.memory_mib
     """Address space of the program."""
     credit: str = "all"
     """`all`: 1.0 if every test passes, tests end at the first that fails. `share`: all run, the share counts."""

@@ -20,8 +20,8 @@ from tests.groups import make_completion, make_group, random_group
 from torchgrpo.batches.batch import collate
 from torchgrpo.batches.rollout import Rollout
 from torchgrpo.monitoring.ledger import Ledger
+from torchgrpo.monitoring.ledger_line import Fate, group_of, prompt_id, record_of, token_values
 from torchgrpo.monitoring.ledger_storage import ledger_files, parsed, read_records
-from torchgrpo.monitoring.record import Fate, group_of, prompt_id, record_of, token_values
 
 GIB = 1 << 30
 QUIET: Any = pytest.fail

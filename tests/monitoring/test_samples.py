@@ -5,8 +5,8 @@ from dataclasses import replace
 from envs.group import FinishReason, SampledCompletion, Verdict
 from envs.task import Example, Outcome
 from tests.groups import make_group
+from torchgrpo.monitoring.ledger_line import question
 from torchgrpo.monitoring.monitor import LONGEST_TEXT, sample_text
-from torchgrpo.monitoring.record import question
 
 
 def attempt(

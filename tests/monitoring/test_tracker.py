@@ -10,7 +10,8 @@ import pytest
 
 from config.schema.errors import ConfigError, RunOutcome
 from config.schema.logging import LoggingConfig
-from torchgrpo.monitoring.tracker import ShownCompletion, flat, opener
+from torchgrpo.monitoring.tracker_interface import ShownCompletion, flat
+from torchgrpo.monitoring.tracking import opener
 from torchgrpo.monitoring.trackers.wandb import Wandb
 
 CONFIG: dict[str, Any] = {

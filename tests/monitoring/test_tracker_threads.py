@@ -8,7 +8,7 @@ import pytest
 
 from config.schema.errors import RunOutcome
 from torchgrpo.monitoring import tracking
-from torchgrpo.monitoring.tracker import ShownCompletion
+from torchgrpo.monitoring.tracker_interface import ShownCompletion
 from torchgrpo.monitoring.tracking import FAILURES, QUEUED, Trackers
 
 

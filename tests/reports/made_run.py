@@ -11,8 +11,8 @@ from omegaconf import OmegaConf
 
 from envs.example import Completion, Example
 from envs.group import Group, SampledCompletion, Sampling, Times, Verdict
+from torchgrpo.monitoring.ledger_line import Fate, TokenValues, record_of
 from torchgrpo.monitoring.ledger_storage import close_file
-from torchgrpo.monitoring.record import Fate, TokenValues, record_of
 
 BEGUN = 1_790_000_000.0
 STEP_S = 4.0

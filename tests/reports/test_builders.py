@@ -16,8 +16,8 @@ from tests.groups import make_completion, make_group
 from tests.reports.made_run import HOSTILE, Made, make_run
 from tests.scripts import ROOT
 from torchgrpo.evaluation.statistics import paired_test
+from torchgrpo.monitoring.ledger_line import Fate, TokenValues, record_of
 from torchgrpo.monitoring.ledger_storage import parsed, read_records
-from torchgrpo.monitoring.record import Fate, TokenValues, record_of
 from torchgrpo.reports import selection
 from torchgrpo.reports.columns import columns_of, read_files
 from torchgrpo.reports.curves import curves, layout

@@ -16,7 +16,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from config.schema.errors import ConfigError
 from config.schema.models import LoraConfig
 from tests.tiny import tiny_llama
-from tests.training.test_packing import assert_same, rows, scored
+from tests.training.test_packed_sequence import assert_same, rows, scored
 from torchgrpo.plan.weight_bounds import BOUNDS
 from torchgrpo.training.adapters import add_lora
 from torchgrpo.training.compiled import compile_layers

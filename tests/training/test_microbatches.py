@@ -19,7 +19,7 @@ from torchgrpo.training.forward import ResponseScorer
 from torchgrpo.training.grpo_loss import GRPOLoss
 from torchgrpo.training.loss_metrics import finalize_metrics, merge_metrics
 from torchgrpo.training.microbatches import idle, share_out
-from torchgrpo.training.packing import packed_positions
+from torchgrpo.training.packed_sequence import packed_positions
 
 
 def answered(lengths: list[int], repeats: int = REPEATS) -> Batch:

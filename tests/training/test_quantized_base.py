@@ -14,7 +14,7 @@ from config.schema.errors import ConfigError
 from config.schema.models import LoraConfig, ModelConfig
 from tests.policies import PolicyHere, check_plan
 from tests.tiny import EOS, tiny_llama
-from tests.training.test_packing import rows, scored
+from tests.training.test_packed_sequence import rows, scored
 from torchgrpo.plan.model_shape import quantized_bytes, read_shape
 from torchgrpo.rollout.engines.transformers_engine import TransformersEngine
 from torchgrpo.rollout.weights.push import Weights

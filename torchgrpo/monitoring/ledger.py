@@ -17,8 +17,8 @@ from typing import Any, BinaryIO, Literal
 import orjson
 
 from envs.group import Group
+from torchgrpo.monitoring.ledger_line import Fate, TokenValues, record_of
 from torchgrpo.monitoring.ledger_storage import CLOSED, FOLDER, OPEN, close_file, keep_until, ledger_files
-from torchgrpo.monitoring.record import Fate, TokenValues, record_of
 
 ROTATE_BYTES, ROTATE_SHARE = 1 << 26, 1 / 8
 """Of a plain file, or of all that the ledger may take, from which a file is closed."""

@@ -18,12 +18,12 @@ from torchgrpo.batches.rollout import Rollout
 from torchgrpo.monitoring.doctor.doctor import Finding
 from torchgrpo.monitoring.events import Events
 from torchgrpo.monitoring.ledger import Ledger
+from torchgrpo.monitoring.ledger_line import question, token_values
 from torchgrpo.monitoring.metrics import rollout_metrics
 from torchgrpo.monitoring.metrics_file import MetricsFile
 from torchgrpo.monitoring.progress import Progress
-from torchgrpo.monitoring.record import question, token_values
 from torchgrpo.monitoring.repetition import Repetition
-from torchgrpo.monitoring.tracker import ShownCompletion
+from torchgrpo.monitoring.tracker_interface import ShownCompletion
 from torchgrpo.monitoring.tracking import Trackers
 
 log = logging.getLogger("grpo")

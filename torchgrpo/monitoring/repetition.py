@@ -4,7 +4,7 @@ from collections import Counter, deque
 from collections.abc import Sequence
 
 from envs.group import Group
-from torchgrpo.monitoring.record import prompt_id
+from torchgrpo.monitoring.ledger_line import prompt_id
 
 REMEMBERED = 2000
 """Groups whose prompts are counted."""

@@ -9,18 +9,20 @@
 The loop puts a row into the queues and goes on: a tracker that raises, hangs or cannot be reached costs it nothing.
 """
 
+import importlib
 import logging as python_logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from queue import Empty, Full, Queue, SimpleQueue
 from typing import Any
 
-from config.schema.errors import RunOutcome
-from config.schema.logging import LoggingConfig
-from torchgrpo.monitoring.tracker import CLOSE_S, ShownCompletion, Tell, Tracker, opener
+from config.schema.errors import ConfigError, RunOutcome
+from config.schema.logging import TRACKERS, LoggingConfig
+from torchgrpo.monitoring.tracker_interface import CLOSE_S, OpenTracker, ShownCompletion, Tell, Tracker
 
 log = python_logging.getLogger("grpo")
 QUEUED = 256
@@ -160,6 +162,27 @@ class Trackers:
             thread.end(outcome)
         for thread in self.threads:
             thread.wait(deadline)
+
+
+def opener(
+    name: str, logging: LoggingConfig, run_dir: Path, config: dict[str, Any]
+) -> Callable[[Tell], Tracker]:
+    """A function that opens the tracker `name`; it takes what tells the user a line.
+
+    Raises:
+        ConfigError: its package is not installed.
+    """
+    # Imports in the trackers' own threads, several at once, may meet half a module.
+    importlib.import_module("torchrl.record.loggers")
+    way: OpenTracker = TRACKERS.load(name)
+    try:
+        importlib.import_module(way.package)
+    except ImportError as error:
+        raise ConfigError(
+            f"logging.backend={name}: {error}; install it with: pip install {way.install or way.package}, or leave "
+            f"{name} out of logging.backend"
+        ) from error
+    return partial(way.open, logging, run_dir, logging.experiment_name or run_dir.name, config)
 
 
 def make_tracker(logging: LoggingConfig, run_dir: Path, config: dict[str, Any]) -> Trackers | None:

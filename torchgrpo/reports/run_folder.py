@@ -14,7 +14,7 @@ from config.schema.config import Config
 from config.schema.errors import ConfigError
 from torchgrpo.monitoring.events import read_events
 from torchgrpo.monitoring.metrics_file import MetricsFile
-from torchgrpo.monitoring.tracker import flat
+from torchgrpo.monitoring.tracker_interface import flat
 
 Row = dict[str, Any]
 

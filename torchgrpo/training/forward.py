@@ -17,7 +17,7 @@ from torchgrpo.batches.batch import Tokens
 from torchgrpo.training.adapters import causal_model
 from torchgrpo.training.attention import NAME, can_pack
 from torchgrpo.training.log_probs import selected_log_probs
-from torchgrpo.training.packing import pack, packed_positions
+from torchgrpo.training.packed_sequence import pack, packed_positions
 from torchgrpo.training.sharding import Within, directly
 
 

@@ -36,7 +36,7 @@ from torchgrpo.training.learner_models import load_base, make_models
 from torchgrpo.training.loss_inputs import LossInputs
 from torchgrpo.training.loss_metrics import finalize_metrics, gap_percentiles, merge_metrics
 from torchgrpo.training.microbatches import Microbatch, assemble, share_apart, share_out
-from torchgrpo.training.packing import real_tokens
+from torchgrpo.training.packed_sequence import real_tokens
 from torchgrpo.training.policy_terms import teaching_rows
 from torchgrpo.training.published_weights import PolicyTensor, pushed_tensors
 from torchgrpo.training.step_report import NonFiniteError, StepReport, token_tensors

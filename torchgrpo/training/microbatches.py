@@ -1,23 +1,19 @@
-"""How the rows of an optimizer step are shared out: to workers, and each worker's to microbatches that fit into memory.
+"""Shares the rows of an optimizer step out: to workers, and each worker's to microbatches that fit into memory.
 
-    batch ──parts: groups, cut where they are too long──▶ bins of about equal positions ──▶ [worker][microbatch]
+    batch ──packing.py──▶ bins of about equal positions ──▶ [worker][microbatch]
 
 Every worker gets as many microbatches, for what they do together must match; one that has nothing left to do gets an
 idle one. The largest come first, which finds out at once whether the memory suffices.
 """
 
-import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from torchgrpo.batches.batch import Batch, Tokens
-from torchgrpo.training.packing import packed_costs
-
-BALANCE = 1.1
-"""A bin may hold so much more than the smallest possible before groups are cut for it."""
+from torchgrpo.batches.batch import Batch
+from torchgrpo.training.packing import packed_bins, padded_bins
 
 
 @dataclass(frozen=True)
@@ -31,14 +27,6 @@ class Microbatch:
     batch: Batch
     idle: bool = False
     teaches: bool = True
-
-
-@dataclass(frozen=True)
-class Bin:
-    """Rows of one microbatch, and the positions that the model computes for them."""
-
-    rows: list[int]
-    positions: int
 
 
 def share_out(
@@ -55,7 +43,7 @@ def share_out(
     whole = Microbatch(torch.arange(len(batch)), batch)
     if workers * microbatches == 1 and max_tokens is None:
         return [[whole]]
-    plan = _packed_bins if packs else _padded_bins
+    plan = packed_bins if packs else padded_bins
     bins = plan(batch.tokens, microbatches * workers, max_tokens)
     while max_tokens is not None and any(len(one.rows) > 1 and one.positions > max_tokens for one in bins):
         microbatches += max(1, microbatches // 16)
@@ -122,69 +110,3 @@ def idle(batch: Batch) -> Microbatch:
         tokens.response_mask = torch.ones_like(tokens.response_mask)
     empty.temperature = torch.ones_like(empty.temperature)
     return Microbatch(torch.zeros(1, dtype=torch.int64), empty, idle=True)
-
-
-def _packed_bins(tokens: Tokens, count: int, max_tokens: int | None) -> list[Bin]:
-    """Whole groups if that is balanced, else groups cut finer and finer; the longest first (Graham 1969)."""
-    groups, prompts, own = (each.tolist() for each in packed_costs(tokens))
-    total = sum(own) + sum({group: prompts[row] for row, group in enumerate(groups)}.values())
-    longest = max(prompt + length for prompt, length in zip(prompts, own, strict=True))
-    least = max(total / count, longest)
-    limit, best = total if max_tokens is None else max_tokens, None
-    while True:
-        parts = _cut(groups, prompts, own, limit)
-        held: list[list[int]] = [[] for _ in range(count)]
-        loads = [(0, place) for place in range(count)]  # a heap: each part goes to the bin that holds least
-        for part in sorted(parts, key=lambda part: part.positions, reverse=True):
-            load, place = loads[0]
-            held[place] += part.rows
-            heapq.heapreplace(loads, (load + part.positions, place))
-        bins = [Bin(held[place], load) for load, place in loads]
-        largest = max(one.positions for one in bins)
-        if best is None or largest < max(one.positions for one in best):
-            best = bins
-        if largest <= BALANCE * least or len(parts) == len(own) or limit <= longest:
-            return best
-        limit = min(limit, max(part.positions for part in parts)) // 2
-
-
-def _cut(groups: Sequence[int], prompts: Sequence[int], own: Sequence[int], limit: int) -> list[Bin]:
-    """Runs of one group's rows with their prompt, of at most `limit` positions or a single row."""
-    parts: list[Bin] = []
-    rows: list[int] = []
-    positions = 0
-    for row, length in enumerate(own):
-        if rows and (groups[rows[0]] != groups[row] or positions + length > limit):
-            parts.append(Bin(rows, positions))
-            rows = []
-        if not rows:
-            positions = prompts[row]
-        rows = [*rows, row]
-        positions += length
-    return [*parts, Bin(rows, positions)]
-
-
-def _padded_bins(tokens: Tokens, count: int, max_tokens: int | None) -> list[Bin]:
-    """At most `count` bins of rows of like length, each padded to its longest, with the least largest bin."""
-    widths = tokens.prompt_mask.sum(1) + tokens.response_mask.sum(1)
-    order = widths.argsort(descending=True, stable=True)
-    lengths = widths[order].tolist()
-    low, high = 1, lengths[0] * len(lengths)
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if len(_runs(lengths, middle)) <= count else (middle + 1, high)
-    return [
-        Bin(order[run.start : run.stop].tolist(), lengths[run.start] * len(run))
-        for run in _runs(lengths, low)
-    ]
-
-
-def _runs(lengths: Sequence[int], limit: int) -> list[range]:
-    """Runs of falling lengths, as many as their first fits into `limit`, or one."""
-    runs: list[range] = []
-    start = 0
-    while start < len(lengths):
-        stop = min(len(lengths), start + max(1, limit // lengths[start]))
-        runs.append(range(start, stop))
-        start = stop
-    return runs

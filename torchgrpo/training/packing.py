@@ -1,85 +1,89 @@
-"""Rows of a batch as ONE sequence without padding: each prompt once, the responses to it behind it.
+"""Bins of rows that go through the model together, of about equal numbers of positions.
 
-    ids        p0 p0 p0 | r00 r00 | r01 r01 r01 | ...   p1 p1 | r10 ...       L positions, all of them real
-    positions  0  1  2  | 3   4   | 3   4   5   |       0  1  | 2
-
-Sharing is exact: what a prompt's tokens attend to does not depend on which response comes after them. Rows share a
-prompt where they lie side by side and their prompts are equal, so any rows of a batch can be packed, parts of groups
-too.
+packed: parts (groups, cut where they are too long) ──▶ the bin that holds least; a prompt counts once in a part
+padded: rows sorted by length ──▶ runs; every row counts as much as the longest of its bin
 """
 
+import heapq
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
 from torchgrpo.batches.batch import Tokens
-from torchgrpo.training.attention import Segments
+from torchgrpo.training.packed_sequence import packed_costs
+
+BALANCE = 1.1
+"""A bin may hold so much more than the smallest possible before groups are cut for it."""
 
 
 @dataclass(frozen=True)
-class Packed:
-    """ids, positions: int64 [1, L]. where: int64 [M], the place in L of the hidden state that predicts each token in
-    the loss, in the order of `tokens.loss_mask`'s true elements."""
+class Bin:
+    """Rows of one microbatch, and the positions that the model computes for them."""
 
-    ids: Tensor
-    positions: Tensor
-    segments: Segments
-    where: Tensor
+    rows: list[int]
+    positions: int
 
 
-def pack(tokens: Tokens) -> Packed:
-    """The packed sequence of [N] rows, on their device. A response goes as far as its last target has to see."""
-    rows, (prompt_width, width) = len(tokens), (tokens.prompt.shape[1], tokens.response.shape[1])
-    begins, own = _begins(tokens), _needed(tokens.loss_mask)
-    prompt_lengths = tokens.prompt_mask.sum(1)
-    columns = torch.arange(width, device=own.device)
-    taken = torch.cat([tokens.prompt_mask & begins[:, None], columns < own[:, None]], dim=1)
-    places = (taken.flatten().cumsum(0) - 1).view(rows, -1)
-    positions = torch.cat([tokens.prompt_mask.cumsum(1) - 1, prompt_lengths[:, None] + columns], dim=1)
-    groups, first = begins.cumsum(0) - 1, begins.nonzero()[:, 0]
-    last_of_prompt = places[first, prompt_width - 1]
-    before = torch.cat([last_of_prompt[groups][:, None], places[:, prompt_width:-1]], dim=1)
-    segments = Segments(
-        prompt_starts=last_of_prompt + 1 - prompt_lengths[first],
-        prompt_lengths=prompt_lengths[first],
-        starts=places[:, -1] + 1 - own,
-        lengths=own,
-        groups=groups,
-    )
-    return Packed(
-        torch.cat([tokens.prompt, tokens.response], dim=1)[taken][None],
-        positions[taken][None],
-        segments,
-        before[tokens.loss_mask],
-    )
+def packed_bins(tokens: Tokens, count: int, max_tokens: int | None) -> list[Bin]:
+    """Whole groups if that is balanced, else groups cut finer and finer; the longest first (Graham 1969)."""
+    groups, prompts, own = (each.tolist() for each in packed_costs(tokens))
+    total = sum(own) + sum({group: prompts[row] for row, group in enumerate(groups)}.values())
+    longest = max(prompt + length for prompt, length in zip(prompts, own, strict=True))
+    least = max(total / count, longest)
+    limit, best = total if max_tokens is None else max_tokens, None
+    while True:
+        parts = _cut(groups, prompts, own, limit)
+        held: list[list[int]] = [[] for _ in range(count)]
+        loads = [(0, place) for place in range(count)]  # a heap: each part goes to the bin that holds least
+        for part in sorted(parts, key=lambda part: part.positions, reverse=True):
+            load, place = loads[0]
+            held[place] += part.rows
+            heapq.heapreplace(loads, (load + part.positions, place))
+        bins = [Bin(held[place], load) for load, place in loads]
+        largest = max(one.positions for one in bins)
+        if best is None or largest < max(one.positions for one in best):
+            best = bins
+        if largest <= BALANCE * least or len(parts) == len(own) or limit <= longest:
+            return best
+        limit = min(limit, max(part.positions for part in parts)) // 2
 
 
-def _begins(tokens: Tokens) -> Tensor:
-    """bool [N]: rows whose prompt is not that of the row before."""
-    prompt, mask = tokens.prompt, tokens.prompt_mask
-    differs = ((prompt[1:] != prompt[:-1]) | (mask[1:] != mask[:-1])).any(1)
-    return torch.cat([differs.new_ones(1), differs])
+def _cut(groups: Sequence[int], prompts: Sequence[int], own: Sequence[int], limit: int) -> list[Bin]:
+    """Runs of one group's rows with their prompt, of at most `limit` positions or a single row."""
+    parts: list[Bin] = []
+    rows: list[int] = []
+    positions = 0
+    for row, length in enumerate(own):
+        if rows and (groups[rows[0]] != groups[row] or positions + length > limit):
+            parts.append(Bin(rows, positions))
+            rows = []
+        if not rows:
+            positions = prompts[row]
+        rows = [*rows, row]
+        positions += length
+    return [*parts, Bin(rows, positions)]
 
 
-def _needed(loss_mask: Tensor) -> Tensor:
-    """int64 [N]: response tokens that come before the last target of each row."""
-    columns = torch.arange(loss_mask.shape[1], device=loss_mask.device)
-    return torch.where(loss_mask, columns, 0).amax(1)
+def padded_bins(tokens: Tokens, count: int, max_tokens: int | None) -> list[Bin]:
+    """At most `count` bins of rows of like length, each padded to its longest, with the least largest bin."""
+    widths = tokens.prompt_mask.sum(1) + tokens.response_mask.sum(1)
+    order = widths.argsort(descending=True, stable=True)
+    lengths = widths[order].tolist()
+    low, high = 1, lengths[0] * len(lengths)
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if len(_runs(lengths, middle)) <= count else (middle + 1, high)
+    return [
+        Bin(order[run.start : run.stop].tolist(), lengths[run.start] * len(run))
+        for run in _runs(lengths, low)
+    ]
 
 
-def packed_costs(tokens: Tokens) -> tuple[Tensor, Tensor, Tensor]:
-    """Of every row [N]: the number of its prompt among those that follow one another, the positions of that prompt,
-    and the positions that the row adds to it."""
-    return _begins(tokens).cumsum(0) - 1, tokens.prompt_mask.sum(1), _needed(tokens.loss_mask)
-
-
-def packed_positions(tokens: Tokens) -> int:
-    """Positions of the packed sequence of [N] rows."""
-    return int(tokens.prompt_mask.sum(1)[_begins(tokens)].sum() + _needed(tokens.loss_mask).sum())
-
-
-def real_tokens(tokens: Tokens) -> int:
-    """Each prompt once, and every response."""
-    prompts = tokens.prompt_mask.sum(1)[_begins(tokens)].sum()
-    return int(prompts + tokens.response_mask.sum())
+def _runs(lengths: Sequence[int], limit: int) -> list[range]:
+    """Runs of falling lengths, as many as their first fits into `limit`, or one."""
+    runs: list[range] = []
+    start = 0
+    while start < len(lengths):
+        stop = min(len(lengths), start + max(1, limit // lengths[start]))
+        runs.append(range(start, stop))
+        start = stop
+    return runs

@@ -10,7 +10,7 @@ from typing import Any
 
 from config.schema.errors import RunOutcome
 from config.schema.logging import LoggingConfig
-from torchgrpo.monitoring.tracker import COLUMNS, OpenTracker, ShownCompletion, flat
+from torchgrpo.monitoring.tracker_interface import COLUMNS, OpenTracker, ShownCompletion, flat
 
 PARAMETERS_AT_ONCE, LONGEST_PARAMETER = 100, 500
 """What MLflow takes: settings in one call, and characters of one."""

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from config.schema.errors import RunOutcome
-from torchgrpo.monitoring.tracker import COLUMNS, OpenTracker, ShownCompletion
+from torchgrpo.monitoring.tracker_interface import COLUMNS, OpenTracker, ShownCompletion
 
 
 class TensorBoard:

@@ -8,7 +8,7 @@ from typing import Any
 
 from config.schema.errors import RunOutcome
 from config.schema.logging import LoggingConfig
-from torchgrpo.monitoring.tracker import COLUMNS, OpenTracker, ShownCompletion, flat
+from torchgrpo.monitoring.tracker_interface import COLUMNS, OpenTracker, ShownCompletion, flat
 
 
 class Trackio:

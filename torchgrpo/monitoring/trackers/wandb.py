@@ -8,7 +8,7 @@ from typing import Any
 
 from config.schema.errors import RunOutcome
 from config.schema.logging import LoggingConfig
-from torchgrpo.monitoring.tracker import CLOSE_S, COLUMNS, OpenTracker, ShownCompletion, Tell
+from torchgrpo.monitoring.tracker_interface import CLOSE_S, COLUMNS, OpenTracker, ShownCompletion, Tell
 
 REACH_S = 12.0
 """How long W&B may take to ask for a key, and to answer; its own default is 90."""

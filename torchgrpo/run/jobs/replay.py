@@ -30,9 +30,9 @@ from torchgrpo.monitoring.metrics_file import MetricsFile
 from torchgrpo.run.build import plan_run, prepare
 from torchgrpo.run.checkpoint_model import with_model
 from torchgrpo.run.job import Job
+from torchgrpo.run.ledger_iterations import Iteration, iteration_of_step, recorded_iterations
 from torchgrpo.run.lockstep import Lockstep
 from torchgrpo.run.overlapped import Overlapped
-from torchgrpo.run.recorded import Iteration, iteration_of_step, recorded_iterations
 from torchgrpo.training.checkpoint import Saved, load_checkpoint, restore_random_state
 from torchgrpo.training.learner import make_learner
 from torchgrpo.training.minibatches import minibatches

@@ -14,11 +14,11 @@ from config.cli.saved_settings import chosen_run
 from config.run_folder.folders import remove_if_unused
 from config.schema.errors import ConfigError, RunOutcome
 from config.schema.rollouts import RolloutsConfig
+from torchgrpo.monitoring.ledger_line import question
 from torchgrpo.monitoring.ledger_storage import read_records
-from torchgrpo.monitoring.record import question
 from torchgrpo.reports.columns import mean_advantage
 from torchgrpo.run.job import Job
-from torchgrpo.run.recorded import has_ledger
+from torchgrpo.run.ledger_iterations import has_ledger
 from torchgrpo.run.rollout_table import write_table
 
 

@@ -29,7 +29,7 @@ from torchgrpo.run.rehearsal.watched import WatchedWorker, kinds_told
 from torchgrpo.training.aggregation import BatchTotals
 from torchgrpo.training.learner_models import make_models, make_sharded_models
 from torchgrpo.training.model_loading import load_model
-from torchgrpo.training.packing import pack
+from torchgrpo.training.packed_sequence import pack
 from torchgrpo.training.sharding import learner_mesh
 from torchgrpo.training.worker import Piece
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from config.schema.errors import ConfigError
 from envs.group import Group
+from torchgrpo.monitoring.ledger_line import group_of
 from torchgrpo.monitoring.ledger_storage import ledger_files, read_records
-from torchgrpo.monitoring.record import group_of
 
 
 @dataclass(frozen=True)

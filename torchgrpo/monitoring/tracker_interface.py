@@ -1,17 +1,15 @@
-"""A tracker: one run in one of the services that `logging.backend` names, a file of `trackers/` for each.
+"""Interface of a tracker: one run in one of the services that `logging.backend` names, a file of `trackers/` for each.
 
 All of its methods may raise or hang: `tracking.py` calls them from a thread of their own.
 """
 
-import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from config.schema.errors import ConfigError, RunOutcome
-from config.schema.logging import TRACKERS, LoggingConfig
+from config.schema.errors import RunOutcome
+from config.schema.logging import LoggingConfig
 
 CLOSE_S = 60.0
 """How long a tracker may take at the end of a run to send what it still holds."""
@@ -57,27 +55,6 @@ class OpenTracker:
     package: str
     open: Callable[[LoggingConfig, Path, str, dict[str, Any], Tell], Tracker]
     install: str | None = None
-
-
-def opener(
-    name: str, logging: LoggingConfig, run_dir: Path, config: dict[str, Any]
-) -> Callable[[Tell], Tracker]:
-    """A function that opens the tracker `name`; it takes what tells the user a line.
-
-    Raises:
-        ConfigError: its package is not installed.
-    """
-    # Imports in the trackers' own threads, several at once, may meet half a module.
-    importlib.import_module("torchrl.record.loggers")
-    way: OpenTracker = TRACKERS.load(name)
-    try:
-        importlib.import_module(way.package)
-    except ImportError as error:
-        raise ConfigError(
-            f"logging.backend={name}: {error}; install it with: pip install {way.install or way.package}, or leave "
-            f"{name} out of logging.backend"
-        ) from error
-    return partial(way.open, logging, run_dir, logging.experiment_name or run_dir.name, config)
 
 
 def flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

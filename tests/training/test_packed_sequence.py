@@ -16,7 +16,7 @@ from torchgrpo.training import attention
 from torchgrpo.training.adapters import add_lora
 from torchgrpo.training.attention import NAME, attend, can_pack
 from torchgrpo.training.forward import ResponseScorer, Scores
-from torchgrpo.training.packing import pack, packed_positions, real_tokens
+from torchgrpo.training.packed_sequence import pack, packed_positions, real_tokens
 
 PROMPTS = (5, 9, 1, 30)
 LENGTHS = ((7, 1, 12, 3), (1, 1, 1, 1), (40, 2, 9, 25), (6, 30, 1, 17))
