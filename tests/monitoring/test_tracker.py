@@ -11,8 +11,8 @@ import pytest
 from config.schema.errors import ConfigError, RunOutcome
 from config.schema.logging import LoggingConfig
 from torchgrpo.monitoring.tracker_interface import ShownCompletion, flat
-from torchgrpo.monitoring.tracking import opener
 from torchgrpo.monitoring.trackers.wandb import Wandb
+from torchgrpo.monitoring.tracking import opener
 
 CONFIG: dict[str, Any] = {
     "train": {"seed": 3, "resume": None},
