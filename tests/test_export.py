@@ -11,16 +11,19 @@ from typing import Any
 
 import pytest
 import yaml
+from omegaconf import OmegaConf
 from transformers import AutoModelForCausalLM
 
 import grpo
 from config.cli.composition import register_schema
 from config.cli.differences import overrides
+from config.schema.config import Config
 from config.schema.errors import ConfigError
 from tests.scripts import ENVIRONMENT, ROOT, callback_of, configured, ended, ran, rows, start, wait_for
 from torchgrpo.run.callbacks import Evaluations
 from torchgrpo.run.job import run_job
 from torchgrpo.run.lockstep import Lockstep
+from torchgrpo.run.model_card import model_card
 
 SMALL = ("env.num_envs=4", "env.repeats=4", "train.total_dialog_turns=64", "train.checkpoint_frequency=1")
 SETS = "eval.sets={sums:{dataset:arithmetic,n:1,limit:8}}"
@@ -55,6 +58,29 @@ def test_the_card_says_what_it_is_and_its_command_gives_the_settings_again(locks
         f"| 4 | {[row for row in rows(lockstep_run) if 'reward/mean' in row][3]['reward/mean']:.3f} |" in body
     )
     assert "python grpo.py --config-name base" in body and "checkpoint_frequency=2" in body
+
+
+@pytest.mark.parametrize(("env", "named", "datasets"), [
+    ({"dataset": "gsm8k"}, "`gsm8k`", ["openai/gsm8k"]),
+    ({"dataset": "gsm8k", "data_files": {"train": "mine.jsonl"}}, "`gsm8k`", None),
+    ({"dataset": "arithmetic", "mixture": {"gsm8k": 1}}, "`arithmetic`", None),
+    ({"dataset": "mixture", "mixture": {"gsm8k": 1, "dapo_math": {"weight": 2}, "arithmetic": 1}},
+     "`gsm8k` and `dapo_math` and `arithmetic`", ["openai/gsm8k", "BytedTsinghua-SIA/DAPO-Math-17k"]),
+    ({"dataset": "mixture", "mixture": {"algebra": {"dataset": "gsm8k"}, "more": {"dataset": "gsm8k"}}},
+     "`algebra` and `more`", ["openai/gsm8k"]),
+    ({"dataset": "mixture", "mixture": {"math": {"dataset": "jsonl", "data_files": {"train": "mine.jsonl"}}}},
+     "`math`", None),
+])  # fmt: skip
+def test_the_card_names_what_the_data_was(
+    env: dict[str, Any], named: str, datasets: list[str] | None
+) -> None:
+    config = OmegaConf.to_container(
+        OmegaConf.merge(OmegaConf.structured(Config), {"env": env, "model": {"name": "m"}})
+    )
+    state = {"config": config, "learner": {"optimizer_steps": 1}, "iteration": 1, "overlapped": False}
+    _, head, body = model_card(state, []).split("---\n", 2)
+    assert yaml.safe_load(head).get("datasets") == datasets
+    assert f"reinforcement learning on {named}, " in body
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in (ROOT / "config").glob("grpo_*.yaml")))

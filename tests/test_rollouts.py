@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import resource
 import shutil
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from config.schema.errors import ConfigError
 from config.schema.rollouts import RolloutsConfig
 from tests.scripts import called
 from torchgrpo.monitoring.ledger_storage import read_records
-from torchgrpo.run.jobs.rollouts import extremes, flipped, matching, reward, rollouts, shown, success
+from torchgrpo.run.jobs.rollouts import extremes, flipped, matching, mean_of, rollouts, shown
 
 
 def chosen(run: Path, **wanted: Any) -> list[dict[str, Any]]:
@@ -71,13 +72,16 @@ def test_what_cannot_be_judged_is_neither_right_nor_wrong() -> None:
     }
     for outcome, count in {"right": 0, "wrong": 0, "scored": 0, "error": 1}.items():
         assert len(list(matching([record], RolloutsConfig(outcome=outcome)))) == count
-    assert success(record) != success(record)  # NaN
+    assert math.isnan(mean_of(record, "success")) and extremes([record], 1, 1) == []
+    unjudged_and_bad = record | {"completions": [one, {"verdict": {"outcome": "scored", "score": -2.0}}]}
+    bad = record | {"completions": [{"verdict": {"outcome": "scored", "score": -1.5}}]}
+    assert extremes([record, bad, unjudged_and_bad], 1, 1) == [bad, unjudged_and_bad]
 
 
 def test_the_best_and_the_worst(lockstep_run: Path) -> None:
     records = list(read_records(lockstep_run))
-    falling, rising = (sorted(records, key=lambda one: sign * reward(one)) for sign in (-1, 1))
-    assert reward(falling[0]) > reward(rising[0])
+    falling, rising = (sorted(records, key=lambda one: sign * mean_of(one, "score")) for sign in (-1, 1))
+    assert mean_of(falling[0], "score") > mean_of(rising[0], "score")
     assert extremes(records, 3, 2) == falling[:3] + rising[:2]  # of equal ones the earlier
     assert extremes(records, 3, 0) == falling[:3]
 
@@ -87,7 +91,8 @@ def test_prompts_that_flipped(lockstep_run: Path) -> None:
         return matching(read_records(lockstep_run), RolloutsConfig(set="held_out"))
 
     first, last = (
-        {r["prompt_id"]: success(r) >= 0.5 for r in held_out() if r["iteration"] == i} for i in (0, 4)
+        {r["prompt_id"]: mean_of(r, "success") >= 0.5 for r in held_out() if r["iteration"] == i}
+        for i in (0, 4)
     )
     expected = {prompt for prompt in first if first[prompt] != last[prompt]}
     found = list(flipped(held_out))

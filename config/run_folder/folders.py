@@ -160,12 +160,27 @@ def save_settings(folder: Path, composed: DictConfig, hydra: Any) -> None:
 
 
 def remove_if_unused(folder: Path) -> None:
-    """Remove the folder of a job that has not begun. Nothing of anybody else's goes with it."""
+    """Remove the folder of a job that has not begun, if it holds nothing but files that this process wrote.
+
+    A folder that holds anything else keeps all of it, and loses the log if that is empty.
+    """
     if any((folder / name).exists() for name in (LOCK, SETTINGS, "metrics.jsonl", FOLDER)):
         return
-    for name in (LOG, ENGINE_LOG, SUMMARY, EVENTS):
-        (folder / name).unlink(missing_ok=True)
-    made_by_hydra = folder.parents[:2] if folder.parents[1] == Path("outputs").absolute() else ()
-    with suppress(OSError):  # something else lies in one of them
-        for emptied in (folder, *made_by_hydra):
-            emptied.rmdir()
+    began = psutil.Process().create_time()
+    try:
+        found = list(folder.iterdir())
+        own = [
+            path
+            for path in found
+            if path.name in (LOG, ENGINE_LOG, SUMMARY, EVENTS) and path.stat().st_mtime >= began
+        ]
+        for path in own:
+            if len(own) == len(found) or (path.name == LOG and not path.stat().st_size):
+                path.unlink()
+        folder.rmdir()
+        parents = folder.absolute().parents
+        if len(parents) > 1 and parents[1] == Path("outputs").absolute():
+            for emptied in parents[:2]:
+                emptied.rmdir()
+    except OSError:  # it is gone, or something else lies in one of them
+        return

@@ -6,8 +6,9 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -170,6 +171,28 @@ def test_a_run_that_never_began_takes_only_its_own_with_it(tmp_path: Path) -> No
         remove_if_unused(folder)
     assert not empty.exists()
     assert [path.name for path in kept.iterdir()] == ["thesis.tex"]
+
+
+@pytest.mark.parametrize("name", ["grpo.log", "engine.log", "summary.json", "events.jsonl"])
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_run_that_never_began_leaves_files_of_others_with_these_names(
+    name: str, alone: bool, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_text("all my work")
+    if alone:
+        os.utime(tmp_path / name, (0, 0))
+    else:
+        (tmp_path / "thesis.tex").touch()
+    remove_if_unused(tmp_path)
+    assert (tmp_path / name).read_text() == "all my work"
+
+
+def test_a_folder_directly_below_the_root_is_removed_too() -> None:
+    """Where nobody may make one, there is nothing to remove."""
+    with suppress(PermissionError):
+        folder = Path(tempfile.mkdtemp(dir="/"))
+        remove_if_unused(folder)
+        assert not folder.exists()
 
 
 def test_a_run_that_never_began_takes_the_folder_of_the_day_with_it(

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from config.schema.optimizer import OptimizerConfig
-from torchgrpo.training.learner_state import learner_tensors, load_step_counts, step_counts
+from torchgrpo.training.learner_state import learner_tensors, load_step_counts, optimizer_tensors, step_counts
 from torchgrpo.training.master_weights import MasterWeights, is_half, join, split
 from torchgrpo.training.optimizer import make_optimizer
 from torchgrpo.training.tensor_files import read_tensors, write_tensors
@@ -119,6 +119,14 @@ def test_resumes_bit_for_bit(name: str, tmp_path: Path) -> None:
         move(model, its, range(5, 9))
     assert all(map(torch.equal, first.parameters(), second.parameters()))
     assert all(map(torch.equal, masters(first, optimizer), masters(second, resumed)))
+
+
+def test_an_optimizer_without_states_keeps_its_remainders() -> None:
+    model = network(torch.bfloat16)
+    optimizer = MasterWeights(torch.optim.SGD(model.parameters(), lr=0.1))
+    assert set(optimizer_tensors(model, optimizer)) == {
+        f"optimizer.{name}.remainder" for name, _ in model.named_parameters()
+    }
 
 
 def test_states_are_float32_and_masters_take_no_memory_between_steps() -> None:

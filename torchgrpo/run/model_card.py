@@ -25,7 +25,8 @@ def model_card(state: Mapping[str, Any], rows: Sequence[Row]) -> str:
     config, steps = state["config"], state["learner"]["optimizer_steps"]
     rows = [row for row in rows if row["optimizer_step"] <= steps]
     name, lora = config["model"]["name"], config["train_model"]["lora"]
-    data = " and ".join(f"`{one}`" for one in _members(config))
+    members = _members(config["env"])
+    data = " and ".join(f"`{one}`" for one in members)
     weights = f"Weights are {config['model']['dtype']}."
     if lora["enabled"]:
         base = " on the base in 4 bits (nf4)" if lora["quantization"] != "none" else ""
@@ -39,8 +40,9 @@ def model_card(state: Mapping[str, Any], rows: Sequence[Row]) -> str:
     head = ["---", "library_name: transformers", "pipeline_tag: text-generation"]
     if HUB_NAME.fullmatch(name) and not Path(name).exists() and not name.startswith("models/"):
         head.append(f"base_model: {name}")
-    datasets = [DATASETS[one] for one in _members(config) if one in DATASETS]
-    if datasets and not config["env"]["data_files"]:
+    # Each once, in their order: members may share a data set.
+    datasets = dict.fromkeys(DATASETS[one] for one in members.values() if one in DATASETS)
+    if datasets:
         head += ["datasets:", *(f"- {one}" for one in datasets)]
     tags = ["grpo", "reinforcement-learning", *(["lora"] if lora["enabled"] else [])]
     head += ["tags:", *(f"- {tag}" for tag in tags), "---\n"]
@@ -59,8 +61,13 @@ def model_card(state: Mapping[str, Any], rows: Sequence[Row]) -> str:
     return "\n".join(sections)
 
 
-def _members(config: Mapping[str, Any]) -> list[str]:
-    return [*config["env"]["mixture"]] or [config["env"]["dataset"]]
+def _members(env: Mapping[str, Any]) -> dict[str, str | None]:
+    """The task that each member of the data reads from the hub; None where it reads local files."""
+    members = env["mixture"] if env["dataset"] == "mixture" else {env["dataset"]: env}
+    settings = {name: given if isinstance(given, Mapping) else {} for name, given in members.items()}
+    return {
+        name: None if own.get("data_files") else own.get("dataset", name) for name, own in settings.items()
+    }
 
 
 def _use(lora: Mapping[str, Any]) -> str:

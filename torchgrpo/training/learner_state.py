@@ -77,7 +77,7 @@ def _states(optimizer: Optimizer, whole: Mapping[Tensor, Tensor]) -> Mapping[Ten
         seen = {optimizer.shadows.get(one, one): one for one in optimizer.parameters}
         states = {seen[parameter]: dict(kept) for parameter, kept in inner.items()}
         for parameter, remainder in optimizer.remainders.items():
-            states[parameter]["remainder"] = remainder
+            states.setdefault(parameter, {})["remainder"] = remainder
         return states
     if isinstance(optimizer, JointOptimizer):
         return {key: kept for member in optimizer.members for key, kept in _states(member, whole).items()}

@@ -4,11 +4,12 @@ read_records ─▶ matching ─▶ best, worst, flipped ─▶ shown, at 80 col
 """
 
 import heapq
+import math
 import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from config.cli.saved_settings import chosen_run
 from config.run_folder.folders import remove_if_unused
@@ -92,24 +93,26 @@ def _of_completion(one: Record, record: Record, wanted: RolloutsConfig) -> bool:
     )
 
 
-def success(record: Record) -> float:
-    """Mean success of the completions that could be judged; NaN where none could."""
+def mean_of(record: Record, what: Literal["success", "score"]) -> float:
+    """Mean over the completions that could be judged; NaN where none could."""
     verdicts = [one["verdict"] for one in record["completions"]]
-    judged = [verdict["success"] for verdict in verdicts if verdict["outcome"] != "error"]
-    return sum(judged) / len(judged) if judged else float("nan")
-
-
-def reward(record: Record) -> float:
-    return float(sum(one["verdict"]["score"] for one in record["completions"]) / len(record["completions"]))
+    judged = [verdict[what] for verdict in verdicts if verdict["outcome"] != "error"]
+    return float(sum(judged) / len(judged)) if judged else math.nan
 
 
 def extremes(records: Iterable[Record], best: int, worst: int) -> list[Record]:
-    """The groups of the highest mean rewards, then those of the lowest; of equal ones the earlier."""
+    """The groups of the highest mean rewards, then those of the lowest; of equal ones the earlier.
+
+    Groups of which nothing could be judged are neither.
+    """
     highest: list[tuple[float, int, Record]] = []
     lowest: list[tuple[float, int, Record]] = []
     for number, record in enumerate(records):
+        reward = mean_of(record, "score")
+        if math.isnan(reward):
+            continue
         for heap, size, sign in ((highest, best, 1), (lowest, worst, -1)):
-            heapq.heappush(heap, (sign * reward(record), -number, record))
+            heapq.heappush(heap, (sign * reward, -number, record))
             if len(heap) > size:
                 heapq.heappop(heap)
     return [record for heap in (highest, lowest) for _, _, record in sorted(heap, reverse=True)]
@@ -119,8 +122,8 @@ def flipped(matches: Callable[[], Iterator[Record]]) -> Iterator[Record]:
     """The first and the last group of every prompt that was solved in one of them and not in the other."""
     ends: dict[tuple[str, str], list[tuple[int, bool]]] = {}
     for number, record in enumerate(matches()):
-        rate = success(record)
-        if rate == rate:  # it could be judged
+        rate = mean_of(record, "success")
+        if not math.isnan(rate):
             seen = ends.setdefault((record["set"], record["prompt_id"]), [])
             seen[1:] = [(number, rate >= 0.5)]
     changed = [seen for seen in ends.values() if len(seen) == 2 and seen[0][1] != seen[1][1]]
