@@ -139,7 +139,7 @@ def test_files_and_functions_can_be_read_at_one_go(room: str) -> None:
 
 
 def test_the_files_that_the_architecture_page_names_exist() -> None:
-    named = re.findall(r"\b(?:config|envs|torchgrpo|tests)/[\w/]+(?:\.py)?", PAGE.read_text())
+    named = re.findall(r"\b(?:config|envs|torchgrpo|tests)/[\w/]+(?:\.(?:py|yaml))?", PAGE.read_text())
     missing = [name for name in named if "NAME" not in name and not (ROOT / name).exists()]
     assert not missing
 
