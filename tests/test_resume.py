@@ -72,6 +72,10 @@ def test_nothing_changed_says_nothing_and_is_the_same_run(
     run_job(configured(*SMALL, "train.resume=auto"), halfway, grpo.train, Lockstep)
     assert "applied" not in capsys.readouterr().err
     assert without_clocks(rows(halfway)) == without_clocks(rows(lockstep_run))
+    summary = yaml.safe_load((halfway / "summary.json").read_text())
+    last = next(row for row in reversed(rows(halfway)) if "tokens/total" in row)
+    assert summary["response_tokens"] == last["tokens/total"], "of the whole run, as its rewards are"
+    assert summary["wall_time_s"] >= last["time/elapsed_s"]
 
 
 def test_a_changed_learning_rate_and_schedule_take_effect_and_are_said(
@@ -392,6 +396,6 @@ def test_devices_of_the_frozen_model_may_change() -> None:
 def test_a_checkpoint_from_before_there_were_names_is_as_one_without() -> None:
     saved = saved_by()
     del saved.state["config"]["ref_model"]["name"]
-    changed_settings(saved, configured(), Lockstep)
+    assert changed_settings(saved, configured(), Lockstep) == []
     with pytest.raises(ConfigError, match=r"ref_model.name: absent -> models/quickstart"):
         changed_settings(saved, configured("ref_model.name=models/quickstart"), Lockstep)

@@ -171,9 +171,10 @@ class RewardService:
                 share = len(self._queue) // (BATCHES_AHEAD * len(pool.workers)) + 1
                 batch = [self._queue.popleft() for _ in range(min(share, LARGEST_BATCH, len(self._queue)))]
                 items = [(index, self._items[index]) for index in batch]
-                self._progressed = time.monotonic()
                 try:
-                    if not worker.send([(index, item.judged_next, item.example) for index, item in items]):
+                    if worker.send([(index, item.judged_next, item.example) for index, item in items]):
+                        self._progressed = time.monotonic()
+                    else:
                         self._queue.extendleft(reversed(batch))
                 except OSError:
                     self._replace(pool, worker, worker.lost(DIED))

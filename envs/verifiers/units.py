@@ -37,12 +37,12 @@ _UNIT = re.compile(
 _PRIMES = re.compile(r"(?P<value>[-\d.,/ ]*\d)(?P<mark>'{1,2}|\")", re.ASCII)
 _SIGNS = {
     "\\$": "dollar", "%": "percent",
-    "^\\circ": "degree", "^{\\circ}": "degree", "°": "degree", "\\degree": "degree",
+    "^\\circ": "degree", "^{\\circ}": "degree", "°": "degree", "º": "degree", "\\degree": "degree",
     "€": "euro", "\\euro": "euro",
     "£": "pound", "\\pounds": "pound",
     "¥": "yen", "₹": "rupee",
 }  # fmt: skip
-"""Marks of a quantity that are no words."""
+"""Marks of a quantity that are no words, without white space."""
 _QUANTITIES = frozenset(_NAMES) - {"square"}
 _POWERS = {"2": "square", "3": "cubic"}
 
@@ -67,7 +67,8 @@ def split_unit(text: str) -> tuple[str, str]:
 
 def has_sign(text: str) -> bool:
     """Whether a text has a sign of money, per cent or degrees."""
-    return "$" in text or "degree" in text or any(sign in text for sign in _SIGNS)
+    compact = "".join(text.split())
+    return "$" in text or "degree" in text or any(sign in compact for sign in _SIGNS)
 
 
 def quantities(text: str, unit: str) -> frozenset[str]:
@@ -75,7 +76,8 @@ def quantities(text: str, unit: str) -> frozenset[str]:
 
     text: as it is written. unit: what `split_unit` finds behind its canonical form.
     """
-    signs = {name for sign, name in _SIGNS.items() if sign in text}
+    compact = "".join(text.split())
+    signs = {name for sign, name in _SIGNS.items() if sign in compact}
     if (text.count("$") - text.count("\\$")) % 2:  # two of them are around a formula
         signs.add("dollar")
     return frozenset(signs | _QUANTITIES.intersection(unit.replace("/", " ").split()))

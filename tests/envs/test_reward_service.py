@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from config.schema.env import EnvConfig
-from config.schema.errors import ConfigError
+from config.schema.errors import ConfigError, DeadlineError
 from envs.judging.blame import Ticket
 from envs.judging.pool import Worker
 from envs.judging.service import RewardService
@@ -59,6 +59,22 @@ def test_a_completion_that_breaks_the_verifier_is_invalid_and_harms_no_other() -
 def test_a_hanging_worker_does_not_stop_the_service_from_sending() -> None:
     with serving("bomb", reward_workers=1) as service:
         assert outcomes(service, "sleep", *["x" * 100_000] * 30) == ["invalid"] + ["scored"] * 30
+
+
+def test_a_worker_that_hangs_before_it_begins_is_waited_for_no_longer_than_the_deadline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Though more waits than fits into its socket, which is tried again at every poll."""
+    monkeypatch.setattr("envs.judging.service.STALLED_SECONDS", 0.5)
+    with serving("bomb", reward_workers=1, reward_timeout_s=0.5) as service:
+        service.score([Completion("a")], examples(1))
+        assert service._pool is not None
+        (worker,) = service._pool.workers
+        os.kill(worker.pid, signal.SIGSTOP)
+        service.submit([Completion("a")], examples(1))
+        ticket = service.submit([Completion("x" * 100_000) for _ in range(30)], examples(30))
+        with pytest.raises(DeadlineError, match="for any of 1 workers to judge one of 31 completions"):
+            service.wait(ticket)
 
 
 def test_a_child_that_a_reward_leaves_behind_sends_no_verdict() -> None:

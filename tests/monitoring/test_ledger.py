@@ -1,5 +1,6 @@
 """The ledger holds every group to the bit, in whole lines, within its bounds, whatever ends the process."""
 
+import errno
 import os
 import random
 import resource
@@ -179,6 +180,23 @@ def test_a_killed_run_leaves_whole_lines(tmp_path: Path) -> None:
         again.consumed(4, groups_of(1))
         again.close()
         assert [record["iteration"] for record in read_records(run_dir)] == [1] * 4 + [2] * 4 + [3] * 4 + [4]
+
+
+def test_a_resumed_run_goes_on_without_a_ledger_that_takes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = Ledger(tmp_path, GIB, QUIET)
+    ledger.consumed(1, groups_of(1))
+
+    def full(_: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("torchgrpo.monitoring.ledger.close_file", full)
+    said: list[str] = []
+    again = Ledger(tmp_path, GIB, said.append)
+    again.begin(1)
+    again.consumed(2, groups_of(1))
+    assert len(said) == 1 and "cannot be written (No space left on device); the run goes on" in said[0]
 
 
 def write_until_full(run_dir: Path, said: Any) -> None:

@@ -4,7 +4,7 @@ from tests.scripts import configured
 from torchgrpo.plan.machine import Machine, imagined_machine
 from torchgrpo.plan.make_plan import make_plan
 from torchgrpo.plan.plan_text import report
-from torchgrpo.plan.problems import problems
+from torchgrpo.plan.problems import Problem, problems
 
 HERE = Machine(0, None, host_memory_gib=24.0, disk_gib=100.0, vllm=None)
 
@@ -27,3 +27,11 @@ def test_a_cluster_of_this_machine_is_not_that_of_another() -> None:
 def test_the_example_of_the_readme_fits() -> None:
     config = configured("run=plan", "plan.gpus=8", "plan.gpu_memory_gib=80", name="grpo_gsm8k")
     assert not problems(make_plan(config, False, imagined_machine(config.plan, HERE)))
+
+
+def test_a_phase_that_does_not_fit_marks_its_own_line_alone() -> None:
+    config = configured("run=plan", "plan.gpus=8", "plan.gpu_memory_gib=80", name="grpo_gsm8k")
+    plan = make_plan(config, False, imagined_machine(config.plan, HERE))
+    shown = report(plan, [Problem("optimizer step", "does not fit")])
+    (marked,) = [line for line in shown.splitlines() if line.endswith("does not fit")]
+    assert "GiB" in marked

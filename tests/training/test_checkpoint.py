@@ -209,3 +209,7 @@ def test_a_file_that_may_not_be_read_says_so(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(Path, "read_bytes", refuse)
     with pytest.raises(UnreadableError, match=rf"^train\.resume={path}: run.pt: Permission denied; take"):
         load_checkpoint(path)
+
+
+def test_a_checkpoint_without_what_a_run_saves_is_refused(lockstep_run: Path) -> None:
+    assert load_checkpoint(checkpoint_path(lockstep_run, 4)).keys() == KEYS

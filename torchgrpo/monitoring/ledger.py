@@ -47,11 +47,12 @@ class Ledger:
 
     def begin(self, after: int) -> None:
         """Go on after an iteration; lines of later ones, of an attempt that was given up, are removed."""
-        if self.folder.is_dir():
-            keep_until(self.run_dir, after)
-            for file in ledger_files(self.run_dir):
-                if not file.path.name.endswith(CLOSED):
-                    close_file(file.path)
+        with self._guarded():
+            if self.folder.is_dir():
+                keep_until(self.run_dir, after)
+                for file in ledger_files(self.run_dir):
+                    if not file.path.name.endswith(CLOSED):
+                        close_file(file.path)
 
     def learned(self, group: Group, step: int, values: TokenValues, trained_at: int | None) -> None:
         """An optimizer step has trained on a group."""

@@ -200,8 +200,8 @@ class Monitor:
                 "first_reward": rewards[0] if rewards else None,
                 "last_reward": rewards[-1] if rewards else None,
                 "best_reward": max(rewards, default=None),
-                "wall_time_s": round(time.perf_counter() - self.began, 3),
-                "response_tokens": self.tokens,
+                "wall_time_s": round(self.seconds_before + time.perf_counter() - self.began, 3),
+                "response_tokens": self.tokens_before + self.tokens,
                 "evaluation": self.evaluation,
             }
             with written_whole(self.run_dir / SUMMARY) as file:

@@ -141,7 +141,7 @@ def _batch_lines(plan: Plan) -> list[str]:
     tokens = config.optim_batch_size * longest_row(config)
     return [
         line("iteration", f"{groups} = {config.completions_per_iteration} completions"),
-        line("optimizer step", f"{config.optim_batch_size} completions = {pieces}; {count}"),
+        line("minibatch", f"{config.optim_batch_size} completions = {pieces}; {count}"),
         line("tokens", f"up to {tokens} per optimizer step, {positions}"),
         line("run", f"{config.total_iterations} iterations, {config.total_optimizer_steps} optimizer steps"),
     ]

@@ -221,7 +221,7 @@ def changed_settings(saved: "Saved", config: Config, schedule: type[ScheduleType
             f"train.total_dialog_turns={config.train.total_dialog_turns} makes {total}: raise it, or go on from an "
             "earlier checkpoint"
         )
-    return [f"{change} applied" for change in found]
+    return [f"{change} applied" for change in differing]
 
 
 def check_data(saved: "Saved | None", prompts: "PromptQueue") -> "PromptQueue":

@@ -24,7 +24,7 @@ from torchgrpo.training.tensor_files import UnreadableError, check_files
 LEARNER = "learner"
 KEYS = {
     *("iteration", "overlapped", "evaluated", "learner", "policy_version", "generator", "random", "config"),
-    *("prompts", "next_group_id", "newest_prompts"),
+    *("prompts", "next_group_id", "newest_prompts", "lowest_scores"),
 }
 LEARNER_KEYS = {*trained_parameters.KEYS, "optimizer_steps", "schedule_step", "step_counts"}
 
