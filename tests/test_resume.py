@@ -72,11 +72,6 @@ def test_nothing_changed_says_nothing_and_is_the_same_run(
     run_job(configured(*SMALL, "train.resume=auto"), halfway, grpo.train, Lockstep)
     assert "applied" not in capsys.readouterr().err
     assert without_clocks(rows(halfway)) == without_clocks(rows(lockstep_run))
-    summary = yaml.safe_load((halfway / "summary.json").read_text())
-    *_, last = [row for row in rows(halfway) if "tokens/total" in row]
-    assert (
-        summary["response_tokens"] == last["tokens/total"] and summary["wall_time_s"] > last["time/elapsed_s"]
-    )
 
 
 def test_a_changed_learning_rate_and_schedule_take_effect_and_are_said(
