@@ -95,7 +95,7 @@ class Conversation:
         """What is appended to the model's turn number `turn`, from 1, which ended in an end token: the rest of the
         template's end of the turn, the message, and the beginning of the model's next turn.
 
-        No ids: the conversation is over. What an replier raises is raised here.
+        No ids: the conversation is over. What a replier raises is raised here.
         """
         if turn >= self.max_steps:
             return []

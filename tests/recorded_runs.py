@@ -12,7 +12,7 @@ from config.run_folder.checkpoints import checkpoint_path
 from tests.scripts import SCHEDULE_OF, configured, rows, without_clocks
 from torchgrpo.run.job import run_job
 from torchgrpo.training.checkpoint import LEARNER
-from torchgrpo.training.tensor_files import saved_tensors
+from torchgrpo.training.checkpoint_tensors import saved_tensors
 
 SMALL = ("env.num_envs=4", "env.repeats=4", "train.total_dialog_turns=64", "optimizer.lr=3e-3")
 STEPS = ("train.epochs=2", "train.optim_batch_size=8")

@@ -9,7 +9,7 @@ from torch import Tensor
 from config.schema.train import TrainConfig
 from torchgrpo.run.checkpoint_retention import remove_others
 from torchgrpo.training.checkpoint import LEARNER, begin_checkpoint, complete_checkpoint, packed
-from torchgrpo.training.tensor_files import saved_tensors, write_tensors
+from torchgrpo.training.checkpoint_tensors import saved_tensors, write_tensors
 from torchgrpo.training.trained_parameters import MODEL
 
 

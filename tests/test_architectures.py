@@ -23,13 +23,13 @@ from torchgrpo.rollout.engines.interface import Request, generate
 from torchgrpo.rollout.engines.transformers_engine import TransformersEngine
 from torchgrpo.rollout.weights.weight_check import WeightCheck, WeightMismatch
 from torchgrpo.training.checkpoint import LEARNER
+from torchgrpo.training.checkpoint_tensors import write_tensors
 from torchgrpo.training.forward import ResponseScorer
 from torchgrpo.training.forward_check import check_forward
 from torchgrpo.training.model_files import check_files
 from torchgrpo.training.model_loading import load_model, load_tokenizer
 from torchgrpo.training.model_writer import ModelWriter
 from torchgrpo.training.published_weights import named_weights
-from torchgrpo.training.tensor_files import write_tensors
 from torchgrpo.training.trained_parameters import MODEL
 
 pytestmark = pytest.mark.long

@@ -18,7 +18,7 @@ from torchgrpo.run.checkpoint_writer import CheckpointWriter
 from torchgrpo.run.job import run_job
 from torchgrpo.run.lockstep import Lockstep
 from torchgrpo.training.checkpoint import LEARNER
-from torchgrpo.training.tensor_files import saved_tensors, write_tensors
+from torchgrpo.training.checkpoint_tensors import saved_tensors, write_tensors
 
 SMALL = ("env.num_envs=4", "env.repeats=4", "train.total_dialog_turns=64", "train.checkpoint_frequency=1")
 LIMIT_S = 600.0

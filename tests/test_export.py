@@ -281,10 +281,10 @@ def test_an_unknown_metric_is_refused_by_name() -> None:
 def test_a_full_disk_in_the_middle_of_a_model_leaves_all_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from torchgrpo.training import model_writer, tensor_writer
+    from torchgrpo.training import model_writer, safetensors_writer
 
     def full(folder: Path, *arguments: Any, **options: Any) -> None:
-        tensor_writer.write_safetensors(folder, *arguments, **options)
+        safetensors_writer.write_safetensors(folder, *arguments, **options)
         if "000003" in folder.name:
             raise OSError(28, "No space left on device")
 

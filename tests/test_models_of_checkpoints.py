@@ -17,7 +17,7 @@ from tests.tiny import resized_quickstart, tiny_mixture
 from torchgrpo.plan.machine import installed_vllm
 from torchgrpo.run.job import run_job
 from torchgrpo.run.lockstep import Lockstep
-from torchgrpo.training import model_writer, tensor_writer
+from torchgrpo.training import model_writer, safetensors_writer
 
 SMALL = (
     *("env.num_envs=2", "env.repeats=4", "train.total_dialog_turns=16", "optimizer.lr=3e-3"),
@@ -151,7 +151,7 @@ def test_several_files(lora: tuple[str, ...], tmp_path: Path, monkeypatch: pytes
     model = AutoModelForCausalLM.from_pretrained(base)
     (base / "model.safetensors").unlink()
     model.save_pretrained(base, max_shard_size="1MB")
-    write = partial(tensor_writer.write_safetensors, largest=1 << 20)
+    write = partial(safetensors_writer.write_safetensors, largest=1 << 20)
     monkeypatch.setattr(model_writer, "write_safetensors", write)
     found = trained(tmp_path / "run", *lora, f"model.name={base}")
     assert len(list((tmp_path / "run" / "model").glob("model-*-of-*.safetensors"))) > 1

@@ -13,7 +13,7 @@ from tests.scripts import configured, rows, without_clocks
 from torchgrpo.run.job import run_job
 from torchgrpo.run.lockstep import Lockstep
 from torchgrpo.training.checkpoint import LEARNER
-from torchgrpo.training.tensor_files import saved_tensors
+from torchgrpo.training.checkpoint_tensors import saved_tensors
 
 pytestmark = pytest.mark.long
 

@@ -48,7 +48,7 @@ from torchgrpo.run.resume import (
     under,
 )
 from torchgrpo.training.checkpoint import LEARNER, Saved, load_checkpoint
-from torchgrpo.training.tensor_files import saved_tensors
+from torchgrpo.training.checkpoint_tensors import saved_tensors
 
 SMALL = (*recorded_runs.SMALL, *recorded_runs.EVERY_SECOND)
 """Settings of the `lockstep_run`."""

@@ -1,12 +1,27 @@
 """Checks of sections against each other. Each raises ConfigError."""
 
+import math
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from typing import Any
+
 from config.schema.config import Config
 from config.schema.errors import ConfigError
 from config.schema.values import at_least
 
+_BOUNDS = (
+    "epsilon clip_epsilon_low clip_epsilon_high dual_clip ratio_max log_ratio_min log_ratio_max kl_log_ratio_clamp "
+    "kl_clamp distill_clamp mismatch_cap filter_range covariance_range"
+)
+MAY_BE_INFINITE = {"optimizer.clip_grad_norm", *(f"policy.{name}" for name in _BOUNDS.split())}
+"""Bounds: an infinite one is none."""
+
 
 def check(config: Config) -> None:
-    """Raises ConfigError where two sections contradict each other."""
+    """Raises ConfigError for a number that is none, and where two sections contradict each other."""
+    for key, number in _numbers(config):
+        if math.isnan(number) or (math.isinf(number) and key not in MAY_BE_INFINITE):
+            raise ConfigError(f"{key}={number}: give a finite number")
     check_batches(config)
     check_ranks(config)
     check_quantization(config)
@@ -53,6 +68,20 @@ def check(config: Config) -> None:
             f"{config.env.max_prompt_tokens} + max_tokens={config.longest_response} (the largest of inference_model "
             f"and eval.sets): raise it to {longest}, or lower one of the two"
         )
+
+
+def _numbers(value: Any, key: str = "") -> Iterator[tuple[str, float]]:
+    """Every float of a section and of what it holds, with its dotted key."""
+    if isinstance(value, float):
+        yield key, value
+    elif isinstance(value, (list, tuple)):
+        for one in value:
+            yield from _numbers(one, key)
+    elif is_dataclass(value) or isinstance(value, dict):
+        names = value if isinstance(value, dict) else [field.name for field in fields(value)]
+        for name in names:
+            inside = value[name] if isinstance(value, dict) else getattr(value, name)
+            yield from _numbers(inside, f"{key}.{name}" if key else str(name))
 
 
 def devices_asked(config: Config, section: str) -> str:

@@ -10,12 +10,13 @@ from typing import Any
 
 from config.schema.env import EnvConfig
 from config.schema.evaluation import EvalConfig
-from config.schema.inference import InferenceModelConfig, RayConfig
+from config.schema.inference import InferenceModelConfig
 from config.schema.logging import LoggingConfig
 from config.schema.models import ModelConfig, RefModelConfig, TrainModelConfig
 from config.schema.optimizer import OptimizerConfig
 from config.schema.plan import MachineConfig
 from config.schema.policy import PolicyConfig
+from config.schema.ray import RayConfig
 from config.schema.registry import Registry
 from config.schema.rollouts import RolloutsConfig
 from config.schema.train import TrainConfig

@@ -116,6 +116,7 @@ class EnvConfig:
 
     def __post_init__(self) -> None:
         at_least("env.reward_workers", self.reward_workers, 1)
+        at_least("env.max_prompt_tokens", self.max_prompt_tokens, 1)
         one_of("env.duplicates", self.duplicates, ("keep", "first", "drop"))
         one_of("env.sandbox", self.sandbox, ("auto", "bubblewrap", "namespaces", "rlimits", "remote"))
         url = self.sandbox_url

@@ -1,5 +1,4 @@
-"""The sections `inference_model` and `ray`: the rollout engines, their devices and limits, how tokens are sampled; the
-cluster that carries them."""
+"""The `inference_model` section: the rollout engines, their devices and limits, how tokens are sampled."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -111,15 +110,3 @@ class InferenceModelConfig:
     @property
     def num_engines(self) -> int:
         return self.num_devices // self.tensor_parallel_size
-
-
-@dataclass
-class RayConfig:
-    """The Ray cluster that carries several engines."""
-
-    enabled: bool = False
-    """Run engines as Ray actors even where one engine in process would do."""
-    address: str | None = None
-    """An existing cluster's address; unset starts a local one on loopback."""
-    num_cpus_per_engine: int = 1
-    """CPU cores that an engine actor reserves."""

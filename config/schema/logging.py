@@ -34,6 +34,7 @@ class LoggingConfig:
     def __post_init__(self) -> None:
         one_of("logging.mode", self.mode, ("online", "offline"))
         at_least("logging.rollouts_gb", self.rollouts_gb, 0)
+        at_least("logging.sample_frequency", self.sample_frequency, 0)
         names = self._named()
         for name in names or [self.backend]:
             TRACKERS.check(name, "none")

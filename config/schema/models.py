@@ -5,6 +5,7 @@ from typing import Any
 
 from omegaconf import MISSING
 
+from config.schema.errors import ConfigError
 from config.schema.values import at_least, one_of
 
 
@@ -45,6 +46,10 @@ class LoraConfig:
 
     def __post_init__(self) -> None:
         one_of("train_model.lora.quantization", self.quantization, ("none", "nf4"))
+        at_least("train_model.lora.r", self.r, 1)
+        at_least("train_model.lora.alpha", self.alpha, 1)
+        if not 0 <= self.dropout < 1:
+            raise ConfigError(f"train_model.lora.dropout={self.dropout}: a share, 0 to below 1")
 
     @property
     def quantized(self) -> bool:

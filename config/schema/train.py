@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from config.schema.values import at_least, one_of
+from config.schema.values import above_0, at_least, check_fields, one_of
 
 
 @dataclass
@@ -81,6 +81,7 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         one_of("train.mixed_precision", self.mixed_precision, ("fp32", "bf16", "fp16"))
+        check_fields("train", self, ("wait_timeout_s",), above_0, "must be above 0")
         one_of("train.on_alarm", self.on_alarm, ("say", "checkpoint", "stop"))
         one_of("train.on_mismatch", self.on_mismatch, ("stop", "say"))
         one_of("train.stale_groups", self.stale_groups, ("drop", "wait"))

@@ -73,9 +73,14 @@ def _score_if_right(
 def _asked_in_a_fork(
     second: NamedReward, completion: Completion, example: Example, env: EnvConfig, deadline: float
 ) -> tuple[float, ...] | None:
-    """As `_score_if_right`; None also where the process dies or is not done at the deadline."""
+    """As `_score_if_right`; None also where the process cannot be made, dies or is not done at the deadline."""
     reading, writing = os.pipe()
-    pid = os.fork()
+    try:
+        pid = os.fork()
+    except OSError:  # no memory or number for another process
+        os.close(reading)
+        os.close(writing)
+        return None
     if pid == 0:
         with suppress(BaseException):  # a fork must never go on with what its parent was doing
             os.write(writing, pickle.dumps(_score_if_right(second, completion, example, env)))

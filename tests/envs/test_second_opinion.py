@@ -1,5 +1,6 @@
 """A second opinion is asked where the first verdict is not "right", turns it only by "right", and harms nothing."""
 
+import errno
 import os
 from contextlib import closing
 from pathlib import Path
@@ -63,6 +64,20 @@ def test_one_that_hangs_or_fails_leaves_the_first_verdict(deed: str) -> None:
         (0.0, "scored"),
     ]
     assert [each.parts["second_opinion_failed"] for each in verdicts] == [1.0, 0.0, 1.0]
+
+
+def test_where_no_process_can_be_made_the_first_verdict_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    env = EnvConfig(dataset="arithmetic", reward="boxed", reward_second_opinion=f"{HERE}:half")
+    judge = make_judge(make_task(env))
+
+    def full() -> int:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(os, "fork", full)
+    before = os.listdir("/proc/self/fd")
+    verdict = judge(Completion("\\boxed{3}"), example(GOLD))
+    assert (verdict.score, verdict.parts["second_opinion_failed"]) == (0.0, 1.0)
+    assert len(os.listdir("/proc/self/fd")) == len(before)
 
 
 def test_it_is_asked_only_where_the_first_is_not_right_and_only_right_counts(tmp_path: Path) -> None:

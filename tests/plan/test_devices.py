@@ -8,9 +8,10 @@ import pytest
 
 from config.schema.config import Config
 from config.schema.errors import ConfigError
-from config.schema.inference import InferenceModelConfig, RayConfig
+from config.schema.inference import InferenceModelConfig
 from config.schema.models import LoraConfig, RefModelConfig, TrainModelConfig
 from config.schema.policy import PolicyConfig
+from config.schema.ray import RayConfig
 from torchgrpo.plan import machine as machine_module
 from torchgrpo.plan.devices import DevicePlan, plan_devices, transport
 from torchgrpo.plan.machine import gpu_memory_gib, visible_gpus

@@ -17,9 +17,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from config.schema.optimizer import OptimizerConfig
+from torchgrpo.training.checkpoint_tensors import copied, read_tensors, saved_shapes, write_tensors
 from torchgrpo.training.learner_state import learner_tensors, load_step_counts, step_counts
 from torchgrpo.training.optimizer import make_optimizer
-from torchgrpo.training.tensor_files import copied, read_tensors, saved_shapes, write_tensors
 
 STEPS = 3
 COUNTS = "counts.pt"

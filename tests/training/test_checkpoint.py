@@ -15,7 +15,7 @@ import torch
 from config.run_folder.checkpoints import checkpoint_path, checkpoints, newest_checkpoint
 from config.schema.errors import ConfigError
 from tests.saved import save_checkpoint
-from tests.training.test_tensor_files import Hostile
+from tests.training.test_checkpoint_tensors import Hostile
 from torchgrpo.training.checkpoint import (
     KEYS,
     LEARNER_KEYS,
@@ -27,7 +27,7 @@ from torchgrpo.training.checkpoint import (
     random_state,
     restore_random_state,
 )
-from torchgrpo.training.tensor_files import UnreadableError, saved_tensors
+from torchgrpo.training.checkpoint_tensors import UnreadableError, saved_tensors
 
 WHOLE: dict[str, Any] = dict.fromkeys(KEYS, 0) | {"learner": dict.fromkeys(LEARNER_KEYS, 0)}
 

@@ -7,7 +7,7 @@ import torch
 
 from tests.scripts import ENVIRONMENT, ROOT, begin
 from tests.training.ranks_that_save import COUNTS, STEPS, Learning
-from torchgrpo.training.tensor_files import check_files, saved_shapes
+from torchgrpo.training.checkpoint_tensors import check_files, saved_shapes
 
 pytestmark = pytest.mark.long
 

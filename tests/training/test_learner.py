@@ -17,10 +17,10 @@ from envs.group import Group, Verdict
 from tests.groups import credited, drawn_from_tiny
 from tests.training.scorers import REPEATS, make_learner
 from torchgrpo.batches.batch import collate
+from torchgrpo.training.checkpoint_tensors import write_tensors
 from torchgrpo.training.learner import Learner
 from torchgrpo.training.learner_state import learner_tensors
 from torchgrpo.training.step_report import NonFiniteError
-from torchgrpo.training.tensor_files import write_tensors
 
 AGGREGATIONS = ("token_mean", "sequence_mean", "constant_length", "pass_mean")
 

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from config.schema.optimizer import OptimizerConfig
+from torchgrpo.training.checkpoint_tensors import read_tensors, write_tensors
 from torchgrpo.training.learner_state import learner_tensors, load_step_counts, optimizer_tensors, step_counts
 from torchgrpo.training.master_weights import MasterWeights, is_half, join, split
 from torchgrpo.training.optimizer import make_optimizer
-from torchgrpo.training.tensor_files import read_tensors, write_tensors
 
 NAMES = ("adamw", "muon_adamw")
 

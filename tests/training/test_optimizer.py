@@ -11,9 +11,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from config.schema.errors import ConfigError
 from config.schema.optimizer import OptimizerConfig
+from torchgrpo.training.checkpoint_tensors import read_tensors, write_tensors
 from torchgrpo.training.learner_state import learner_tensors, load_step_counts, step_counts
 from torchgrpo.training.optimizer import JointOptimizer, go_to_step, make_optimizer, make_scheduler
-from torchgrpo.training.tensor_files import read_tensors, write_tensors
 
 PRESETS = Path(__file__).resolve().parents[2] / "config" / "optimizer"
 NAMES = ("adamw", "muon_adamw")

@@ -85,10 +85,10 @@ def _contradictions(plan: Plan) -> Iterator[str]:
             f"inference_model.tensor_parallel_size={inference.tensor_parallel_size} needs "
             "inference_model.backend=vllm: the transformers engine is one process on one device"
         )
-    if plan.engine.backend == "transformers" and plan.devices.colocated:
+    if plan.engine.backend != "vllm" and plan.devices.colocated:
         yield (
-            "inference_model.backend=transformers cannot give its memory back, so it cannot take turns with the "
-            "learner on one GPU: take inference_model.backend=vllm, or a machine with a GPU for each"
+            f"inference_model.backend={plan.engine.backend} cannot give its memory back, so it cannot take turns with "
+            "the learner on one GPU: take inference_model.backend=vllm, or a machine with a GPU for each"
         )
     if inference.lora == "adapter" and not lora:
         yield (

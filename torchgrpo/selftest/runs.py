@@ -17,7 +17,7 @@ from torchgrpo.run.overlapped import Overlapped
 from torchgrpo.selftest.check import Bench
 from torchgrpo.selftest.tiny import TOKENIZER, configured
 from torchgrpo.training.checkpoint import LEARNER
-from torchgrpo.training.tensor_files import saved_tensors
+from torchgrpo.training.checkpoint_tensors import saved_tensors
 
 QUICKSTART = (f"model.name={TOKENIZER}", "env.num_envs=8", "env.repeats=8")
 

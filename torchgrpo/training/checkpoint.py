@@ -1,7 +1,7 @@
 """Checkpoints: folders that are written beside and renamed, found again, and loaded without running code from them.
 
 checkpoint_000040/run.pt     the small state of the run: iteration, config, prompts, generators, the learner's numbers
-checkpoint_000040/learner/   every tensor of the learner (training.learner_state, training.tensor_files)
+checkpoint_000040/learner/   every tensor of the learner (training.learner_state, training.checkpoint_tensors)
 """
 
 import io
@@ -19,7 +19,7 @@ from config.run_folder.checkpoints import FOLDER, RUN_STATE, WRITING, checkpoint
 from config.run_folder.files import sync_folder
 from config.schema.errors import ConfigError
 from torchgrpo.training import trained_parameters
-from torchgrpo.training.tensor_files import UnreadableError, check_files
+from torchgrpo.training.checkpoint_tensors import UnreadableError, check_files
 
 LEARNER = "learner"
 KEYS = {

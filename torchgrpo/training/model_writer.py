@@ -22,12 +22,12 @@ from torchgrpo.plan.model_shape import model_path
 from torchgrpo.training import base_files
 from torchgrpo.training.adapters import add_lora, linear_names
 from torchgrpo.training.base_files import Base
+from torchgrpo.training.checkpoint_tensors import SavedTensors, saved_shapes
 from torchgrpo.training.model_files import check_files
 from torchgrpo.training.model_loading import end_tokens, load_saved_tokenizer, skeleton
 from torchgrpo.training.published_weights import PolicyTensor, named_weights
 from torchgrpo.training.quantization import packed_in_4_bits, through_4_bits
-from torchgrpo.training.tensor_files import SavedTensors, saved_shapes
-from torchgrpo.training.tensor_writer import Part, write_safetensors
+from torchgrpo.training.safetensors_writer import Part, write_safetensors
 from torchgrpo.training.trained_parameters import MODEL, brought, check_same_model, digest_of
 
 ADAPTER = "adapter"

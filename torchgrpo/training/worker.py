@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from config.schema.config import Config
 from torchgrpo.batches.batch import Batch
 from torchgrpo.training.aggregation import BatchTotals
+from torchgrpo.training.checkpoint_tensors import copied, read_tensors, saved_shapes, write_tensors
 from torchgrpo.training.grpo_loss import GRPOLoss
 from torchgrpo.training.host_states import HostStates
 from torchgrpo.training.learner_models import Models
@@ -35,7 +36,6 @@ from torchgrpo.training.optimizer import go_to_step, make_optimizer, make_schedu
 from torchgrpo.training.process import release_memory
 from torchgrpo.training.published_weights import PolicyTensor, PolicyWeights
 from torchgrpo.training.sharding import Sharded, local, norm
-from torchgrpo.training.tensor_files import copied, read_tensors, saved_shapes, write_tensors
 from torchgrpo.training.trained_parameters import base_digest, check_same_model, described
 from torchgrpo.training.training_mode import set_training_mode
 

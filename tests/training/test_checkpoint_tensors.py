@@ -15,14 +15,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from config.schema.errors import ConfigError
 from config.schema.optimizer import OptimizerConfig
-from torchgrpo.training.learner_state import (
-    check_same_tensors,
-    learner_tensors,
-    load_step_counts,
-    step_counts,
-)
-from torchgrpo.training.optimizer import make_optimizer
-from torchgrpo.training.tensor_files import (
+from torchgrpo.training.checkpoint_tensors import (
     UnreadableError,
     check_files,
     copied,
@@ -31,6 +24,13 @@ from torchgrpo.training.tensor_files import (
     saved_tensors,
     write_tensors,
 )
+from torchgrpo.training.learner_state import (
+    check_same_tensors,
+    learner_tensors,
+    load_step_counts,
+    step_counts,
+)
+from torchgrpo.training.optimizer import make_optimizer
 
 TENSORS = {
     "model.weight": torch.arange(12.0).reshape(3, 4).T,
