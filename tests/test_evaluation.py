@@ -13,17 +13,41 @@ import grpo
 import grpo_async
 from config.run_folder.checkpoints import checkpoint_path
 from config.schema.errors import ConfigError
+from envs.task import make_task
+from tests.logged import Logged
 from tests.recorded_runs import EVERY_SECOND, recorded_run
 from tests.recorded_runs import SETS as HELD_OUT
 from tests.saved import saved_model
 from tests.scripts import callback_of, configured, rows, without_clocks
+from torchgrpo.evaluation.sets import load_sets
+from torchgrpo.run.build_rollout import make_prompts
 from torchgrpo.run.callbacks import Evaluations
 from torchgrpo.run.job import run_job
 from torchgrpo.run.lockstep import Lockstep
 from torchgrpo.run.overlapped import Overlapped
+from torchgrpo.training.model_loading import load_tokenizer
 
 SMALL = ("env.num_envs=4", "env.repeats=4", "train.total_dialog_turns=64")
 SETS = "eval.sets={held_out:{dataset:arithmetic,n:4,limit:20},greedy:{dataset:arithmetic,temperature:0,limit:10}}"
+
+
+def write_rows(path: Path, questions: range) -> str:
+    lines = [json.dumps({"prompt": f"{n} + {n} =", "answer": str(2 * n)}) for n in questions]
+    path.write_text("\n".join(lines))
+    return str(path)
+
+
+def test_prompts_that_are_trained_on_are_said_of_every_set(tmp_path: Path, logged: Logged) -> None:
+    mine, other = write_rows(tmp_path / "a.jsonl", range(20)), write_rows(tmp_path / "b.jsonl", range(15, 25))
+    apart = write_rows(tmp_path / "c.jsonl", range(30, 40))
+    sets = f"mixed:{{dataset:jsonl,data_files:{other}}},apart:{{dataset:jsonl,data_files:{apart}}}"
+    asked = f"asked:{{dataset:jsonl,data_files:{mine},split:train}}"
+    config = configured("env.dataset=jsonl", f"env.data_files={mine}", f"eval.sets={{{sets},{asked}}}")
+    tokenizer = load_tokenizer(config.model)
+    prompts = make_prompts(config, make_task(config.env), tokenizer)
+    load_sets(config, tokenizer, prompts.source.examples)
+    (said,) = [line for line in logged.messages if "trained on" in line]
+    assert said.startswith("eval.sets.mixed: 5 of its 10 prompts are trained on")
 
 
 def optimizer_rows(run_dir: Path) -> list[dict[str, Any]]:

@@ -81,9 +81,21 @@ class EvalSetConfig:
             usual = vars(EnvConfig())
             base = replace(training, **{key: usual[key] for key in of_the_data})
         files = base.data_files if self.data_files is None else self.data_files
-        shared = base is training and files is not None and _places(files) == _places(training.data_files)
-        separated = isinstance(files, dict) or training.holdout > 0 or self.split == training.split
-        if shared and not separated:
+        shared = base is training and _places(files) == _places(training.data_files)
+        for member, given in base.mixture.items() if base is training else ():
+            its = dict(given) if isinstance(given, dict) else {}
+            if (
+                self.split != training.split
+                and not its.get("holdout")
+                and _holds_one_split(its.get("data_files"))
+            ):
+                raise ConfigError(
+                    f"{place}.split={self.split}: env.mixture.{member}.data_files={its['data_files']} holds one split, "
+                    f"so these are prompts of training; set env.mixture.{member}.holdout (a share of the rows that "
+                    f"becomes `test`), or {place}.split={training.split} if that is what you want"
+                )
+        separated = training.holdout > 0 or self.split == training.split
+        if shared and _holds_one_split(files) and not separated:
             raise ConfigError(
                 f"{place}.split={self.split}: env.data_files={files} holds one split, so these are the prompts of "
                 f"training; set {place}.data_files, or env.holdout (a share of the rows that becomes `test`), or "
@@ -120,8 +132,14 @@ class EvalConfig:
         self.sets = {name: _as_set(f"eval.sets.{name}", given) for name, given in self.sets.items()}
 
 
+def _holds_one_split(files: Any) -> bool:
+    return files is not None and not isinstance(files, dict)
+
+
 def _places(files: Any) -> Any:
-    """`data_files` however they were spelled."""
+    """`data_files` however they were spelled; None for the hub."""
+    if files is None:
+        return None
     if isinstance(files, dict):
         return {split: _places(its) for split, its in files.items()}
     return [Path(str(each)).resolve() for each in (files if isinstance(files, list) else [files])]

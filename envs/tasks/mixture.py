@@ -21,7 +21,7 @@ OWN_FIELDS = (
     *("dataset", "data_files", "data_revision", "holdout", "duplicates", "system_prompt", "prefill"),
     *("options", "reward", "reward_weights", "reward_second_opinion"),
 )
-"""What a member sets for itself; unset, it has the defaults, and everything else is the mixture's."""
+"""Fields of a member's own. Unset, `prefill` and `system_prompt` are the mixture's, the others have their defaults."""
 
 
 @register("mixture")
@@ -77,5 +77,5 @@ def _member(name: str, given: Any, env: EnvConfig) -> tuple[float, EnvConfig]:
     if own.dataset == "mixture":
         raise ConfigError(f"env.mixture.{name}: a mixture cannot be a member of a mixture")
     fields = {field: vars(own)[field] for field in OWN_FIELDS}
-    fields["prefill"] = settings.get("prefill", env.prefill)
+    fields |= {key: settings.get(key, vars(env)[key]) for key in ("prefill", "system_prompt")}
     return float(weight), replace(env, mixture={}, curriculum=env.curriculum.of_member(name), **fields)

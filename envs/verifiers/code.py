@@ -245,12 +245,13 @@ def check_programs(env: EnvConfig, answers: Iterable[Any]) -> None:
     """Checks what judging programs on these tests needs, at the start of a run.
 
     Raises:
-        ConfigError: an option out of range; one of their languages has no interpreter here, where programs run here.
+        ConfigError: an option out of range; the sandbox cannot run one of their languages.
     """
     options = CodeOptions.of(env)
-    languages = {language_of(Tests.parse(answer), options) for answer in answers}
-    if env.sandbox != REMOTE:
-        for language in languages:
+    for language in {language_of(Tests.parse(answer), options) for answer in answers}:
+        if language != options.language:  # else the worker processes check it
+            check_sandbox(env, language)
+        elif env.sandbox != REMOTE:
             command(language)
 
 

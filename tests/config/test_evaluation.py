@@ -1,6 +1,7 @@
 """What can be wrong with `eval.sets`, and what a set takes over from training."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,26 @@ def test_a_held_out_share_is_evaluated_on() -> None:
     env = EvalSetConfig("x").env("eval.sets.a", training)
     assert (env.data_files, env.holdout, env.split) == ("rows.jsonl", 0.1, "test")
     assert EvalSetConfig("x", data_files="other.jsonl").env("eval.sets.a", training).holdout == 0.0
+
+
+def test_a_held_out_share_of_the_hub_is_evaluated_on_too() -> None:
+    training = EnvConfig(dataset="ifeval", holdout=0.1)
+    assert EvalSetConfig("ifeval").env("eval.sets.a", training).holdout == 0.1
+    assert EvalSetConfig("gsm8k").env("eval.sets.a", training).holdout == 0.0
+    assert EvalSetConfig("ifeval", data_files="other.jsonl").env("eval.sets.a", training).holdout == 0.0
+
+
+@pytest.mark.parametrize("more", [{}, {"holdout": 0.0}])
+def test_a_member_of_one_split_is_not_evaluated_by_accident(more: dict[str, float]) -> None:
+    member = {"dataset": "jsonl", "data_files": "rows.jsonl"}
+    training = EnvConfig(dataset="mixture", mixture={"mine": member | more, "gsm8k": 1})
+    with pytest.raises(
+        ConfigError, match=r"env\.mixture\.mine\.data_files=rows\.jsonl holds one split.*\.mine\.hold"
+    ):
+        EvalSetConfig("mixture").env("eval.sets.a", training)
+    assert EvalSetConfig("mixture", split="train").env("eval.sets.a", training).split == "train"
+    for own in (member | {"holdout": 0.1}, member | {"data_files": {"train": "a", "test": "b"}}):
+        EvalSetConfig("mixture").env("eval.sets.a", replace(training, mixture={"mine": own}))
 
 
 def test_prompts_of_training_are_not_evaluated_by_accident() -> None:

@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,14 @@ def mixture(tmp_path: Path) -> EnvConfig:
 
 def always(example: Example) -> bool:
     return True
+
+
+def test_a_member_has_the_system_prompt_of_the_mixture_unless_it_has_its_own(tmp_path: Path) -> None:
+    env = replace(mixture(tmp_path), system_prompt="Think.")
+    env.mixture["own"] = {"dataset": "arithmetic", "system_prompt": "Add."}
+    examples = make_task(env).examples("train")
+    said = {example.source: example.messages[0]["content"] for example in examples}
+    assert said == {"arithmetic": "Think.", "mine": "Think.", "own": "Add."}
 
 
 def test_members_are_drawn_by_weight_each_row_once_an_epoch(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from envs.sandbox.languages import named
 from envs.sandbox.limits import Limits
 from envs.sandbox.sandbox import LEVELS, Sandbox, why_not
 from envs.task import make_task
-from envs.verifiers.code import CodeOptions, Tests, code_reward, extract_code
+from envs.verifiers.code import CodeOptions, Tests, check_programs, code_reward, extract_code
 from tests.envs.sandboxes import NEEDS_LINUX, descendants, supervisor
 
 pytestmark = [NEEDS_LINUX, pytest.mark.long]
@@ -104,6 +104,14 @@ def test_rlimits_refuses_what_starts_programs() -> None:
         pytest.skip("bash is not installed")
     with pytest.raises(ConfigError, match="rlimits: it runs Python alone, which starts no other programs"):
         Sandbox("rlimits", language="bash")
+
+
+def test_a_language_that_only_a_row_asks_for_is_checked_at_the_start() -> None:
+    if shutil.which("bash") is None:
+        pytest.skip("bash is not installed")
+    row = {"inputs": ["1"], "outputs": ["1"], "language": "bash"}
+    with pytest.raises(ConfigError, match="rlimits: it runs Python alone, which starts no other programs"):
+        check_programs(EnvConfig(dataset="code", sandbox="rlimits"), [row])
 
 
 def test_a_missing_interpreter_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

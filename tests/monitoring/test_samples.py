@@ -51,6 +51,14 @@ def test_best_and_worst_with_parts_length_and_gold() -> None:
     ]
 
 
+def test_what_could_not_be_judged_is_neither_the_best_nor_the_worst() -> None:
+    attempts = [attempt("bad", -0.5), attempt("unjudged", 0.0, outcome="error"), attempt("worse", -1.0)]
+    shown = sample_text(1, replace(make_group(0, attempts), example=asked("", "?")))
+    assert [line.strip() for line in shown.splitlines()[3::2]] == ["bad", "worse"]
+    nothing = replace(make_group(0, attempts[1:2]), example=asked("", "?"))
+    assert "reward 0.00, error" in sample_text(1, nothing)
+
+
 def test_a_chat_is_shown_with_its_roles() -> None:
     assert (
         question(asked("Be brief.", "2+2?", "4", "3+3?").messages) == "user: 2+2?\nassistant: 4\nuser: 3+3?"

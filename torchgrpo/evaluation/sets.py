@@ -1,6 +1,7 @@
 """The sets of an evaluation, `eval.sets`: distinct prompts, the same in every run."""
 
 import json
+import logging
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,11 +13,14 @@ from config.schema.env import EnvConfig
 from config.schema.errors import ConfigError
 from config.schema.evaluation import EvalSetConfig
 from envs.duplicates import distinct_examples
+from envs.example import SYSTEM_ROLES
 from envs.option_checks import check_any_rows
 from envs.prompt_checks import check_prompts
 from envs.prompt_length import PromptLimit
 from envs.task import Example, Task, make_task
 from envs.turns import with_instructions
+
+log = logging.getLogger("grpo")
 
 
 @dataclass(frozen=True)
@@ -66,9 +70,16 @@ class EvalSet:
     problems: Problems
 
 
-def load_sets(config: Config, tokenizer: PreTrainedTokenizerBase) -> list[EvalSet]:
-    """Raises ConfigError for data that cannot be read, or a set without a prompt that fits; it names the set."""
+def load_sets(
+    config: Config, tokenizer: PreTrainedTokenizerBase, trained: Sequence[Example] = ()
+) -> list[EvalSet]:
+    """The sets of `eval.sets`; a warning where prompts of one are among `trained`, the examples of training.
+
+    Raises:
+        ConfigError: data cannot be read, or a set has no prompt that fits; the message names the set.
+    """
     sets, limit = [], PromptLimit(tokenizer, config.env.max_prompt_tokens)
+    asked = {_asked(example) for example in trained} if config.eval.sets else set()
     for name, settings in config.eval.sets.items():
         place = f"eval.sets.{name}"
         env = settings.env(place, config.env)
@@ -86,5 +97,17 @@ def load_sets(config: Config, tokenizer: PreTrainedTokenizerBase) -> list[EvalSe
                 f"{place}: all {problems.too_long} prompts are longer than env.max_prompt_tokens={limit.limit} "
                 f"({length}); raise it{helps}"
             )
+        shared = sum(_asked(example) in asked for example in problems.examples)
+        if shared and (env.dataset, env.split) != (config.env.dataset, config.env.split):
+            log.warning(
+                "%s: %d of its %d prompts are trained on, so its scores are not those of held-out prompts; set other "
+                "data_files, or env.holdout", place, shared, len(problems.examples),
+            )  # fmt: skip
         sets.append(EvalSet(name, settings, env, task, problems))
     return sets
+
+
+def _asked(example: Example) -> tuple[str, ...]:
+    """Texts of a prompt but system prompts; white space counts for nothing."""
+    messages = [message for message in example.messages if message["role"] not in SYSTEM_ROLES]
+    return tuple(" ".join(message["content"].split()) for message in messages)

@@ -250,8 +250,10 @@ def sample_text(step: int, group: Group) -> str:
     """A question with the best and the worst of its answers, for a person to read."""
     lines = [f"sample at step {step}", _indented(question(group.example.messages), 2)]
     scores = [verdict.score for verdict in group.verdicts]
+    judged = [index for index, verdict in enumerate(group.verdicts) if verdict.judged] or range(len(scores))
+    best, worst = (choose(judged, key=scores.__getitem__) for choose in (max, min))
     gold = _short(" ".join(str(group.example.answer).split()), LONGEST_GOLD)
-    for index in dict.fromkeys((scores.index(max(scores)), scores.index(min(scores)))):
+    for index in dict.fromkeys((best, worst)):
         one, verdict = group.completions[index], group.verdicts[index]
         parts = ", ".join(f"{name} {value:.3g}" for name, value in verdict.parts.items())
         outcome = "" if verdict.outcome == "scored" else f", {verdict.outcome}"

@@ -70,7 +70,7 @@ def _build(config: Config, run_dir: Path, schedule: type[ScheduleType], built: E
     task = make_task(config.env)
     tokenizer = _tokenizer(config)
     prompts = check_data(saved, make_prompts(config, task, tokenizer))
-    eval_sets = load_sets(config, tokenizer)
+    eval_sets = load_sets(config, tokenizer, prompts.source.examples)
     conversation = make_conversation(config, tokenizer)
     if conversation is not None:
         built.callback(conversation.close)

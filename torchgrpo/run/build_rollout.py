@@ -57,8 +57,9 @@ def prompt_problem(config: Config) -> str | None:
     """Describe what a run would refuse of its rows and prompts, if anything."""
     try:
         tokenizer = load_tokenizer(config.model)
-        make_prompts(config, make_task(config.env), tokenizer).begin_one()
-        load_sets(config, tokenizer)
+        prompts = make_prompts(config, make_task(config.env), tokenizer)
+        prompts.begin_one()
+        load_sets(config, tokenizer, prompts.source.examples)
     except ConfigError as error:
         return str(error)
     return None

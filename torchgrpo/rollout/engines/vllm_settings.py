@@ -100,7 +100,7 @@ def check_version() -> None:
     if not low <= numbers < high:
         warnings.warn(
             f"vLLM {version} is installed; this code was tested with {low[0]}.{low[1]} up to, not including, "
-            f"{high[0]}.{high[1]}: the canary after each push tells whether it still does the same",
+            f"{high[0]}.{high[1]}: the weight check after a push tells whether it still does the same",
             stacklevel=3,
         )
 
@@ -184,6 +184,7 @@ def end_of_output(path: str | None) -> str:
     """The last 15 lines of such a file, for whoever has to know why a start failed; empty where there are none."""
     if path is None or not Path(path).is_file():
         return ""
+    _flush()
     last = Path(path).read_text(encoding="utf-8", errors="replace").splitlines()[-15:]
     return "\nThe end of what it printed:\n" + "\n".join(f"  {line}" for line in last) if last else ""
 
