@@ -143,7 +143,7 @@ class Guarded:
         self._lock = threading.Lock()
 
     def run(self, request: str) -> str:
-        """The result as text of at most `LONGEST` characters, or `error: ...`."""
+        """The result as text, `LONGEST` characters of it at most, or `error: ...`."""
         outcome: list[str | BaseException] = []
         thread = threading.Thread(target=self._call, args=(request, outcome), name=self.name, daemon=True)
         thread.start()
@@ -177,6 +177,6 @@ class Guarded:
 
 
 def shortened(text: str) -> str:
-    """The beginning and the end of a long text."""
+    """The beginning and the end of a long text, `LONGEST` characters of it."""
     half = LONGEST // 2
     return text if len(text) <= LONGEST else f"{text[:half]}\n...\n{text[-half:]}"

@@ -42,13 +42,16 @@ class LostWorker:
     """A worker that died or has to be ended.
 
     running: index of the verification that ran, or IDLE. seconds: that it had taken. unanswered: indices without a
-    result, in order. reason: DIED, or the deadline that it broke.
+    result, in order. reason: DIED, or the deadline that it broke. judged: it had sent results. retired: it made room
+    for a fresh one by itself.
     """
 
     running: int
     seconds: float
     unanswered: list[int]
     reason: str
+    judged: bool = False
+    retired: bool = False
 
     @property
     def died(self) -> bool:
@@ -58,13 +61,18 @@ class LostWorker:
 
 @dataclass(eq=False)
 class Worker:
-    """One judging process. `unanswered` are the indices that it was given and has sent no result for, in order."""
+    """One judging process.
+
+    unanswered: indices that it was given and has sent no result for, in order. judged, retired: as in `LostWorker`.
+    """
 
     pid: int
     connection: Connection
     page: mmap.mmap
     unanswered: dict[int, None] = field(default_factory=dict)
     batches: int = 0
+    judged: bool = False
+    retired: bool = False
 
     def send(self, items: list[tuple[int, Completion, Example]]) -> bool:
         """Queue a batch; False where it must wait: a busy worker does not read, so what it is sent ahead must fit
@@ -79,7 +87,8 @@ class Worker:
 
     def receive(self) -> list[tuple[int, Result]]:
         """The next portion of results, by index. Raises EOFError or OSError from a dead worker."""
-        results, done = unpack(self.connection.recv())
+        results, done, self.retired = unpack(self.connection.recv())
+        self.judged = True
         for index, _ in results:
             del self.unanswered[index]
         self.batches -= done
@@ -87,7 +96,7 @@ class Worker:
 
     def lost(self, reason: str) -> LostWorker:
         """What is lost with it. One reading, since it may go on to its next verification before it is ended."""
-        return LostWorker(*self.running(), list(self.unanswered), reason)
+        return LostWorker(*self.running(), list(self.unanswered), reason, self.judged, self.retired)
 
     def running(self) -> tuple[int, float]:
         """Index of the verification that runs now (or IDLE) and the seconds that it has taken.

@@ -213,10 +213,10 @@ class RewardService:
 
     def _workers_lost(self, lost: list[LostWorker]) -> None:
         """Workers were lost at one moment: what each ran is decided on, all else goes back to the queue."""
-        self._tally.replaced += len(lost)
+        self._tally.replaced += sum(not loss.retired for loss in lost)
         self._progressed = time.monotonic()
         ran = [(loss, self._items[loss.running]) for loss in lost if loss.running != IDLE]
-        self._early_deaths += not ran
+        self._early_deaths += not any(loss.judged or loss.running != IDLE for loss in lost)
         if self._early_deaths > MOST_EARLY_DEATHS:
             raise ConfigError(
                 f"{self._early_deaths} times in a row reward workers ended before they judged anything; is "

@@ -23,8 +23,9 @@ RETIRE_AFTER = 50_000
 """Verifications after which a worker makes room for a fresh one: a leak in a verifier never reaches the limit."""
 Batch = tuple[list[int], list[tuple[Any, ...]], list[int], list[tuple[Any, ...]]]
 """Indices, fields of each completion, the place of each one's example, fields of each example."""
-Portion = tuple[list[int], list[tuple[Any, ...]], bool]
-"""Indices, fields of each `Result`, whether the batch is done. Plain tuples pickle faster than objects."""
+Portion = tuple[list[int], list[tuple[Any, ...]], bool, bool]
+"""Indices, fields of each `Result`, whether the batch is done, whether the worker retires. Plain tuples pickle faster
+than objects."""
 
 
 def pack(items: Sequence[tuple[int, Completion, Example]]) -> Batch:
@@ -40,16 +41,16 @@ def pack(items: Sequence[tuple[int, Completion, Example]]) -> Batch:
     return [index for index, _, _ in items], completions, of_examples, examples
 
 
-def unpack(portion: Portion) -> tuple[list[tuple[int, Result]], bool]:
-    """The results of a portion with their indices, and whether the batch is done."""
-    indices, results, done = portion
-    return list(zip(indices, map(Result._make, results), strict=True)), done
+def unpack(portion: Portion) -> tuple[list[tuple[int, Result]], bool, bool]:
+    """The results of a portion with their indices, whether the batch is done, and whether the worker retires."""
+    indices, results, done, retires = portion
+    return list(zip(indices, map(Result._make, results), strict=True)), done, retires
 
 
 def work(judge: Judge, connection: Connection, progress: mmap.mmap) -> None:
     """Judge batches until memory has run out or a fresh worker is due. Raises EOFError when the service goes."""
-    count, own = 0, os.getpid()
-    while count < RETIRE_AFTER:
+    count, own, out_of_memory = 0, os.getpid(), False
+    while count < RETIRE_AFTER and not out_of_memory:
         indices, completions, places, fields = connection.recv()
         examples = [Example(*each) for each in fields]
         finished: list[int] = []
@@ -59,7 +60,7 @@ def work(judge: Judge, connection: Connection, progress: mmap.mmap) -> None:
             began = time.monotonic()
             if began - sent > PORTION_SECONDS and results:
                 PROGRESS.pack_into(progress, 0, IDLE, 0.0)
-                connection.send((finished, results, False))
+                connection.send((finished, results, False, False))
                 finished, results = [], []
                 sent = began = time.monotonic()
             PROGRESS.pack_into(progress, 0, index, began)
@@ -68,9 +69,10 @@ def work(judge: Judge, connection: Connection, progress: mmap.mmap) -> None:
                 os._exit(0)  # the verifier forked, and its child came back too: it has no verdict to send
             finished.append(index)
             results.append(tuple(result))
-            if result.message == OUT_OF_MEMORY:
-                count = RETIRE_AFTER
+            out_of_memory = result.message == OUT_OF_MEMORY
+            if out_of_memory:
                 break
         count += len(indices)
         PROGRESS.pack_into(progress, 0, IDLE, 0.0)
-        connection.send((finished, results, index == indices[-1]))
+        retires = count >= RETIRE_AFTER and not out_of_memory
+        connection.send((finished, results, index == indices[-1], retires))

@@ -17,6 +17,10 @@ MAX_WITH_UNIT = 80
 """A longer text is no number with a unit."""
 
 _DIGITS = r"(?:\d{1,3}(?:,\d{3})+|\d+)"
+_GROUPED = re.compile(
+    r"(?<![\d.,])\d{1,3}(\\[,! ]|\{,\}|[\xa0\u2007\u2009\u202f])\d{3}(?:\1\d{3})*(?!\d)", re.ASCII
+)
+"""Thousands behind marks of LaTeX, or behind narrow or no-break spaces."""
 _DECIMAL = re.compile(rf"([-+]?)({_DIGITS}?)(?:\.(\d*))?", re.ASCII)
 _RATIO = re.compile(rf"([-+]?{_DIGITS}(?:\.\d+)?)\s*/\s*({_DIGITS}(?:\.\d+)?)", re.ASCII)
 _FRAC = re.compile(
@@ -70,7 +74,7 @@ def final_number(text: str) -> str | None:
     found = [] if spoken is None else _MARKED.findall(spoken) or _TAGGED.findall(spoken)
     if not found:
         return None
-    number = plain(chain_end(found[-1]))
+    number = plain(chain_end(_without_grouping(found[-1])))
     return number if is_worked_out(number) else None
 
 
@@ -82,11 +86,16 @@ def last_number(text: str) -> str | None:
     spoken = after_thinking(text)
     if spoken is None:
         return None
-    spoken = spoken.replace("−", "-")
+    spoken = _without_grouping(spoken.replace("−", "-"))
     *_, last = [None, *_CALCULATION.finditer(spoken)]
     if last is None or _TO_BE_GONE_ON.match(spoken, last.end()):
         return None
     return last[0] if is_worked_out(last[0]) else None
+
+
+def _without_grouping(text: str) -> str:
+    """`1\\,234` and `1{,}234` as 1234; a comma alone and a plain space stay."""
+    return _GROUPED.sub(lambda found: found[0].replace(found[1], ""), text)
 
 
 def plain(text: str) -> str:

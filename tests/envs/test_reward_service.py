@@ -1,5 +1,6 @@
 """The reward service against rewards that hang, crash, lie or leave things behind."""
 
+import mmap
 import os
 import signal
 import subprocess
@@ -7,7 +8,9 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from multiprocessing import Pipe
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -15,9 +18,10 @@ import pytest
 from config.schema.env import EnvConfig
 from config.schema.errors import ConfigError, DeadlineError
 from envs.judging.blame import Ticket
-from envs.judging.pool import Worker
-from envs.judging.service import RewardService
-from envs.judging.worker import IDLE
+from envs.judging.outcome import OUT_OF_MEMORY, Result
+from envs.judging.pool import DIED, LostWorker, Worker
+from envs.judging.service import MOST_EARLY_DEATHS, RewardService
+from envs.judging.worker import IDLE, work
 from envs.task import Completion, Example, make_task
 from envs.tasks.arithmetic import Arithmetic
 from tests.envs.sandboxes import WORKING
@@ -83,6 +87,41 @@ def test_a_child_that_a_reward_leaves_behind_sends_no_verdict() -> None:
         scored = service.score([Completion(text) for text in texts], examples(len(texts)))
         assert [s.score for s in scored] == [4.0, 1.0, 4.0, 2.0] * 10
         assert service.metrics()["reward/workers_replaced"] == 0.0
+
+
+def test_workers_that_retire_together_end_no_run() -> None:
+    """Each had judged; a fresh one takes its place."""
+    with serving("bomb") as service:
+        for _ in range(3):
+            service._workers_lost([LostWorker(IDLE, 0.0, [], DIED, judged=True, retired=True)] * 5)
+        assert service.metrics()["reward/workers_replaced"] == 0.0
+        service._workers_lost([LostWorker(IDLE, 0.0, [], DIED, judged=True)])
+        assert service.metrics()["reward/workers_replaced"] == 1.0
+        for _ in range(MOST_EARLY_DEATHS):
+            service._workers_lost([LostWorker(IDLE, 0.0, [], DIED)])
+        with pytest.raises(ConfigError, match="times in a row reward workers ended before they judged"):
+            service._workers_lost([LostWorker(IDLE, 0.0, [], DIED)])
+
+
+@pytest.mark.parametrize(("message", "retires"), [("", True), (OUT_OF_MEMORY, False)])
+def test_a_worker_says_that_it_retires(message: str, retires: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("envs.judging.worker.RETIRE_AFTER", 3)
+    monkeypatch.setattr("envs.judging.worker.judged", lambda *_: Result(0.0, {}, "scored", 0.0, message))
+    ours, theirs = Pipe()
+    page = mmap.mmap(-1, mmap.PAGESIZE)
+    worker = Worker(0, ours, page)
+    thread = Thread(target=work, args=(None, theirs, page))
+    thread.start()
+    told = []
+    for batch in range(2):
+        if told and message:
+            break  # it has gone at the first
+        worker.send([(2 * batch + place, Completion("a"), one) for place, one in enumerate(examples(2))])
+        worker.receive()
+        told.append(worker.retired)
+    thread.join(600)
+    assert not thread.is_alive() and worker.judged
+    assert told == ([False, True] if retires else [False])
 
 
 def test_an_exception_is_an_error_and_never_a_silent_zero() -> None:

@@ -41,6 +41,15 @@ def test_a_row_for_every_run(tmp_path: Path) -> None:
     assert rows[3]["last_reward"] == ""
 
 
+def test_a_sweep_of_evaluations_keeps_the_names_of_its_runs(tmp_path: Path) -> None:
+    for name in ("0", "1"):
+        swept(tmp_path, name, ["run=eval", f"model.name=m{name}"], [], "finished")
+    write_sweep(tmp_path)
+    header, *rows = csv.reader((tmp_path / TABLE).open())
+    assert len(set(header)) == len(header)
+    assert [dict(zip(header, row, strict=True))["run"] for row in rows] == ["0", "1"]
+
+
 def test_a_folder_without_runs_gets_no_table(tmp_path: Path) -> None:
     (tmp_path / "notes").mkdir()
     write_sweep(tmp_path)

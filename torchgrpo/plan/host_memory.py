@@ -23,7 +23,7 @@ def host_uses(plan: Plan, shape: ModelShape) -> list[Use]:
         weights = memory.engine_weights(config, shape, plan.engine.dtype, on_cpu=on_vllm)
         apart = plan.overlapped or devices.ranks > 1 or not devices.in_process
         if apart and not on_vllm:
-            # Packed too (rollout/engines/decode_step.py): only a learner of the same process uses that memory again.
+            # Packed too (running_decoder.py): only a learner of the same process uses that memory again.
             weights *= 2
         engines = config.inference_model.num_devices * (weights + (cache_on_device(plan, shape) or 0.0))
         learner = devices.ranks_per_node * max(phase.bytes for phase in plan.phases)

@@ -118,9 +118,10 @@ def write_sweep(folder: Path) -> None:
         return
     overrides, results = columns(runs)
     text = io.StringIO()
-    writer = csv.DictWriter(text, ["run", *overrides, *results], restval="", lineterminator="\n")
+    names = dict.fromkeys(["run", *overrides, *results])  # a swept `run=eval` is no second column
+    writer = csv.DictWriter(text, list(names), restval="", lineterminator="\n")
     writer.writeheader()
-    writer.writerows({"run": run.name} | run.overrides | run.results() for run in runs)
+    writer.writerows(run.overrides | run.results() | {"run": run.name} for run in runs)
     for name, content in ((TABLE, text.getvalue().encode()), (REPORT, sweep_page(folder, runs))):
         with written_whole(folder / name) as file:
             file.write(content)
