@@ -35,7 +35,7 @@ class Tool:
     close: Callable[[], None]
 
     def reply(self, text: str) -> str | None:
-        """The message that follows a turn with this text; None where it does not end in a call of this tool."""
+        """Answer the call that ends a turn's text; None where none of this tool does."""
         closing = f"</{self.name}>"
         if not text.rstrip().endswith(closing):
             return None

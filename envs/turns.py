@@ -1,4 +1,4 @@
-"""What the environment says between two turns of the model: tool results, and a request to think again.
+"""Replies of the environment between turns: tool results, and a request to think again.
 
 A conversation is one stream of token ids that is only ever extended: the prompt, what the model drew, what the
 chat template puts around the environment's message, what the model drew next, and so on. Nothing is decoded
@@ -42,14 +42,19 @@ Replier = Tool | ThinkAgain
 
 
 def make_repliers(env: EnvConfig) -> list[Replier]:
-    """Those of `env.tools`, in their order, then the request to think again; the first that replies is heard."""
+    """Make the tools of `env.tools`, in their order, then the request to think again.
+
+    The first that replies is heard.
+    """
     repliers: list[Replier] = [*make_tools(env)]
     return [*repliers, ThinkAgain(env.reasoning_prompt)] if env.reasoning else repliers
 
 
 def with_instructions(examples: Sequence[Example], env: EnvConfig) -> Sequence[Example]:
-    """The examples with what the tools say of themselves in their system prompts; as they are where no tool is offered.
-    A mixture stays one, with the weights of its members."""
+    """Add the tools' instructions to the system prompts of examples.
+
+    Without tools the examples are returned as they are. A mixture stays one, with the weights of its members.
+    """
     if not env.tools:
         return examples
     said = instructions(env)
@@ -92,8 +97,10 @@ class Conversation:
         self._after("ok")
 
     async def reply(self, token_ids: Sequence[int], turn: int) -> list[int]:
-        """What is appended to the model's turn number `turn`, from 1, which ended in an end token: the rest of the
-        template's end of the turn, the message, and the beginning of the model's next turn.
+        """Token ids to append to the model's turn number `turn`, from 1.
+
+        The turn ended in an end token. The ids are the rest of the template's end of the turn, the message, and the
+        beginning of the model's next turn.
 
         No ids: the conversation is over. What a replier raises is raised here.
         """

@@ -82,7 +82,7 @@ class EvalSetConfig:
             base = replace(training, **{key: usual[key] for key in of_the_data})
         files = base.data_files if self.data_files is None else self.data_files
         shared = base is training and _places(files) == _places(training.data_files)
-        for member, given in base.mixture.items() if base is training else ():
+        for member, given in base.mixture.items() if self.dataset == "mixture" else ():
             its = dict(given) if isinstance(given, dict) else {}
             if (
                 self.split != training.split

@@ -75,8 +75,13 @@ class Worker:
     retired: bool = False
 
     def send(self, items: list[tuple[int, Completion, Example]]) -> bool:
-        """Queue a batch; False where it must wait: a busy worker does not read, so what it is sent ahead must fit
-        into the socket's buffer. Raises OSError from a dead worker."""
+        """Queue a batch; return False where it must wait.
+
+        A busy worker does not read, so a batch sent ahead must fit into the socket's buffer.
+
+        Raises:
+            OSError: the worker is dead.
+        """
         message = pickle.dumps(pack(items), pickle.HIGHEST_PROTOCOL)
         if self.batches and len(message) > AHEAD_BYTES:
             return False
@@ -95,7 +100,10 @@ class Worker:
         return results
 
     def lost(self, reason: str) -> LostWorker:
-        """What is lost with it. One reading, since it may go on to its next verification before it is ended."""
+        """Describe the loss of this worker, from one reading of its page.
+
+        It may go on to its next verification before it is ended.
+        """
         return LostWorker(*self.running(), list(self.unanswered), reason, self.judged, self.retired)
 
     def running(self) -> tuple[int, float]:
@@ -188,7 +196,7 @@ class Pool:
         return reply, descriptors
 
     def present(self, workers: Iterable[Worker]) -> Iterator[Worker]:
-        """Those that are not lost yet when their turn comes: with one of them all can turn out to be lost."""
+        """Skip workers that are lost by the time their turn comes; one loss can be that of all."""
         return (worker for worker in workers if worker in self.workers)
 
     def remove_worker(self, worker: Worker) -> None:

@@ -73,7 +73,10 @@ def _score_if_right(
 def _asked_in_a_fork(
     second: NamedReward, completion: Completion, example: Example, env: EnvConfig, deadline: float
 ) -> tuple[float, ...] | None:
-    """As `_score_if_right`; None also where the process cannot be made, dies or is not done at the deadline."""
+    """Ask in a forked process; returns as `_score_if_right`.
+
+    None also where the process cannot be made, dies, or is not done at the deadline.
+    """
     reading, writing = os.pipe()
     try:
         pid = os.fork()

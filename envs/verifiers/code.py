@@ -32,7 +32,7 @@ REMOTE_REWARD_SECONDS = 5.0
 
 
 def system_prompt(language: str) -> str:
-    """What asks for a program in a language of `LANGUAGES`."""
+    """System prompt that asks for a program in a language of `LANGUAGES`."""
     return (
         f"Solve the programming problem in {LANGUAGES[language].asked}, with the standard library only. Think first, "
         f"then give the whole program in one block that begins with ```{language} and ends with ```. Unless the "
@@ -87,7 +87,7 @@ class CodeOptions:
 
 @dataclass(frozen=True)
 class Tests:
-    """What a program must do.
+    """Tests of a program: inputs and expected outputs.
 
     inputs: texts for standard input, or with a function argument lists. outputs: what is expected of each.
     language: what the row says it is written in; None: it says nothing.
@@ -102,7 +102,9 @@ class Tests:
 
     @classmethod
     def parse(cls, value: Any) -> "Tests | Assertions":
-        """From {"inputs": [...], "outputs": [...]}, perhaps `fn_name` and `language`; what `Assertions` takes; or JSON.
+        """Read tests from a dictionary or its JSON.
+
+        It has "inputs" and "outputs", perhaps `fn_name` and `language`; or what `Assertions` takes.
 
         With a function, text inputs hold one JSON argument a line and text outputs are JSON, as in LiveCodeBench.
 
@@ -172,7 +174,7 @@ def extract_code(text: str, language: str = "python") -> str | None:
 
 @dataclass(frozen=True)
 class CodeResult:
-    """How many tests passed, of how many; `failure` says how the first that did not went wrong."""
+    """Number of tests that passed, and how the first failure went wrong."""
 
     passed: int
     total: int
@@ -261,7 +263,7 @@ def warm_up(env: EnvConfig) -> None:
 
 
 def language_of(tests: Tests | Assertions, options: CodeOptions) -> str:
-    """What a program for these tests is written in."""
+    """Language of a program for these tests."""
     if isinstance(tests, Assertions) or tests.function is not None:
         return "python"
     return tests.language or options.language

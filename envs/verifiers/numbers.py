@@ -125,7 +125,10 @@ def parse_number(text: str) -> Fraction | None:
 
 
 def is_worked_out(text: str) -> bool:
-    """Whether a text is a number with nothing left to calculate: 1/2 and 1 1/2 are, 2/4, 22/2 and 11/1 are not."""
+    """Check that a text is a number with nothing left to calculate.
+
+    1/2 and 1 1/2 are; 2/4, 22/2 and 11/1 are not.
+    """
     found = _read(text)
     return found is not None and found[1]
 
@@ -162,7 +165,10 @@ def _read(text: str) -> tuple[Fraction, bool] | None:
 
 
 def _ratio(sign: str, top: str, bottom: str) -> tuple[Fraction, bool] | None:
-    """Value, and whether it is two whole numbers in lowest terms with one sign at most; None where it divides by 0."""
+    """Value of a fraction, and whether it is worked out; None where it divides by 0.
+
+    Worked out: two whole numbers in lowest terms with one sign at most.
+    """
     above, below = Fraction(top.replace(",", "")), Fraction(bottom.replace(",", ""))
     if not below:
         return None
@@ -173,8 +179,9 @@ def _ratio(sign: str, top: str, bottom: str) -> tuple[Fraction, bool] | None:
 
 
 def same_number(given: str, gold: str) -> bool:
-    """Whether a text is the gold number, worked out at least as far: 1,000 is 1000.0, and 22/2 is not 11.
+    """Check that a text is the gold number, worked out at least as far.
 
+    1,000 is 1000.0, and 22/2 is not 11.
     Two texts that are no numbers are never the same.
     """
     left, right = parse_number(given), parse_number(gold)

@@ -72,8 +72,9 @@ def has_sign(text: str) -> bool:
 
 
 def quantities(text: str, unit: str) -> frozenset[str]:
-    """What an answer says that it is an amount of, as far as it is known here: `\\$5` is dollars, `5 cents` is cents.
+    """Quantities that an answer names, as far as they are known here.
 
+    `\\$5` is dollars, `5 cents` is cents.
     text: as it is written. unit: what `split_unit` finds behind its canonical form.
     """
     compact = "".join(text.split())

@@ -92,6 +92,8 @@ def test_a_member_of_one_split_is_not_evaluated_by_accident(more: dict[str, floa
     ):
         EvalSetConfig("mixture").env("eval.sets.a", training)
     assert EvalSetConfig("mixture", split="train").env("eval.sets.a", training).split == "train"
+    unread = EnvConfig(dataset="arithmetic", mixture={"mine": member})
+    assert EvalSetConfig("arithmetic").env("eval.sets.a", unread).split == "test"
     for own in (member | {"holdout": 0.1}, member | {"data_files": {"train": "a", "test": "b"}}):
         EvalSetConfig("mixture").env("eval.sets.a", replace(training, mixture={"mine": own}))
 

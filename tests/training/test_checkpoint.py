@@ -211,5 +211,5 @@ def test_a_file_that_may_not_be_read_says_so(tmp_path: Path, monkeypatch: pytest
         load_checkpoint(path)
 
 
-def test_a_checkpoint_without_what_a_run_saves_is_refused(lockstep_run: Path) -> None:
+def test_all_that_a_run_saves_is_asked_of_a_checkpoint(lockstep_run: Path) -> None:
     assert load_checkpoint(checkpoint_path(lockstep_run, 4)).keys() == KEYS

@@ -164,7 +164,10 @@ class Ledger:
 
 
 def _write(file: BinaryIO, lines: Iterable[bytes]) -> int:
-    """Whole lines, or none where there is no room for all; the file is closed then. The bytes of the file now."""
+    """Write whole lines, or none where there is no room for all; returns the file's bytes.
+
+    The file is closed where nothing was written.
+    """
     before = file.tell()
     try:
         file.writelines(lines)
@@ -178,7 +181,7 @@ def _write(file: BinaryIO, lines: Iterable[bytes]) -> int:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON does not know, of an answer or a part of a reward."""
+    """Convert a value of an answer or a reward's part that JSON does not know."""
     if isinstance(value, set | frozenset):
         return sorted(value, key=str)
     return str(value)

@@ -23,7 +23,7 @@ from torchgrpo.batches.rollout import Rollout
 
 @dataclass
 class Fate:
-    """What became of a group after it was judged.
+    """Fate of a group after it was judged.
 
     name: trained on; refused by dynamic sampling; too old when its turn came; of an evaluation.
     iteration: in which it was consumed, or after which it was evaluated. evaluated: the name of its set.
@@ -85,7 +85,7 @@ def prompt_id(messages: Sequence[Message]) -> str:
 
 
 def question(messages: Sequence[Message]) -> str:
-    """What was asked, a chat with its roles, without the system prompt that all share."""
+    """Text of a prompt without its system prompt; a chat with its roles."""
     asked = [message for message in messages if message["role"] not in SYSTEM_ROLES]
     if len(asked) == 1:
         return str(asked[0]["content"])

@@ -1,4 +1,4 @@
-"""What groups repeat: completions within a group, questions in answers, prompts in a batch and over batches."""
+"""Metrics of repetition: completions in a group, questions in answers, prompts over batches."""
 
 from collections import Counter, deque
 from collections.abc import Sequence
