@@ -3,6 +3,7 @@
 #   make test ARGS="tests/plan -x" WORKERS=1
 # make test-long: clusters, sweeps, compiled layers, peaks of memory, more model families, strange input.
 # make gpu-test: what needs GPUs, one test after the other.
+# make lint: ruff, mypy, wording (CONTRIBUTING.md).  make docs: the site, in docs/_build; warnings and dead links fail.
 # All of them create .venv on first use.
 PYTHON ?= python3
 WORKERS ?= 2
@@ -27,7 +28,7 @@ INSTALL_TORCH = $(PIP) "$(TORCH)"
 INSTALL_VLLM = echo "no vLLM build for $$(uname -s): its tests are skipped"
 endif
 
-.PHONY: run vllm test test-long gpu-test lint clean
+.PHONY: run vllm test test-long gpu-test lint docs linkcheck clean
 
 run: .venv/run.done
 	$(BIN)/python grpo.py --config-name grpo_quickstart $(ARGS)
@@ -47,6 +48,14 @@ lint: .venv/test.done
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python -m tests.wording
+
+docs: .venv/test.done
+	$(BIN)/sphinx-build -W --keep-going -b html docs docs/_build
+
+# Also the links that leave the site, which needs the network.
+linkcheck: .venv/test.done
+	$(BIN)/sphinx-build -W --keep-going -b linkcheck docs docs/_build
 
 .venv/run.done: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed: make run PYTHON=python3.11")'

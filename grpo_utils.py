@@ -1,4 +1,4 @@
-"""The start of both scripts: Hydra in, exit code out.
+"""Starts both scripts: composes the config with Hydra, and runs the job that `run=` names.
 
 launch ─▶ Hydra ─▶ Config (checked) ─▶ the job that `run=` names ─▶ exit code
 """
@@ -10,20 +10,20 @@ from config.cli.command_line import command_line
 from config.schema.config import Config
 from config.schema.errors import RunOutcome
 from torchgrpo.run.job import run_job
-from torchgrpo.run.overlapped import ScheduleType
-from torchgrpo.run.signals import Stop
-from torchgrpo.run.sweep import reported
+from torchgrpo.run.overlapped_run import ScheduleType
+from torchgrpo.run.stop_signals import StopRequest
+from torchgrpo.run.sweep import write_sweep_report
 
 
 def launch(train: Callable[[ScheduleType], None], schedule: type[ScheduleType]) -> None:
-    """The command line of a script: compose, check, run the job; config/cli/command_line.py says how it ends.
+    """Composes and checks the config, and runs its job; config/cli/command_line.py has the exit codes.
 
-    train: the script's loop. schedule: what the loop works with.
+    train: the script's training loop. schedule: the class of the run that the loop drives.
     """
 
     def job(config: Config, run_dir: Path, on_start: Callable[[], None]) -> RunOutcome:
         return run_job(config, run_dir, train, schedule, on_start)
 
-    Stop().watch()
-    with reported():
+    StopRequest().watch()
+    with write_sweep_report():
         command_line(job)

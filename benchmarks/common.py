@@ -1,4 +1,4 @@
-"""Arguments, clocks, figures and models that several benchmarks share."""
+"""Helpers of the benchmarks for arguments, configs, timing, machine descriptions and random models."""
 
 import argparse
 import math
@@ -20,11 +20,14 @@ from config.schema.config import Config
 ROOT = Path(__file__).resolve().parent.parent
 QUICKSTART = ROOT / "torchgrpo" / "models" / "quickstart"
 QUIET = ("logging.progress=false", "logging.sample_frequency=0", "train.checkpoint_frequency=0")
-"""Overrides of a run that prints and saves nothing."""
+"""Overrides that disable progress output, samples and checkpoints."""
 
 
-def arguments(about: str | None, **numbers: int) -> argparse.ArgumentParser:
-    """A parser with the benchmark's docstring as its help, and an option for each number with its default."""
+def make_parser(about: str | None, **numbers: int) -> argparse.ArgumentParser:
+    """Returns an argument parser with an integer option for each of `numbers`.
+
+    about: the benchmark's docstring, which is the help text. numbers: option names and defaults.
+    """
     parser = argparse.ArgumentParser(
         description=about, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
@@ -33,28 +36,28 @@ def arguments(about: str | None, **numbers: int) -> argparse.ArgumentParser:
     return parser
 
 
-def configured(name: str, *overrides: str) -> Config:
-    """A shipped config with overrides."""
+def compose_config(name: str, *overrides: str) -> Config:
+    """Returns a shipped config with overrides as a checked `Config`."""
     register_schema()
     with initialize_config_dir(str(CONFIG_DIR), version_base=None):
         return to_config(compose(name, overrides=[*QUIET, *overrides]))
 
 
-def timed(action: Callable[[], Any]) -> tuple[float, Any]:
-    """Seconds of a call, and its result."""
-    began = time.perf_counter()
+def time_call(action: Callable[[], Any]) -> tuple[float, Any]:
+    """Returns the seconds of a call, and its result."""
+    start = time.perf_counter()
     result = action()
-    return time.perf_counter() - began, result
+    return time.perf_counter() - start, result
 
 
-def spread(values: Sequence[float], digits: int = 3) -> str:
-    """Median, least and most."""
+def format_spread(values: Sequence[float], digits: int = 3) -> str:
+    """Formats median, minimum and maximum of some values."""
     middle, least, most = statistics.median(values), min(values), max(values)
     return f"{middle:.{digits}f} ({least:.{digits}f} to {most:.{digits}f})"
 
 
-def machine() -> str:
-    """Processor, cores, GPU, torch and date: what a figure needs beside it."""
+def describe_machine() -> str:
+    """Describes processor, cores, GPU, torch version and date in one line."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     processor = next((line.partition(": ")[2] for line in lines if line.startswith("model name")), "a CPU")
     gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
@@ -65,7 +68,7 @@ def machine() -> str:
 def save_llama(
     folder: Path, vocabulary: int, width: int, inner: int, layers: int, heads: int, kv_heads: int
 ) -> str:
-    """Saves a Llama with random weights and one embedding for both ends; returns its folder."""
+    """Saves a random Llama with tied embeddings and returns its folder."""
     torch.manual_seed(0)
     shape = LlamaConfig(
         vocab_size=vocabulary,
@@ -81,5 +84,8 @@ def save_llama(
 
 
 def answer_length(deviation: float, limit: int) -> int:
-    """Tokens of an answer, log-normal around a quarter of the limit, from a standard normal number."""
+    """Returns a log-normal answer length in tokens with a median of a quarter of `limit`.
+
+    deviation: a sample of the standard normal distribution.
+    """
     return min(limit, max(4, int(math.exp(0.8 * deviation) * limit / 4)))

@@ -1,10 +1,11 @@
-"""Wall time of a lockstep iteration beside the same work in a bare loop of plain torch, in one process, in turn.
+"""Compares time and memory of lockstep iterations with a bare GRPO loop in plain torch.
 
     python benchmarks/lockstep.py [--iterations 30] [key=value ...]
 
-Prints seconds of an iteration of grpo.py's loop (collect, advantage, learn, push, metrics), of the bare loop, which
-shares prompts likewise and has no framework, and of the weight check, which the bare loop has not; the ratio pair by
-pair, and the peak memory of either, each in a process of its own. Both train from the same weights on the same prompts.
+Both loops run in turn in one process, and train from the same weights on the same prompts. Prints the seconds
+of an iteration of grpo.py's loop (collect, advantage, learn, push, metrics), of the bare loop, which also
+shares prompts but has no framework, and of the weight check, which the bare loop lacks. Also prints the ratio
+for each pair of iterations, and the peak memory of each loop in a separate process.
 """
 
 import copy
@@ -27,12 +28,12 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
 import grpo
-from benchmarks.common import arguments, configured, machine, spread
+from benchmarks.common import compose_config, describe_machine, format_spread, make_parser
 from config.schema.config import Config
 from envs.task import Example, make_task
 from torchgrpo.batches.rollout import Rollout
-from torchgrpo.run.build import build
-from torchgrpo.run.lockstep import Lockstep
+from torchgrpo.run.build_run import build_run
+from torchgrpo.run.lockstep_run import LockstepRun
 from torchgrpo.training.adapters import causal_model
 from torchgrpo.training.model_loading import load_model, load_tokenizer
 from torchgrpo.training.optimizer import make_optimizer
@@ -42,7 +43,7 @@ WARM_UP = 3
 
 @dataclass
 class BareLoop:
-    """GRPO with nothing around it: plain torch, the yardstick."""
+    """GRPO in plain torch without a framework, as the baseline."""
 
     model: PreTrainedModel
     reference: PreTrainedModel
@@ -54,7 +55,7 @@ class BareLoop:
     eos: int
 
     def iteration(self, examples: Sequence[Example]) -> None:
-        """Samples groups, judges them, and makes one clipped update with a KL to `reference`."""
+        """Samples and scores groups, and makes one clipped update with a KL to `reference`."""
         prompts = [
             self.tokenizer.apply_chat_template(
                 list(example.messages), add_generation_prompt=True, tokenize=True, return_dict=False
@@ -65,7 +66,7 @@ class BareLoop:
         ids = torch.zeros(len(prompts), int(lengths.max()), dtype=torch.int64)
         for row, prompt in enumerate(prompts):
             ids[row, : len(prompt)] = torch.tensor(prompt)
-        responses, mask, sampled = self.generate(ids, lengths)
+        responses, mask, sample_log_prob = self.generate(ids, lengths)
         texts = self.tokenizer.batch_decode(
             [row[keep].tolist() for row, keep in zip(responses, mask, strict=True)], skip_special_tokens=True
         )
@@ -74,11 +75,14 @@ class BareLoop:
         ).view(-1, self.repeats)
         deviation = rewards.std(1, keepdim=True)
         advantage = ((rewards - rewards.mean(1, keepdim=True)) / (deviation + 1e-4)).view(-1, 1)
-        self.update(ids, lengths, responses, mask, sampled, advantage)
+        self.update(ids, lengths, responses, mask, sample_log_prob, advantage)
 
     @torch.no_grad()
     def generate(self, ids: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Batched sampling, the prompt prefilled once for its group; finished rows ride along to the end."""
+        """Samples a batch of completions; returns tokens, mask and log-probs.
+
+        Each prompt is prefilled once for its group. Finished rows stay in the batch to the end.
+        """
         cache = DynamicCache()
         width = ids.shape[1]
         hidden = self.model.model(ids, past_key_values=cache, use_cache=True).last_hidden_state
@@ -118,8 +122,8 @@ class BareLoop:
         queries, width = responses.shape[1] - 1, ids.shape[1]
         columns = torch.arange(width + queries)
         own = torch.arange(width, width + queries)[:, None]
-        seen = torch.cat([torch.arange(width) < lengths[:, None], mask[:, :-1]], 1)
-        attend = (seen[:, None, None] & (columns <= own)) | (columns == own)
+        visible = torch.cat([torch.arange(width) < lengths[:, None], mask[:, :-1]], 1)
+        attend = (visible[:, None, None] & (columns <= own)) | (columns == own)
         hidden = model.model(
             responses[:, :-1],
             attention_mask=attend,
@@ -136,13 +140,13 @@ class BareLoop:
         lengths: Tensor,
         responses: Tensor,
         mask: Tensor,
-        sampled: Tensor,
+        sample_log_prob: Tensor,
         advantage: Tensor,
     ) -> None:
         with torch.no_grad():
             reference = self.log_probs(self.reference, ids, lengths, responses, mask)
         log_prob = self.log_probs(self.model, ids, lengths, responses, mask)
-        ratio = (log_prob - sampled[mask]).exp()
+        ratio = (log_prob - sample_log_prob[mask]).exp()
         advantage = advantage.expand_as(mask)[mask]
         objective = torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
         difference = reference - log_prob
@@ -153,46 +157,46 @@ class BareLoop:
         self.optimizer.zero_grad(set_to_none=True)
 
 
-class Timed(Lockstep):
-    """grpo.py's loop for some iterations, each timed; an iteration of `bare_loop` comes before each."""
+class TimedLockstepRun(LockstepRun):
+    """Times iterations of grpo.py's loop, each after an iteration of `bare_loop`."""
 
     iterations_left = 0
     bare_loop: Callable[[list[Example]], None] = staticmethod(lambda examples: None)
 
-    def __init__(self, *parts: Any) -> None:
-        super().__init__(*parts)
-        self.ours: list[float] = []
-        self.bare: list[float] = []
-        self.check: list[float] = []
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.own_seconds: list[float] = []
+        self.bare_seconds: list[float] = []
+        self.check_seconds: list[float] = []
 
     def iterations(self) -> Iterator[int]:
         for iteration in range(1, self.iterations_left + 1):
-            begun = self.collector.prompts.begin(self.config.prompts_per_iteration)
-            began = time.perf_counter()
-            self.bare_loop([example for _, example in begun])
+            prompts = self.rollout_components.prompts.next_prompts(self.config.prompts_per_iteration)
+            start = time.perf_counter()
+            self.bare_loop([example for _, example in prompts])
             middle = time.perf_counter()
             yield iteration
-            self.ours.append(time.perf_counter() - middle)
-            self.bare.append(middle - began)
+            self.own_seconds.append(time.perf_counter() - middle)
+            self.bare_seconds.append(middle - start)
 
     def push_weights(self) -> None:
         super().push_weights()
-        if self.collector.weights.version > 0:
-            self.check.append(self.monitor.extra.get("weight_check/seconds", 0.0))
+        if self.rollout_components.weight_pusher.version > 0:
+            self.check_seconds.append(self.monitor.extra_metrics.get("weight_check/seconds", 0.0))
 
-    def done(self, iteration: int, rollout: Rollout) -> None:
-        """The ledger, but neither evaluation nor checkpoint, which a bare loop has not."""
-        self.monitor.consumed(iteration, rollout.groups, [])
+    def end_iteration(self, iteration: int, rollout: Rollout) -> None:
+        """Writes only the ledger, since the bare loop has no evaluations or checkpoints."""
+        self.monitor.finish_iteration(iteration, rollout.groups, [])
 
 
-def make_bare(config: Config, model: PreTrainedModel) -> BareLoop:
-    own, reference = (copy.deepcopy(model) for _ in range(2))
+def make_bare_loop(config: Config, model: PreTrainedModel) -> BareLoop:
+    policy, reference = (copy.deepcopy(model) for _ in range(2))
     tokenizer = load_tokenizer(config.model)
     return BareLoop(
-        own.train(),
+        policy.train(),
         reference.eval(),
         tokenizer,
-        make_optimizer(own, config.optimizer),
+        make_optimizer(policy, config.optimizer),
         config.env.repeats,
         config.inference_model.max_tokens,
         config.policy.kl_coef,
@@ -200,22 +204,22 @@ def make_bare(config: Config, model: PreTrainedModel) -> BareLoop:
     )
 
 
-def peak_alone(which: str, arguments: Sequence[str]) -> float:
-    """GiB of resident memory that a process of its own reaches."""
-    command = [sys.executable, __file__, "--only", which, "--iterations", "5", *arguments]
+def measure_peak_gib(variant: str, arguments: Sequence[str]) -> float:
+    """Returns the peak GiB of resident memory of one loop in a separate process."""
+    command = [sys.executable, __file__, "--only", variant, "--iterations", "5", *arguments]
     return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[-1])
 
 
-def run_alone(which: str, config: Config, iterations: int, folder: Path) -> None:
-    """Prints the peak after some iterations of one of the two."""
-    if which == "ours":
-        working = build(config, folder, Timed)
-        working.iterations_left = iterations
-        grpo.train(working)
-        working.close("finished")
+def print_peak_memory(variant: str, config: Config, iterations: int, folder: Path) -> None:
+    """Runs some iterations of one loop and prints the peak memory."""
+    if variant == "ours":
+        run = build_run(config, folder, TimedLockstepRun)
+        run.iterations_left = iterations
+        grpo.train(run)
+        run.close("finished")
     else:
         torch.set_num_threads(config.train_model.num_threads or torch.get_num_threads())
-        bare = make_bare(config, load_model(config.model, torch.device("cpu")))
+        bare = make_bare_loop(config, load_model(config.model, torch.device("cpu")))
         examples = itertools.cycle(make_task(config.env).examples("train"))
         for _ in range(iterations):
             bare.iteration(list(itertools.islice(examples, config.prompts_per_iteration)))
@@ -223,41 +227,41 @@ def run_alone(which: str, config: Config, iterations: int, folder: Path) -> None
 
 
 def compare(config: Config, iterations: int, folder: Path) -> list[list[float]]:
-    """Seconds of each iteration: ours, the bare loop's, the weight check's."""
-    working = build(config, folder, Timed)
-    bare = make_bare(config, causal_model(working.learner.worker.model))
-    working.iterations_left = iterations + WARM_UP
-    working.bare_loop = bare.iteration
-    grpo.train(working)
-    working.close("finished")
-    return [taken[WARM_UP:] for taken in (working.ours, working.bare, working.check)]
+    """Returns the seconds of each iteration: our loop, the bare loop, the weight check."""
+    run = build_run(config, folder, TimedLockstepRun)
+    bare = make_bare_loop(config, causal_model(run.learner.worker.model))
+    run.iterations_left = iterations + WARM_UP
+    run.bare_loop = bare.iteration
+    grpo.train(run)
+    run.close("finished")
+    return [seconds[WARM_UP:] for seconds in (run.own_seconds, run.bare_seconds, run.check_seconds)]
 
 
 def main() -> None:
-    parser = arguments(__doc__, iterations=30)
+    parser = make_parser(__doc__, iterations=30)
     parser.add_argument("--config-name", default="grpo_quickstart")
-    parser.add_argument("--only", choices=("ours", "bare"), help="print the peak memory of one, alone")
+    parser.add_argument("--only", choices=("ours", "bare"), help="print the peak memory of one loop")
     parser.add_argument("overrides", nargs="*")
-    asked = parser.parse_args()
-    config = configured(
-        asked.config_name, "optimizer.lr=0", "train.total_dialog_turns=1000000", *asked.overrides
+    options = parser.parse_args()
+    config = compose_config(
+        options.config_name, "optimizer.lr=0", "train.total_dialog_turns=1000000", *options.overrides
     )
     with tempfile.TemporaryDirectory() as folder:
-        if asked.only:
-            run_alone(asked.only, config, asked.iterations, Path(folder))
+        if options.only:
+            print_peak_memory(options.only, config, options.iterations, Path(folder))
             return
-        ours, theirs, check = compare(config, asked.iterations, Path(folder))
+        ours, theirs, check = compare(config, options.iterations, Path(folder))
     pairs = list(zip(ours, theirs, check, strict=True))
-    named = ["--config-name", asked.config_name, *asked.overrides]
+    arguments = ["--config-name", options.config_name, *options.overrides]
     print(
-        f"{machine()}\n{config.model.name}, {config.prompts_per_iteration} x {config.env.repeats} completions, "
-        f"{torch.get_num_threads()} threads, {asked.iterations} iterations in turn"
+        f"{describe_machine()}\n{config.model.name}, {config.prompts_per_iteration} x {config.env.repeats} "
+        f"completions, {torch.get_num_threads()} threads, {options.iterations} iterations in turn"
     )
-    print(f"  ours          {spread(ours, 4)} s, peak {peak_alone('ours', named):.2f} GiB")
-    print(f"  bare loop     {spread(theirs, 4)} s, peak {peak_alone('bare', named):.2f} GiB")
+    print(f"  ours          {format_spread(ours, 4)} s, peak {measure_peak_gib('ours', arguments):.2f} GiB")
+    print(f"  bare loop     {format_spread(theirs, 4)} s, peak {measure_peak_gib('bare', arguments):.2f} GiB")
     print(f"  weight check  {statistics.mean(check):.4f} s of ours, in the mean")
-    print(f"  ratio         {spread([own / other for own, other, _ in pairs])}")
-    print(f"  without check {spread([(own - part) / other for own, other, part in pairs])}")
+    print(f"  ratio         {format_spread([own / other for own, other, _ in pairs])}")
+    print(f"  without check {format_spread([(own - check_s) / other for own, other, check_s in pairs])}")
 
 
 if __name__ == "__main__":

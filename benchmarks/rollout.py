@@ -1,14 +1,15 @@
-"""Tokens per second: vLLM alone, behind our engine, and in a pool of Ray actors, on the same prompts.
+"""Compares generation rates of bare vLLM, our vLLM engine and our pool of Ray actors.
 
     python benchmarks/rollout.py                     the tiny model of this repository
     python benchmarks/rollout.py --model FOLDER --prompts 16 --max-tokens 64
     python benchmarks/rollout.py --engines 2         two actors
 
-`bare` drives vLLM's LLMEngine with add_request and step and looks at nothing but the number of tokens; `engine`
-is `torchgrpo/rollout/engines/vllm_engine.py` around the same LLMEngine; `pool` is the same engine in each actor. The
-three take turns, every completion runs to its limit; medians of `--rounds` after a warm-up. A ratio is the median over
-the rounds of this variant's rate to that of `bare` in the same round; `engine` and a pool of one should reach 0.95.
-The second ratio does the same with CPU seconds of all processes, which other work on the machine disturbs less.
+`bare` drives vLLM's LLMEngine with add_request and step and only counts tokens; `engine` is
+`torchgrpo/rollout/engines/vllm_engine.py` around the same LLMEngine; `pool` runs that engine in each actor. The
+three variants take turns on the same prompts, and every completion runs to its limit. Rates are medians of
+`--rounds` after a warm-up. A ratio is the median over the rounds of a variant's rate divided by the rate of
+`bare` in the same round; `engine` and a pool of one should reach 0.95. The second ratio uses CPU seconds of all
+processes, which other work on the machine disturbs less.
 """
 
 import argparse
@@ -26,16 +27,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import psutil
 import torch
 
-from benchmarks.common import QUICKSTART, arguments, machine, spread
+from benchmarks.common import QUICKSTART, describe_machine, format_spread, make_parser
 from envs.group import Sampling
-from torchgrpo.cluster.runtime import Place
+from torchgrpo.cluster.runtime import DeviceSlot
 from torchgrpo.plan.model_shape import find_shape, kv_cache_bytes
+from torchgrpo.rollout.engines.engine_pool import RayEnginePool
+from torchgrpo.rollout.engines.engine_supervisor import EnginePoolSettings
 from torchgrpo.rollout.engines.interface import Engine, Request, generate
-from torchgrpo.rollout.engines.pool import RayPool
-from torchgrpo.rollout.engines.supervisor import PoolSettings
 from torchgrpo.rollout.engines.vllm_engine import VLLMEngine
 from torchgrpo.rollout.engines.vllm_settings import VLLMSettings
-from torchgrpo.rollout.weights.host_copy import Transport
+from torchgrpo.rollout.weights.host_weight_copy import WeightTransport
 from torchgrpo.rollout.weights.transports.shared_memory import SharedMemory
 
 
@@ -48,7 +49,7 @@ def make_requests(options: argparse.Namespace, vocabulary: int) -> list[Request]
 
 
 def run_bare(engine: VLLMEngine, requests: list[Request]) -> int:
-    """The same requests through vLLM itself; returns the number of tokens."""
+    """Runs the requests through vLLM without our engine; returns the number of tokens."""
     llm = engine._llm
     for request in requests:
         params = engine._sampling(request.sampling, request.n, request.seed)
@@ -66,7 +67,7 @@ def run_engine(engine: Engine, requests: list[Request]) -> int:
 
 
 def cpu_seconds() -> float:
-    """Of this process and all actors."""
+    """Returns the CPU seconds of this process and all engine actors."""
     total = time.process_time()
     for process in psutil.Process().children(recursive=True):
         if "EngineActor" in process.name():
@@ -76,7 +77,7 @@ def cpu_seconds() -> float:
 
 
 def main() -> None:
-    parser = arguments(__doc__, prompts=64, prompt_tokens=32, n=8, max_tokens=96, engines=1, rounds=7)
+    parser = make_parser(__doc__, prompts=64, prompt_tokens=32, n=8, max_tokens=96, engines=1, rounds=7)
     parser.add_argument("--model", default=str(QUICKSTART), help="a Hugging Face folder")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -91,8 +92,10 @@ def main() -> None:
     )
     requests = make_requests(options, shape.vocab_size)
     engine = VLLMEngine(settings)
-    places = [Place(f"engine {index}") for index in range(options.engines)]
-    pool = RayPool(partial(VLLMEngine, settings), places, PoolSettings(), Transport(SharedMemory()))
+    slots = [DeviceSlot(f"engine {index}") for index in range(options.engines)]
+    pool = RayEnginePool(
+        partial(VLLMEngine, settings), slots, EnginePoolSettings(), WeightTransport(SharedMemory())
+    )
     variants: dict[str, Callable[[], int]] = {
         "bare": partial(run_bare, engine, requests),
         "engine": partial(run_engine, engine, requests),
@@ -102,22 +105,23 @@ def main() -> None:
     try:
         for turn in range(options.rounds + 1):
             for name, run in variants.items():
-                begin, cpu = time.perf_counter(), cpu_seconds()
+                start, cpu = time.perf_counter(), cpu_seconds()
                 tokens = run()
                 if turn:
                     rates[name].append(
-                        (tokens / (time.perf_counter() - begin), tokens / (cpu_seconds() - cpu))
+                        (tokens / (time.perf_counter() - start), tokens / (cpu_seconds() - cpu))
                     )
     finally:
         pool.close()
         engine.close()
     print(
-        f"{machine()}\n{options.model}: {options.prompts} x {options.n} completions of {options.max_tokens} tokens"
+        f"{describe_machine()}\n{options.model}: {options.prompts} x {options.n} completions "
+        f"of {options.max_tokens} tokens"
     )
     for name, values in rates.items():
         pairs = list(zip(values, rates["bare"], strict=True))
         by_clock, by_cpu = (statistics.median(mine[i] / bare[i] for mine, bare in pairs) for i in (0, 1))
-        rate = spread([rate for rate, _ in values], digits=0)
+        rate = format_spread([rate for rate, _ in values], digits=0)
         print(f"  {name:10} {rate} tokens/s   {by_clock:.2f} x bare, by CPU time {by_cpu:.2f} x")
 
 

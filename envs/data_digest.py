@@ -1,4 +1,4 @@
-"""Digests of the rows of a run's data, compared with those of its checkpoint."""
+"""Digests of a run's data rows, and their comparison with the digests of a checkpoint."""
 
 import json
 from base64 import b85encode
@@ -11,33 +11,33 @@ from typing import Any
 from config.schema.errors import ConfigError
 from envs.example import SYSTEM_ROLES, Example
 
-SIZE = 5
-"""Characters of a row's digest, which stand for 4 bytes."""
-_LISTED = 10
-"""Rows that a message names."""
+CHARACTERS_PER_ROW = 5
+"""Characters of a row's digest, the base-85 text of 4 bytes."""
+_MAX_LISTED_ROWS = 10
+"""Largest number of rows in a message."""
 
 
 @dataclass(frozen=True)
 class DataDigest:
-    """Digests of the rows of a data set, `SIZE` characters a row.
+    """Digests of the rows of a data set, `CHARACTERS_PER_ROW` characters a row.
 
-    rows: of number, prompt, answer and tools. columns: of the columns that a reward of the user's reads, and their
-    names; empty where no row has any.
+    rows: digests of row number, prompt, answer and tools.
+    columns, column_names: digests and names of the columns that user rewards read; empty without such columns.
     """
 
     rows: str
     columns: str = ""
-    names: tuple[str, ...] = ()
+    column_names: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, examples: Sequence[Example]) -> "DataDigest":
-        """The digest of the rows in their order.
+    def from_examples(cls, examples: Sequence[Example]) -> "DataDigest":
+        """Computes the digest of the rows in their order.
 
-        The commonest system prompt and prefill are those of the config, not of a row: they may be others when a run
-        goes on, and are no part of a digest.
+        The most common system prompt and prefill come from the config, not from the rows. A resumed run may change
+        them, so the digest excludes them.
         """
-        system = _commonest(map(_system_prompt, examples))
-        prefill = _commonest(one.prefill for one in examples)
+        system = _most_common(map(_system_prompt, examples))
+        prefill = _most_common(one.prefill for one in examples)
         rows = ""
         for one in examples:
             is_shared = system is not None and _system_prompt(one) == system
@@ -45,28 +45,40 @@ class DataDigest:
             own_prefill = "" if one.prefill == prefill else one.prefill
             answer = str(one.answer) if isinstance(one.answer, int | float) else one.answer
             rows += _digest([one.row, messages, answer, own_prefill, one.tools])
-        names = tuple(sorted(map(str, examples[0].row_data))) if examples else ()
-        return cls(rows, "".join(_digest(example.row_data) for example in examples) if names else "", names)
+        column_names = tuple(sorted(map(str, examples[0].row_data))) if examples else ()
+        return cls(
+            rows,
+            "".join(_digest(example.row_data) for example in examples) if column_names else "",
+            column_names,
+        )
 
     @classmethod
     def load(cls, state: Mapping[str, Any]) -> "DataDigest":
-        """The digest that `state` gave."""
+        """Restores a digest from the result of `state`."""
         return cls(state["rows"], state["columns"], tuple(state["names"]))
 
     def state(self) -> dict[str, Any]:
-        return {"rows": self.rows, "columns": self.columns, "names": list(self.names)}
+        """Returns the digest for a checkpoint."""
+        return {"rows": self.rows, "columns": self.columns, "names": list(self.column_names)}
 
     @property
-    def count(self) -> int:
-        return len(self.rows) // SIZE
+    def num_rows(self) -> int:
+        """Number of rows in the data set."""
+        return len(self.rows) // CHARACTERS_PER_ROW
 
-    def changed(self, before: "DataDigest") -> list[int]:
-        """Places of rows that differ. Columns count where both runs read the same ones."""
+    def changed_positions(self, before: "DataDigest") -> list[int]:
+        """Returns the positions of rows that differ.
+
+        The columns of user rewards count only if both digests have the same columns.
+        """
         pairs = [(before.rows, self.rows)]
-        pairs += [(before.columns, self.columns)] if before.names == self.names else []
-        places = range(min(before.count, self.count))
-        spans = [(place, slice(place * SIZE, (place + 1) * SIZE)) for place in places]
-        return [place for place, span in spans if any(old[span] != new[span] for old, new in pairs)]
+        pairs += [(before.columns, self.columns)] if before.column_names == self.column_names else []
+        positions = range(min(before.num_rows, self.num_rows))
+        spans = [
+            (position, slice(position * CHARACTERS_PER_ROW, (position + 1) * CHARACTERS_PER_ROW))
+            for position in positions
+        ]
+        return [position for position, span in spans if any(old[span] != new[span] for old, new in pairs)]
 
 
 def _system_prompt(example: Example) -> str | None:
@@ -74,7 +86,7 @@ def _system_prompt(example: Example) -> str | None:
     return first["content"] if first["role"] in SYSTEM_ROLES else None
 
 
-def _commonest(texts: Iterable[str | None]) -> str | None:
+def _most_common(texts: Iterable[str | None]) -> str | None:
     found = Counter(texts).most_common(1)
     return found[0][0] if found else None
 
@@ -84,62 +96,70 @@ def _digest(value: Any) -> str:
 
 
 def _canonical(value: Any) -> str:
-    """A text for a value that is the same in every process."""
+    """Returns a text for a value that is equal in every process."""
     try:
         return json.dumps(value, sort_keys=True, default=_plain)
-    except (TypeError, ValueError, RecursionError):  # keys that have no order, an object that holds itself
+    except (TypeError, ValueError, RecursionError):  # keys without an order, or a circular object
         return type(value).__name__
 
 
 def _plain(value: Any) -> Any:
+    """Converts a value that JSON cannot hold to lists, dicts or texts."""
     if isinstance(value, Mapping):
         return dict(value)
     if isinstance(value, set | frozenset):
         return sorted(map(_canonical, value))
     text = repr(value)
-    return type(value).__name__ if " at 0x" in text else text  # an address is another in every process
+    return type(value).__name__ if " at 0x" in text else text  # addresses differ between processes
 
 
 @dataclass(frozen=True)
 class DataChange:
     """Changes of a data set since a checkpoint.
 
-    changed: places of rows that are others now. lines: for the run's log; none where nothing changed.
+    changed_positions: positions of rows that changed. lines: lines for the run's log; empty without changes.
     """
 
-    changed: frozenset[int]
+    changed_positions: frozenset[int]
     lines: tuple[str, ...]
 
 
-def compare(setting: str, before: DataDigest, now: DataDigest, rows: Sequence[int]) -> DataChange:
-    """The rows of a checkpoint beside those of now, place by place.
+def compare_digests(setting: str, before: DataDigest, current: DataDigest, rows: Sequence[int]) -> DataChange:
+    """Compares the rows of a checkpoint with the current rows, position by position.
 
     Args:
-        setting: what names the data, for messages.
-        rows: number of the row at each place now.
+        setting: name of the data's config key, for messages.
+        rows: current row number at each position.
     Raises:
-        ConfigError: fewer rows, or most of them are others.
+        ConfigError: rows are missing, or most rows changed.
     """
-    count, appended, changed = before.count, now.count - before.count, now.changed(before)
-    if appended < 0 or 2 * len(changed) > count:
-        first = f"row {rows[changed[0]]}" if changed else f"row {rows[-1] + 1}, which is gone"
-        others = f", {len(changed)} of them others" if changed else ""
+    num_rows, num_appended, positions = (
+        before.num_rows,
+        current.num_rows - before.num_rows,
+        current.changed_positions(before),
+    )
+    if num_appended < 0 or 2 * len(positions) > num_rows:
+        first = f"row {rows[positions[0]]}" if positions else f"row {rows[-1] + 1} (removed)"
+        changed_text = f", {len(positions)} of them changed" if positions else ""
         raise ConfigError(
-            f"{setting}: not the data of the checkpoint: it had {count} rows, there are {len(rows)} now{others}; the "
-            f"first that differs is {first}. Give the data as they were, or begin another run from the checkpoint's "
-            "weights: model.name=CHECKPOINT without train.resume"
+            f"{setting}: not the data of the checkpoint: {num_rows} rows then, {len(rows)} rows "
+            f"now{changed_text}; the first difference is {first}. Restore the data, or begin another run "
+            "from the checkpoint's weights: model.name=CHECKPOINT without train.resume"
         )
     found = []
-    if changed:
-        listed = ", ".join(str(rows[place]) for place in changed[:_LISTED])
-        more = ", …" if len(changed) > _LISTED else ""
+    if positions:
+        row_numbers = ", ".join(str(rows[position]) for position in positions[:_MAX_LISTED_ROWS])
+        more = ", …" if len(positions) > _MAX_LISTED_ROWS else ""
         found.append(
-            f"{len(changed)} of {count} rows changed since the checkpoint (rows {listed}{more}), what was known of "
-            "their success is forgotten"
+            f"{len(positions)} of {num_rows} rows changed since the checkpoint (rows {row_numbers}{more}) "
+            "and their success statistics are reset"
         )
-    if before.names and now.names and before.names != now.names:
-        names = ", ".join(sorted(set(before.names) ^ set(now.names)))
-        found.append(f"columns that one of both lacks ({names}): what rewards read was not compared")
-    if appended:
-        found.append(f"{appended} rows appended to {count}, asked once the epoch that was begun is over")
-    return DataChange(frozenset(changed), (f"{setting}: {'; '.join(found)}",) if found else ())
+    if before.column_names and current.column_names and before.column_names != current.column_names:
+        column_names = ", ".join(sorted(set(before.column_names) ^ set(current.column_names)))
+        found.append(
+            f"columns in only one of the two data sets ({column_names}), so the columns of rewards were not "
+            "compared"
+        )
+    if num_appended:
+        found.append(f"{num_appended} rows appended to {num_rows}, sampled from the next epoch on")
+    return DataChange(frozenset(positions), (f"{setting}: {'; '.join(found)}",) if found else ())

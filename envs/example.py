@@ -1,6 +1,6 @@
-"""Records that tasks and rewards exchange: example, completion, reward. No torch here.
+"""Records exchanged by tasks and rewards: example, completion, reward.
 
-Users import these names from `envs.task`.
+Users import these names from `envs.task`. This module does not import torch.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,20 +11,21 @@ SYSTEM_ROLES = ("system", "developer")
 """Roles of a message that precedes a conversation and instructs the model."""
 Outcome = Literal["scored", "invalid", "error"]
 Message = dict[str, Any]
-"""A role and a content, both text; perhaps `name`, `tool_calls`, `tool_call_id`, as chat templates read them."""
+"""Chat message with the texts `role` and `content`; optional `name`, `tool_calls`, `tool_call_id` for templates."""
 
 
 @dataclass(frozen=True)
 class Example:
-    """One prompt.
+    """One prompt with its reference answer.
 
-    messages: chat messages, the system prompt included.
-    answer: the gold: whatever the task's reward needs to judge (a number, a list of tests, ...).
-    row: the example's index in its source, for reports and the ledger.
-    source: in a mixture, the name of the member that the example comes from.
-    row_data: the columns of the row that the example was made of, by name, for rewards that need more than `answer`.
-    prefill: the beginning of the answer; it is part of the prompt.
-    tools: schemas of functions, for the chat template.
+    Args:
+        messages: chat messages, including the system prompt.
+        answer: reference answer in the form that the task's reward reads (a number, a list of tests, ...).
+        row: index of the example in its data set, for reports and the ledger.
+        source: name of the example's member in a mixture; empty without a mixture.
+        row_data: columns of the example's data row by name, for rewards that need more than `answer`.
+        prefill: beginning of the completion that is part of the prompt.
+        tools: function schemas for the chat template.
     """
 
     messages: tuple[Message, ...]
@@ -36,10 +37,12 @@ class Example:
     tools: tuple[dict[str, Any], ...] = ()
 
 
-class Mixed(list[Example]):
-    """The examples of several data sets, one after the other; each carries the name of its member in `source`.
+class MixedExamples(list[Example]):
+    """Examples of several data sets, one after the other.
 
-    bounds: name -> (first index, one past the last). weights: name -> relative number of prompts.
+    `source` of each example is the name of its member.
+
+    bounds: name -> (first index, one past the last index). weights: name -> relative number of prompts.
     """
 
     def __init__(self, members: Mapping[str, Sequence[Example]], weights: Mapping[str, float]) -> None:
@@ -53,11 +56,15 @@ class Mixed(list[Example]):
 
 @dataclass(frozen=True)
 class Completion:
-    """A completion as a reward sees it: text, number of tokens, whether it was cut off.
+    """Completion as the input of a reward.
 
-    control_tokens: the model wrote control tokens where none belong, or ids of no token. No reward sees such a
-    completion, whose text is empty here: it is `invalid`.
-    prefill: the beginning of the answer that the prompt holds: a `<think>` of the chat template, `Example.prefill`.
+    Args:
+        text: text of the last turn, without the prefill.
+        num_tokens: tokens sampled in all turns.
+        truncated: the completion reached the token limit without an end token.
+        control_tokens: the model sampled control tokens inside a turn, or ids without a token. Such a completion has
+            the outcome `invalid` without a call of the reward, and `text` is empty.
+        prefill: beginning of the answer that the prompt holds: a `<think>` of the chat template and `Example.prefill`.
     """
 
     text: str
@@ -68,15 +75,15 @@ class Completion:
 
     @property
     def full_text(self) -> str:
-        """The whole answer: what the prompt holds of it, and what the model wrote."""
+        """The whole answer: the prefill and the sampled text."""
         return self.prefill + self.text
 
 
 @dataclass(frozen=True)
 class CompletionInRun(Completion):
-    """A completion with its tokens and the run's progress, for rewards that ask.
+    """Completion with its tokens and the run's progress, for rewards that read them.
 
-    token_ids: empty where no reward asks for them, or a file gives the completion (`run=rewards`).
+    token_ids: sampled tokens; empty if no reward reads them, or if a file provides the completion (`run=rewards`).
     step, total_steps: optimizer steps done, and of the whole run; 0 of 1 in `run=rewards`.
     """
 
@@ -85,13 +92,13 @@ class CompletionInRun(Completion):
     total_steps: int = 1
 
 
-def in_run(completion: Completion) -> CompletionInRun:
-    """The completion as one of a run."""
+def as_completion_in_run(completion: Completion) -> CompletionInRun:
+    """Returns the completion as a `CompletionInRun`."""
     return completion if isinstance(completion, CompletionInRun) else CompletionInRun(**vars(completion))
 
 
-def without_run(completion: Completion) -> Completion:
-    """The completion without its tokens and the progress of a run."""
+def without_run_fields(completion: Completion) -> Completion:
+    """Returns the completion without its tokens and the progress of a run."""
     if type(completion) is Completion:
         return completion
     return Completion(**{name: getattr(completion, name) for name in Completion.__dataclass_fields__})
@@ -99,11 +106,14 @@ def without_run(completion: Completion) -> Completion:
 
 @dataclass(frozen=True)
 class Reward:
-    """The result of a reward function.
+    """Result of a reward function.
 
-    parts: unweighted named components (accuracy, format, ...), which are logged beside the score.
+    Args:
+        score: the reward to train on.
+        components: unweighted reward components by name (accuracy, format, ...), logged beside the score.
+        outcome: `scored`; `invalid` by the completion's fault; `error` by the reward's or the data's fault.
     """
 
     score: float
-    parts: dict[str, float] = field(default_factory=dict)
+    components: dict[str, float] = field(default_factory=dict)
     outcome: Outcome = "scored"

@@ -1,8 +1,8 @@
-"""The record of one prompt with its completions: what crosses from rollout to learner, evaluation and monitoring.
+"""Group record: one prompt with its completions, log-probs, verdicts and times.
 
-Plain Python, no torch. `run_group` makes a group and judges it, `LowestScores.settle` lowers scores of
-invalid completions; nobody changes it afterwards, and nothing of it is thrown away. Tensors are made of it once, by
-`batches/batch.py`.
+Rollouts pass groups to the learner, evaluation and monitoring. A rollout makes a group with its verdicts, then
+`MinimumScores` lowers the scores of invalid completions; afterwards a group does not change. `batches/batch.py` makes
+tensors of groups. This module does not import torch.
 """
 
 from collections.abc import Iterator
@@ -13,15 +13,15 @@ from typing import Any, Literal
 from envs.task import Completion, Example, Outcome
 
 FinishReason = Literal["stop", "length", "abort"]
-ALONE = "the engine"
-"""The name of an engine that is not one of several."""
+SINGLE_ENGINE_NAME = "the engine"
+"""Name of an engine outside a pool."""
 OUTCOMES: tuple[Outcome, ...] = ("scored", "invalid", "error")
 FINISH_REASONS: tuple[FinishReason, ...] = ("stop", "length", "abort")
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """Sampling parameters.
+    """Sampling parameters of an engine.
 
     `top_k=0` and `top_p=1` mean the full vocabulary; `temperature=0` is greedy.
     """
@@ -34,80 +34,93 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The reward service's verdict on one completion.
+    """Verdict of the reward service on one completion.
 
-    seconds: that judging took. success: 0 unless a judge scored it; then the `accuracy` part (0 to 1), or where there
-    is none 1 for a score of at least 1.
+    Args:
+        score: the reward to train on.
+        components: unweighted reward components by name.
+        seconds: time that the reward took.
+
+    Attributes:
+        success: 0 unless the outcome is `scored`; then the `accuracy` component (0 to 1), or without this component 1
+            for a score of at least 1.
     """
 
     score: float
-    parts: dict[str, float]
+    components: dict[str, float]
     outcome: Outcome
     seconds: float = 0.0
     success: float = field(init=False)
 
     def __post_init__(self) -> None:
-        success = self.parts.get("accuracy", float(self.score >= 1)) if self.outcome == "scored" else 0.0
+        success = self.components.get("accuracy", float(self.score >= 1)) if self.outcome == "scored" else 0.0
         object.__setattr__(self, "success", success)
 
     @property
-    def judged(self) -> bool:
-        """False where judging failed, so that the score says nothing about the completion."""
+    def has_score(self) -> bool:
+        """Whether the score is valid; False if the reward failed."""
         return self.outcome != "error"
 
 
 @dataclass(slots=True)
 class SampledCompletion:
-    """One sampled completion: every token of it, who wrote it, and what became of it.
+    """One sampled completion: tokens, log-probs, policy versions, text and verdict.
 
-    The ledger writes its fields as they are named here (docs/rollouts.md).
+    The ledger writes the fields under these names (docs/rollouts.md).
 
-    token_ids: the end-of-sequence token included where one was drawn.
-    log_probs: one a token, of the distribution it was sampled from (after temperature, top-p and top-k).
-    policy_versions: one a token, the version of the weights that drew it.
-    finish_reason: "stop" (end of sequence drawn), "length" (max_tokens reached), "abort".
-    sampled: one a token, false where the environment wrote it (a tool's result); empty: the model drew all.
-    text: the whole completion decoded, every turn of it. Control tokens show only where they do not belong.
-    shown: what the reward saw. verdict: what it said.
-    engine: its name and devices, as a pool knows them, of the last turn.
-        Completions that differ in nothing else are equal: what is drawn does not depend on it.
+    Args:
+        token_ids: all tokens, including a sampled end token.
+        log_probs: per token, in nats, of the sampling distribution (after temperature, top-p and top-k).
+        policy_versions: per token, the version of the weights that sampled the token.
+        finish_reason: "stop" (end token sampled), "length" (max_tokens reached), "abort".
+        sampled_mask: per token, False if the environment wrote the token (a tool's result); empty if the model sampled
+            all.
+        text: decoded text of all turns. Control tokens appear only if they are not at the end of a turn.
+        reward_input: input of the reward.
+        verdict: result of the reward.
+        engine: name and devices of the engine of the last turn. Not compared: samples do not depend on the engine.
     """
 
     token_ids: list[int]
     log_probs: list[float]
     policy_versions: list[int]
     finish_reason: FinishReason
-    sampled: list[bool] = field(default_factory=list)
+    sampled_mask: list[bool] = field(default_factory=list)
     text: str = ""
-    shown: Completion | None = None
+    reward_input: Completion | None = None
     verdict: Verdict | None = None
-    engine: str = field(default=ALONE, compare=False)
+    engine: str = field(default=SINGLE_ENGINE_NAME, compare=False)
 
     @property
-    def num_drawn(self) -> int:
-        """Tokens that the model drew, in all its turns."""
-        return sum(self.sampled) if self.sampled else len(self.token_ids)
+    def num_sampled_tokens(self) -> int:
+        """Number of tokens sampled by the model, in all turns."""
+        return sum(self.sampled_mask) if self.sampled_mask else len(self.token_ids)
 
 
 @dataclass(frozen=True)
-class Times:
-    """Seconds of `time.time()`: the prompt is encoded, the last token is there, the last verdict is there."""
+class GroupTimes:
+    """Times of a group, in seconds of `time.time()`.
 
-    begun: float
-    drawn: float
-    judged: float
+    started_at: the prompt was encoded. sampled_at: the last token was sampled. scored_at: the last verdict arrived.
+    """
+
+    started_at: float
+    sampled_at: float
+    scored_at: float
 
 
 @dataclass
 class Group:
-    """One prompt and its completions: the unit of advantage, dispatch, re-queueing and of the buffer.
+    """One prompt and its completions, the unit of advantages, dispatch and buffering.
 
-    group_id: unique; prompts may recur, ids never do.
-    prompt: token ids, ending where the assistant's answer begins. prompt_text: decoded, chat template included.
-    teacher_prompt: token ids of what the teacher sees in its place; none where it sees the same.
-    completions: those that are trained on, `env.repeats` of them.
-    left_out: candidates that were generated and not chosen (`env.oversample`).
-    in_place_of: the group that dynamic sampling refused, which this one replaces; it may replace another in turn.
+    Args:
+        group_id: unique; a prompt may recur, an id never does.
+        prompt: token ids, ending where the assistant's answer begins.
+        prompt_text: decoded, including the chat template.
+        completions: the `env.repeats` completions to train on.
+        unselected_candidates: sampled candidates that were not chosen (`env.oversample`).
+        replaces: group that dynamic sampling rejected in favour of this group; a chain if several were rejected.
+        teacher_prompt: token ids of the teacher's prompt; empty if the teacher sees `prompt`.
     """
 
     group_id: int
@@ -116,46 +129,46 @@ class Group:
     prompt_text: str
     sampling: Sampling
     completions: list[SampledCompletion]
-    times: Times
-    left_out: list[SampledCompletion] = field(default_factory=list)
-    in_place_of: "Group | None" = None
+    times: GroupTimes
+    unselected_candidates: list[SampledCompletion] = field(default_factory=list)
+    replaces: "Group | None" = None
     teacher_prompt: tuple[int, ...] = ()
 
     @property
-    def version(self) -> int:
-        """The oldest policy version that drew one of its tokens."""
+    def oldest_version(self) -> int:
+        """Oldest policy version of the tokens in the completions."""
         return min(chain.from_iterable([one.policy_versions for one in self.completions]))
 
-    def chain(self) -> Iterator["Group"]:
-        """This group, and those that it is in place of, the newest first."""
+    def replacement_chain(self) -> Iterator["Group"]:
+        """Yields this group and the groups it replaces, the newest first."""
         group: Group | None = self
         while group is not None:
             yield group
-            group = group.in_place_of
+            group = group.replaces
 
     @property
     def verdicts(self) -> list[Verdict]:
-        """Verdicts on its completions, in their order."""
+        """Verdicts on the completions, in their order."""
         return [one.verdict for one in self.completions if one.verdict is not None]
 
     @property
     def candidates(self) -> list[SampledCompletion]:
-        """Completions generated for the prompt, the trained ones first."""
-        return self.completions + self.left_out
+        """Sampled completions, first those to train on, then the unselected."""
+        return self.completions + self.unselected_candidates
 
     @property
     def candidate_verdicts(self) -> list[Verdict]:
-        """Verdicts on its candidates, in their order."""
+        """Verdicts on the candidates, in their order."""
         return [one.verdict for one in self.candidates if one.verdict is not None]
 
     @property
     def success_rate(self) -> float:
-        """Mean success of its candidates, 0 to 1; those that could not be judged do not count."""
-        verdicts = [verdict for verdict in self.candidate_verdicts if verdict.judged]
+        """Mean success of the candidates, 0 to 1, without those whose reward failed."""
+        verdicts = [verdict for verdict in self.candidate_verdicts if verdict.has_score]
         return sum([verdict.success for verdict in verdicts]) / max(1, len(verdicts))
 
     def attempts(self) -> Iterator[dict[str, Any]]:
-        """One JSON object for each completion: its verdict, text and length."""
+        """Yields one JSON object for each completion, with its verdict, text and length."""
         for sample, (one, verdict) in enumerate(zip(self.completions, self.verdicts, strict=True)):
             yield {
                 "row": self.example.row,
@@ -163,9 +176,9 @@ class Group:
                 "correct": verdict.success >= 1,
                 "score": verdict.score,
                 "outcome": verdict.outcome,
-                "parts": verdict.parts,
+                "components": verdict.components,
                 "finish_reason": one.finish_reason,
-                "tokens": one.num_drawn,
+                "tokens": one.num_sampled_tokens,
                 "prompt": self.prompt_text,
                 "completion": one.text,
             }

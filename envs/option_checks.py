@@ -1,4 +1,4 @@
-"""Checks of tasks, rewards, tools and rows before anything is loaded."""
+"""Lists problems of tasks, rewards, tools and local rows before models and engines load."""
 
 from collections.abc import Iterator, Sequence
 
@@ -9,76 +9,76 @@ from envs.data import data_files
 from envs.duplicates import distinct_examples
 from envs.example import Example
 from envs.prompts import PromptSource
-from envs.rewards import find_rewards, find_second_opinion
+from envs.rewards import find_fallback_reward, find_rewards
 from envs.task import Task, make_task
 from envs.teacher_prompt import teacher_prompt
 from envs.tool_calls import find_tools
-from envs.user_code import is_own
+from envs.user_code import is_user_code
 
 
 def option_problems(config: Config) -> list[str]:
-    """Problems of `env` and of each of `eval.sets`, one message each; no row is read."""
+    """Returns the problems of `env` and `eval.sets`, one message each, without reading rows."""
     found = []
     for place, env in _sections(config):
-        for look in (data_files, find_rewards, find_second_opinion, make_task, find_tools):
+        for check in (data_files, find_rewards, find_fallback_reward, make_task, find_tools):
             try:
-                look(env)
+                check(env)
             except ConfigError as error:
                 found.append(f"{place}{error}")
     return found
 
 
 def hub_notes(config: Config) -> list[str]:
-    """A sentence for each data set of the hub, whose rows `row_problems` does not read."""
+    """Returns a note for each hub data set, since `row_problems` reads no hub rows."""
     found = []
     for place, env in _sections(config):
         task = make_task(env)
         for name, one in {"": task, **task.members}.items():
             if reads_hub(one):
                 member = f"env.mixture.{name}: " if name else ""
-                asked = f"{place}{member}env.dataset={one.env.dataset}"
-                found.append(f"{asked} is read from the hub: its rows were not looked at")
+                setting = f"{place}{member}env.dataset={one.env.dataset}"
+                found.append(f"{setting} is read from the hub: its rows were not checked")
     return found
 
 
 def reads_local_rows(config: Config) -> bool:
-    """Whether rows come from local files or user tasks, none from the hub."""
+    """Whether some rows come from local files or user tasks, and none from the hub."""
     tasks = [make_task(env) for _, env in _sections(config)]
     tasks += [member for task in tasks for member in task.members.values()]
-    local = [task.env.data_files is not None or is_own(task.env.dataset) for task in tasks]
+    local = [task.env.data_files is not None or is_user_code(task.env.dataset) for task in tasks]
     return any(local) and not any(map(reads_hub, tasks))
 
 
 def reads_hub(task: Task) -> bool:
-    """Whether the rows of this task of ours come from the hub."""
-    return task.reads_hub and task.env.data_files is None and not is_own(task.env.dataset)
+    """Whether the rows of a built-in task come from the hub."""
+    return task.reads_hub and task.env.data_files is None and not is_user_code(task.env.dataset)
 
 
 def check_any_rows(place: str, examples: Sequence[Example]) -> None:
-    """Raises ConfigError where an evaluation set, `eval.sets.NAME`, has none."""
+    """Raises ConfigError if an evaluation set has no rows. place: `eval.sets.NAME`."""
     if not examples:
         raise ConfigError(f"{place}: the data set has no rows; check {place}.data_files and {place}.split")
 
 
 def _sections(config: Config) -> list[tuple[str, EnvConfig]]:
-    """Message prefix and `env` section of training and of each evaluation set."""
+    """Returns message prefix and `env` section of training and of each evaluation set."""
     keys = {f"eval.sets.{name}": chosen for name, chosen in config.eval.sets.items()}
     return [("", config.env), *((f"{key}: ", chosen.env(key, config.env)) for key, chosen in keys.items())]
 
 
 def row_problems(config: Config) -> Iterator[str]:
-    """Problems of the rows that a run would report, but for their length.
+    """Yields the problems of data rows that a run would report, except prompt lengths.
 
-    Rows of local files, of generators and of a user's own tasks are read, none of the hub.
+    Rows of local files, of generators and of user tasks are read, but no rows of the hub.
     """
     teacher = teacher_prompt(config.policy)
     for place, env in _sections(config):
         try:
             task = make_task(env)
-            of_hub = [one for one in (task, *task.members.values()) if reads_hub(one)]
-            if of_hub:
+            hub_tasks = [one for one in (task, *task.members.values()) if reads_hub(one)]
+            if hub_tasks:
                 for one in task.members.values():
-                    _ = one in of_hub or distinct_examples(one, env.split)
+                    _ = one in hub_tasks or distinct_examples(one, env.split)
                 continue
             examples = distinct_examples(task, env.split)
             if place:

@@ -1,4 +1,4 @@
-"""Checks of prompts by the model's tokenizer: refusing templates, control tokens in texts."""
+"""Raises errors of the chat template, and warns of prompts that spell control tokens."""
 
 import logging
 from collections.abc import Sequence
@@ -13,11 +13,11 @@ log = logging.getLogger(__name__)
 
 
 def check_prompts(tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example], name: str) -> None:
-    """Render prompts as a run will, and warn of those that spell control tokens.
+    """Renders prompts with the chat template, and warns of prompts that spell control tokens.
 
-    Of plain chats one of each sequence of roles is rendered; calls and tools are, all of them.
+    One plain chat of each sequence of roles is rendered, and every example with tools or tool calls.
 
-    name: the data set, for messages.
+    name: name of the data set, for messages.
 
     Raises:
         ConfigError: the chat template refuses the messages of a row.
@@ -33,17 +33,18 @@ def check_prompts(tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example
     if not tokenizer.chat_template:
         return
     control = control_tokens(tokenizer)
-    spelled = [
+    spelling_examples = [
         (example, token)
         for example in examples
-        if (token := control.first_spelled([example.messages, example.tools, example.prefill])) is not None
+        if (token := control.first_spelled_token([example.messages, example.tools, example.prefill]))
+        is not None
     ]
-    if spelled:
-        example, token = spelled[0]
-        counts = f"{name}: {len(spelled)} of {len(examples)}"
+    if spelling_examples:
+        example, token = spelling_examples[0]
+        counts = f"{name}: {len(spelling_examples)} of {len(examples)}"
         log.warning(
-            "%s prompts spell control tokens of this model (row %d: %r), which are encoded as text; if these are chats "
-            "that are rendered already, model.chat_template=none takes them as they are",
+            "%s prompts contain the text of control tokens of this model (row %d: %r), which is encoded as "
+            "plain text; set model.chat_template=none if the prompts are already rendered chats",
             counts,
             example.row,
             token,

@@ -1,4 +1,4 @@
-"""The limit on the length of prompts in tokens, checked without tokenizing more of them than it takes."""
+"""Tests whether a prompt fits the token limit, without tokenizing long texts in full."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -11,15 +11,17 @@ from envs.task import Example
 from envs.teacher_prompt import TeacherPrompt
 
 _PREFIX_TOKENS = 8
+"""Bound on the tokens that a tokenizer adds before a prompt."""
 _CHARACTERS_PER_TOKEN = 8
-"""Of the beginning of a long prompt, which is looked at first."""
+"""Characters per token of the limit in the beginning of a long prompt, which is tokenized first."""
 
 
 @dataclass(frozen=True)
 class PromptLimit:
-    """The limit on a prompt's tokens, and the message on a longer prompt.
+    """Predicate of examples with prompts within the token limit, and description of longer prompts.
 
-    teacher: makes the prompt that a teacher sees, which the limit holds for as well; None: it sees the policy's own.
+    teacher: builds the teacher's prompt, to which the limit applies as well; None if the teacher sees the policy's
+    prompt.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -27,24 +29,28 @@ class PromptLimit:
     teacher: TeacherPrompt | None = None
 
     def __call__(self, example: Example) -> bool:
-        return all(self._fits(seen) for seen in self._seen(example))
+        return all(self._fits(visible) for visible in self._visible_examples(example))
 
-    def _seen(self, example: Example) -> Iterator[Example]:
-        """The example as the policy sees it, then as the teacher does."""
+    def _visible_examples(self, example: Example) -> Iterator[Example]:
+        """Yields the example of the policy, then the example of the teacher."""
         yield example
         if self.teacher is not None:
-            yield self.teacher.example(example)
+            yield self.teacher.teacher_example(example)
 
     def _fits(self, example: Example) -> bool:
-        """Most do by their bytes alone: a token covers one or more, the tokenizer's prefix apart."""
+        """Whether the prompt of an example is within the limit.
+
+        The number of bytes bounds the number of tokens but for the tokenizer's prefix, and decides for most prompts.
+        """
         if len(render_prompt(self.tokenizer, example).encode()) + _PREFIX_TOKENS <= self.limit:
             return True
-        return self._tokens(example)[0] <= self.limit
+        return self._count_tokens(example)[0] <= self.limit
 
-    def _tokens(self, example: Example) -> tuple[int, bool]:
-        """Tokens of the prompt and true, or of its beginning, which is far over the limit by itself, and false.
+    def _count_tokens(self, example: Example) -> tuple[int, bool]:
+        """Counts the tokens of a prompt, or of its beginning beyond twice the limit.
 
-        The beginning grows until it is that or all: a text of megabytes is not tokenized to learn that it is too long.
+        Returns the count, and whether the count covers the whole prompt. The beginning grows until its count is over
+        twice the limit, so a text of megabytes is not tokenized in full.
         """
         longest = max(len(message["content"]) for message in example.messages)
         cut = _CHARACTERS_PER_TOKEN * max(self.limit, 8)
@@ -56,15 +62,15 @@ class PromptLimit:
             cut *= _CHARACTERS_PER_TOKEN
         return len(encode_prompt(self.tokenizer, example)), True
 
-    def told(self, examples: Sequence[Example]) -> tuple[str, str]:
-        """The length of the first prompt, for a message that says that all are too long.
+    def describe_length(self, examples: Sequence[Example]) -> tuple[str, str]:
+        """Describes the length of the first prompt, for a message on too long prompts.
 
-        With it what helps beside a higher limit, which may be nothing.
+        Returns the description, and a remedy beside a higher limit (empty if there is none).
         """
-        own, *of_teacher = self._seen(examples[0])
-        whose, long, helps = "", own, ""
-        if of_teacher and self._fits(own):
-            whose, long = ", as policy.teacher_prompt shows it to the teacher", of_teacher[0]
-            helps = ", or shorten policy.teacher_prompt"
-        count, exact = self._tokens(long)
-        return f"prompt 1{whose}: {'' if exact else 'more than '}{count} tokens, limit {self.limit}", helps
+        policy_example, *teacher_examples = self._visible_examples(examples[0])
+        view, long_example, remedy = "", policy_example, ""
+        if teacher_examples and self._fits(policy_example):
+            view, long_example = ", with policy.teacher_prompt for the teacher", teacher_examples[0]
+            remedy = ", or shorten policy.teacher_prompt"
+        count, is_exact = self._count_tokens(long_example)
+        return f"prompt 1{view}: {'' if is_exact else 'more than '}{count} tokens, limit {self.limit}", remedy

@@ -1,4 +1,4 @@
-"""The rows that prompts are made of, and which of them are short enough to be asked."""
+"""Rows of a data split, with a cached check of each prompt's length."""
 
 from collections.abc import Callable, Sequence
 
@@ -6,38 +6,41 @@ from config.schema.errors import ConfigError
 from envs.example import Example
 
 
-class Rows:
-    """The rows of a split that may be asked.
+class PromptRows:
+    """Rows of a split, with those whose prompts are too long.
 
-    examples: of all members of a mixture. keep: examples that it refuses are left out; asked once a row, when the row
-    first comes up. told: as for `envs.prompts.PromptSource`.
+    examples: the examples of all members of a mixture.
+    fits_limit, describe_length: as for `envs.prompts.PromptSource`.
     """
 
     def __init__(
         self,
         examples: Sequence[Example],
-        keep: Callable[[Example], bool],
-        told: Callable[[Sequence[Example]], tuple[str, str]] | None = None,
+        fits_limit: Callable[[Example], bool],
+        describe_length: Callable[[Sequence[Example]], tuple[str, str]] | None = None,
     ) -> None:
-        self.examples, self.keep, self.told = examples, keep, told
-        self.left_out: set[int] = set()
-        self._kept: set[int] = set()
+        self.examples, self.fits_limit, self.describe_length = examples, fits_limit, describe_length
+        self.too_long_rows: set[int] = set()
+        self._accepted_rows: set[int] = set()
 
     def accepts(self, index: int) -> bool:
-        if index in self._kept:
+        """Whether the prompt at an index fits the limit; checks each row once."""
+        if index in self._accepted_rows:
             return True
-        if index in self.left_out:
+        if index in self.too_long_rows:
             return False
-        accepted = self.keep(self.examples[index])
-        (self._kept if accepted else self.left_out).add(index)
+        accepted = self.fits_limit(self.examples[index])
+        (self._accepted_rows if accepted else self.too_long_rows).add(index)
         return accepted
 
-    def check(self, start: int, end: int) -> None:
-        """Raises ConfigError where all rows of [start, end) are left out."""
-        if all(index in self.left_out for index in range(start, end)):
-            length, helps = ("", "") if self.told is None else self.told([self.examples[start]])
-            lengths = length and f" ({length})"
+    def check_any_fits(self, start: int, end: int) -> None:
+        """Raises ConfigError if the prompts of all rows of [start, end) are too long."""
+        if all(index in self.too_long_rows for index in range(start, end)):
+            length, remedy = (
+                ("", "") if self.describe_length is None else self.describe_length([self.examples[start]])
+            )
+            length_text = length and f" ({length})"
             raise ConfigError(
-                f"all {end - start} prompts are longer than env.max_prompt_tokens{lengths}: raise it (and "
-                f"inference_model.max_model_len, where that is set){helps}"
+                f"all {end - start} prompts are longer than env.max_prompt_tokens{length_text}; raise "
+                f"env.max_prompt_tokens (and inference_model.max_model_len, if set){remedy}"
             )

@@ -1,9 +1,9 @@
-"""The order in which prompts are trained on: every row once an epoch, shuffled by seed and epoch, resumable.
+"""Prompt source of training and its queue, both seeded and resumable.
 
-A mixture has one such order per member; which member is next follows from the weights alone, as evenly as whole
-prompts allow. Prompts whose recent success rate lies outside `env.difficulty` are passed over for a few epochs.
-`env.curriculum` has other ways to choose: levels, success, solved prompts again, weights that follow success
-(envs/curriculum/).
+By default every row is sampled once an epoch, in an order shuffled by seed and epoch. A mixture has one such order per
+member, and the weights alone choose the next member, as evenly as whole prompts allow. Prompts whose recent success
+rate lies outside `env.difficulty` are skipped for some epochs. `env.curriculum` changes the choice: difficulty levels,
+priorities by success, replay of solved prompts, and source weights by success (envs/curriculum/).
 """
 
 from collections import deque
@@ -14,168 +14,184 @@ from typing import Any
 from config.schema.curriculum import CurriculumConfig
 from config.schema.env import DifficultyConfig
 from config.schema.errors import ConfigError
-from envs.curriculum.member import Member
-from envs.curriculum.sources import FixedWeights, Sources, WeightsBySuccess
+from envs.curriculum.dataset_source import DatasetSource
+from envs.curriculum.source_weights import FixedSourceWeights, SourceWeights, SuccessSourceWeights
 from envs.data_digest import DataChange
-from envs.example import Example, Mixed
-from envs.prompt_rows import Rows
+from envs.example import Example, MixedExamples
+from envs.prompt_rows import PromptRows
 
 
 class PromptSource:
-    """An endless, seeded stream of examples.
+    """Endless, seeded stream of examples.
 
     Args:
-        examples: one split of a task; several data sets where it is a `Mixed`.
-        seed: with what was drawn and observed before it fixes the next example.
-        keep: examples it refuses (a prompt over the limit) are left out and counted; asked once a row, when
-            the row first comes up.
-        difficulty: which success rates are worth training on; see `observe`.
-        told: how long prompts are that `keep` all refused, and what else would help, for messages.
-        curriculum: which prompts are asked when.
-        setting: what names the data, for messages; in a mixture it is the member.
+        examples: one split of a task; several data sets if a `MixedExamples`.
+        seed: fixes the next example, together with the earlier samples and observed success rates.
+        fits_limit: whether a prompt is within the length limit. Examples over the limit are skipped and counted. The
+            function is called once per row, when the row is first sampled.
+        difficulty: success rates to train on; see `observe`.
+        describe_length: describes the length of prompts that are all too long, and a further remedy, for messages.
+        curriculum: levels, priorities, replay and source weights.
+        setting: name of the data's config key, for messages; a mixture takes the member's key.
     """
 
     def __init__(
         self,
         examples: Sequence[Example],
         seed: int,
-        keep: Callable[[Example], bool],
+        fits_limit: Callable[[Example], bool],
         difficulty: DifficultyConfig | None = None,
-        told: Callable[[Sequence[Example]], tuple[str, str]] | None = None,
+        describe_length: Callable[[Sequence[Example]], tuple[str, str]] | None = None,
         curriculum: CurriculumConfig | None = None,
         setting: str = "env.data_files",
     ) -> None:
         if not len(examples):
-            raise ConfigError("the dataset has no rows: check env.data_files, env.split and env.holdout")
+            raise ConfigError("the dataset has no rows; check env.data_files, env.split and env.holdout")
         self.examples = examples
-        self.rows = Rows(examples, keep, told)
-        bounds = examples.bounds if isinstance(examples, Mixed) else {"": (0, len(examples))}
+        self.rows = PromptRows(examples, fits_limit, describe_length)
+        bounds = examples.bounds if isinstance(examples, MixedExamples) else {"": (0, len(examples))}
         empty = [name for name, (start, end) in bounds.items() if start == end]
         if empty:
             raise ConfigError(
                 f"env.mixture.{empty[0]}: this member has no rows; check its data_files and split"
             )
-        config, passing = curriculum or CurriculumConfig(), difficulty or DifficultyConfig()
+        config, difficulty_config = curriculum or CurriculumConfig(), difficulty or DifficultyConfig()
         columns = config.column
         self.members = {
-            name: Member(
+            name: DatasetSource(
                 self.rows,
                 name,
                 f"env.mixture.{name}" if name else setting,
-                of_member,
+                member_bounds,
                 seed,
-                passing,
+                difficulty_config,
                 replace(config, column=columns.get(name) if isinstance(columns, Mapping) else columns),
             )
-            for name, of_member in bounds.items()
+            for name, member_bounds in bounds.items()
         }
-        weights = examples.weights if isinstance(examples, Mixed) else {"": 1.0}
-        self.sources: Sources = (
-            FixedWeights(self.members, weights)
+        weights = examples.weights if isinstance(examples, MixedExamples) else {"": 1.0}
+        self.source_weights: SourceWeights = (
+            FixedSourceWeights(self.members, weights)
             if config.sources is None
-            else WeightsBySuccess(self.members, weights, config)
+            else SuccessSourceWeights(self.members, weights, config)
         )
 
     @property
-    def left_out(self) -> int:
-        """Rows met so far that `keep` refused."""
-        return len(self.rows.left_out)
+    def num_too_long(self) -> int:
+        """Number of rows found over the length limit so far."""
+        return len(self.rows.too_long_rows)
 
-    def draw(self) -> Example:
-        """The next example. Raises ConfigError where no row of a data set passes `keep`."""
-        return self.members[self.sources.next()].draw()
+    def next_example(self) -> Example:
+        """Samples the next example.
+
+        Raises ConfigError if all rows of a data set are too long.
+        """
+        return self.members[self.source_weights.next_source()].next_example()
 
     def observe(self, example: Example, success: float) -> None:
-        """Remember a group's success rate, 0 to 1: `env.difficulty` and `env.curriculum` decide by it."""
+        """Records a group's success rate, 0 to 1, for `env.difficulty` and `env.curriculum`."""
         self.members[example.source].observe(example.row, success)
 
-    def find(self, source: str, row: int) -> Example | None:
-        """The present example of a row; None where it is gone or left out."""
-        place = self.members[source].places.get(row)
-        return self.examples[place] if place is not None and self.rows.accepts(place) else None
+    def find_example(self, source: str, row: int) -> Example | None:
+        """Returns the example of a row, or None.
+
+        None means that the data lack the row, or that its prompt is too long.
+        """
+        index = self.members[source].row_indices.get(row)
+        return self.examples[index] if index is not None and self.rows.accepts(index) else None
 
     def metrics(self) -> dict[str, float]:
-        """Metrics of left-out rows and of the curriculum.
+        """Returns metrics of too long prompts and of the curriculum.
 
-        Any thread may call it.
+        Any thread may call this method.
         """
-        found = {"prompts/left_out": float(self.left_out)} | self.sources.metrics()
+        found = {"prompts/too_long": float(self.num_too_long)} | self.source_weights.metrics()
         for name, member in self.members.items():
             found |= member.metrics(f"/{name}" if name else "")
         return found
 
     def state_dict(self) -> dict[str, Any]:
+        """Returns the state for a checkpoint."""
         members = self.members.items()
         return {
             "orders": {name: member.order.state() for name, member in members},
-            "drawn": {name: member.drawn for name, member in members},
+            "drawn": {name: member.num_sampled for name, member in members},
             "members": {name: member.state() for name, member in members},
-            "sources": self.sources.state(),
+            "sources": self.source_weights.state(),
         }
 
-    def changes(self, state: dict[str, Any]) -> dict[str, DataChange]:
-        """The rows of each member beside those that a state is of.
+    def compare_data(self, state: dict[str, Any]) -> dict[str, DataChange]:
+        """Compares the rows of each member with the rows of a checkpoint's state.
 
         Raises:
-            ConfigError: it is of another mixture, or of other data.
+            ConfigError: the state is of another mixture, or of other data.
         """
         if "members" not in state:
             raise ConfigError(
-                "it holds no digest of the data: another version of this code wrote it; go on with that version, or "
-                "begin another run from its weights: model.name=CHECKPOINT without train.resume"
+                "the checkpoint has no digest of the data, as another version of this code wrote the "
+                "checkpoint; continue with that version, or begin another run from the checkpoint's "
+                "weights: model.name=CHECKPOINT without train.resume"
             )
         if set(state["orders"]) != set(self.members):
             raise ConfigError(
                 f"env.mixture: the checkpoint was made with {', '.join(state['orders']) or 'one data set'}; "
                 "resume with the same members"
             )
-        return {name: member.change(state["members"][name]) for name, member in self.members.items()}
+        return {name: member.compare_data(state["members"][name]) for name, member in self.members.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> list[str]:
-        """Restore a state; a line for each data set with changed or new rows.
+        """Restores a state; returns log lines on changed and new rows.
 
         Raises:
-            ConfigError: as `changes`.
+            ConfigError: as `compare_data`.
         """
-        changes = self.changes(state)
-        self.rows.left_out.clear()
+        changes = self.compare_data(state)
+        self.rows.too_long_rows.clear()
         for name, member in self.members.items():
-            member.order.go_to(*state["orders"][name])
-            member.drawn = state["drawn"][name]
+            member.order.set_position(*state["orders"][name])
+            member.num_sampled = state["drawn"][name]
             member.load(state["members"][name], changes[name])
-        self.sources.load(state["sources"])
+        self.source_weights.load(state["sources"])
         return [line for change in changes.values() for line in change.lines]
 
 
 class PromptQueue:
-    """A prompt source with a way back: examples that were drawn and not trained on are drawn again first.
+    """Queue of prompts for new groups; returned examples come before new samples.
 
-    next_group_id: of the group that is begun next.
+    Attributes:
+        returned_examples: examples that were sampled but not trained on.
+        next_group_id: id of the next group.
     """
 
     def __init__(self, source: PromptSource) -> None:
         self.source = source
-        self.returned: deque[Example] = deque()
+        self.returned_examples: deque[Example] = deque()
         self.next_group_id = 0
 
-    def begin(self, count: int) -> list[tuple[int, Example]]:
-        """The next `count` examples, each with the id of the group that is made of it."""
-        return [self.begin_one() for _ in range(count)]
+    def next_prompts(self, count: int) -> list[tuple[int, Example]]:
+        """Returns the next `count` examples, each with the id of its group."""
+        return [self.next_prompt() for _ in range(count)]
 
-    def begin_one(self) -> tuple[int, Example]:
-        example = self.returned.popleft() if self.returned else self.source.draw()
+    def next_prompt(self) -> tuple[int, Example]:
+        """Returns the next example and the id of its group."""
+        example = self.returned_examples.popleft() if self.returned_examples else self.source.next_example()
         self.next_group_id += 1
         return self.next_group_id - 1, example
 
     def observe(self, example: Example, success: float) -> None:
+        """Records a group's success rate, 0 to 1."""
         self.source.observe(example, success)
 
     def state_dict(self, outstanding: list[Example] | None = None) -> dict[str, Any]:
-        """`outstanding`: examples in flight or buffered, to be drawn first after a resume."""
-        waiting = [*(outstanding or []), *self.returned]
+        """Returns the state for a checkpoint.
+
+        Args:
+            outstanding: examples in flight or buffered; they come first after a resume.
+        """
+        waiting = [*(outstanding or []), *self.returned_examples]
         return {
             "source": self.source.state_dict(),
-            # Without the row, which may hold what a checkpoint cannot; the data still has it.
+            # Without the row's columns: a checkpoint cannot hold every value, and the data set has them.
             "returned": [
                 asdict(replace(example, row_data={})) | {"messages": list(example.messages)}
                 for example in waiting
@@ -183,9 +199,12 @@ class PromptQueue:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> list[str]:
-        """Restore a state; waiting examples are taken as the data have them now."""
+        """Restores a state, with the waiting examples as they are in the current data.
+
+        Returns log lines, as `PromptSource.load_state_dict`.
+        """
         lines = self.source.load_state_dict(state["source"])
         waiting = [(fields["source"], fields["row"]) for fields in state["returned"]]
-        found = [self.source.find(source, row) for source, row in waiting]
-        self.returned = deque(example for example in found if example is not None)
+        found = [self.source.find_example(source, row) for source, row in waiting]
+        self.returned_examples = deque(example for example in found if example is not None)
         return lines

@@ -1,8 +1,8 @@
-"""Named rewards: functions that `env.reward` finds by name, of this project or of the user's. No torch here.
+"""Registry of rewards by name, with lookup of built-in and user rewards for `env.reward`.
 
-A named reward is a function of a module in `envs/verifiers` under the `reward` decorator; `env.reward=NAME` puts
-it in the place of the task's own, and its system prompt in the place of the task's. `envs.judging.judge` makes the
-judge of a task from them.
+Built-in rewards are functions of modules in `envs/verifiers` under the `reward` decorator. `env.reward=NAME` replaces
+the task's reward and system prompt by those of the named reward. `envs.reward_workers.task_scorer` combines named
+rewards. This module does not import torch.
 """
 
 import inspect
@@ -15,27 +15,27 @@ from pkgutil import iter_modules
 from config.schema.env import EnvConfig
 from config.schema.errors import ConfigError
 from envs.example import Example
-from envs.reward_forms import (
-    FORMS,
+from envs.reward_signatures import (
+    ACCEPTED_FORMS,
     RewardFunction,
-    Signature,
-    declared_minimum,
-    reward_function,
-    signature_of,
+    RewardSignature,
+    declared_min_score,
+    make_reward_function,
+    read_signature,
 )
-from envs.user_code import is_own, load_own
+from envs.user_code import is_user_code, load_user_object
 
 
 @dataclass(frozen=True)
 class NamedReward:
-    """A reward that any task can take.
+    """Reward function with its name and settings, for any task.
 
-    system_prompt: asks for the form that the reward reads; None leaves the task's own.
-    min_score: the least that it gives, for completions it could not get through; None: the task's. Where lower scores
-        are seen, these count.
-    in_process: true only where judging cannot hang, crash or take long.
-    warm_up: imports what the first verification would, once, before worker processes are forked.
-    signature: of a function of the user's, what it asks for.
+    system_prompt: prompt for the answer format that the reward reads; None keeps the task's prompt.
+    min_score: lowest score of the reward, also the score of completions on which the reward crashes; None takes the
+        task's. If the run has lower scores, the lowest score of the run counts.
+    in_process: True only if the reward cannot hang, crash or take long.
+    warm_up: imports modules once before the worker processes are forked.
+    signature: parameters of a user function; None for built-in rewards.
     """
 
     name: str
@@ -44,11 +44,11 @@ class NamedReward:
     min_score: float | None = None
     in_process: bool = False
     warm_up: Callable[[], None] | None = None
-    signature: Signature | None = None
+    signature: RewardSignature | None = None
 
 
 _REGISTRY: dict[str, NamedReward] = {}
-_RENAMED = {"compat_math_verify": "math_verify"}
+_RENAMED_REWARDS = {"compat_math_verify": "math_verify"}
 
 
 def reward(
@@ -59,7 +59,7 @@ def reward(
     in_process: bool = False,
     warm_up: Callable[[], None] | None = None,
 ) -> Callable[[RewardFunction], RewardFunction]:
-    """Decorator: makes a function (completion, example, env) -> Reward available as `env.reward=name`."""
+    """Decorator that registers a function (completion, example, env) -> Reward as `env.reward=name`."""
 
     def decorate(function: RewardFunction) -> RewardFunction:
         _REGISTRY[name] = NamedReward(name, function, system_prompt, min_score, in_process, warm_up)
@@ -69,6 +69,7 @@ def reward(
 
 
 def known_rewards() -> list[str]:
+    """Returns the names of all registered rewards."""
     import envs.verifiers
 
     for module in iter_modules(envs.verifiers.__path__):
@@ -77,74 +78,92 @@ def known_rewards() -> list[str]:
 
 
 def reward_names(env: EnvConfig) -> list[str]:
-    """Names in `env.reward`; none where the task judges."""
+    """Returns the names in `env.reward`; empty if the task's own reward applies."""
     if env.reward is None:
         return []
     return env.reward if isinstance(env.reward, list) else [env.reward]
 
 
-def judge_names(env: EnvConfig) -> list[str]:
-    """Names of the rewards that may judge a completion, the second opinion included."""
-    second = env.reward_second_opinion
-    return reward_names(env) if second is None else [*reward_names(env), second]
+def all_reward_names(env: EnvConfig) -> list[str]:
+    """Returns the names in `env.reward` and `env.fallback_reward`."""
+    fallback = env.fallback_reward
+    return reward_names(env) if fallback is None else [*reward_names(env), fallback]
 
 
 def find_rewards(env: EnvConfig) -> list[NamedReward]:
-    """The rewards of `reward_names`. Raises ConfigError as `find_reward`."""
+    """Returns the rewards of `reward_names`.
+
+    Raises ConfigError as `find_reward`.
+    """
     return [find_reward(name) for name in reward_names(env)]
 
 
-def find_second_opinion(env: EnvConfig) -> NamedReward | None:
-    """The reward of `env.reward_second_opinion`, where there is one. Raises ConfigError as `find_reward`."""
-    name = env.reward_second_opinion
-    return None if name is None else find_reward(name, "env.reward_second_opinion")
+def find_fallback_reward(env: EnvConfig) -> NamedReward | None:
+    """Returns the reward of `env.fallback_reward`, or None.
+
+    Raises ConfigError as `find_reward`.
+    """
+    name = env.fallback_reward
+    return None if name is None else find_reward(name, "env.fallback_reward")
 
 
 @cache
 def find_reward(name: str, key: str = "env.reward") -> NamedReward:
-    """A reward by name. key: the configuration key that holds the name, for messages.
+    """Finds a reward by its name.
+
+    key: config key with the name, for messages.
 
     Raises:
-        ConfigError: an unknown name, a module or function that is not there, a wrong signature.
+        ConfigError: the name, module or function is unknown, or the signature is wrong.
     """
-    if is_own(name):
-        return _own_reward(name, key)
+    if is_user_code(name):
+        return _find_user_reward(name, key)
     known = known_rewards()
-    if name in _RENAMED:
-        raise ConfigError(f"{key}={name!r} is called {_RENAMED[name]} now: set {key}={_RENAMED[name]}")
+    if name in _RENAMED_REWARDS:
+        raise ConfigError(
+            f"{key}={name!r}: the reward is now called {_RENAMED_REWARDS[name]}; set "
+            f"{key}={_RENAMED_REWARDS[name]}"
+        )
     if name not in _REGISTRY:
         raise ConfigError(
-            f"{key}={name!r} is not a known reward; known: {', '.join(known) or 'none'}; "
-            "a function of your own is named module:function"
+            f"{key}={name!r}: no such reward; choose one of {', '.join(known) or 'none'}, or name a function "
+            "of your own as module:function"
         )
     return _REGISTRY[name]
 
 
 def check_columns(env: EnvConfig, examples: Sequence[Example]) -> None:
-    """Raises ConfigError where a user's reward asks for a column that no example has."""
-    for named in judges(env):
+    """Raises ConfigError if a user reward takes a column that no example has."""
+    for named in find_all_rewards(env):
         if named.signature is not None:
             named.signature.check(examples, env.dataset)
 
 
 def reads_progress(env: EnvConfig) -> bool:
-    """Whether a reward asks for what only `CompletionInRun` has."""
-    return any(each.signature is not None and each.signature.reads_progress for each in judges(env))
+    """Whether a reward reads fields that only `CompletionInRun` has."""
+    return any(each.signature is not None and each.signature.reads_progress for each in find_all_rewards(env))
 
 
-def judges(env: EnvConfig) -> list[NamedReward]:
-    """The rewards of `judge_names`. Raises ConfigError as `find_reward`."""
-    second = find_second_opinion(env)
-    return find_rewards(env) if second is None else [*find_rewards(env), second]
+def find_all_rewards(env: EnvConfig) -> list[NamedReward]:
+    """Returns the rewards of `all_reward_names`.
+
+    Raises ConfigError as `find_reward`.
+    """
+    fallback = find_fallback_reward(env)
+    return find_rewards(env) if fallback is None else [*find_rewards(env), fallback]
 
 
-def asked_form(env: EnvConfig) -> str | None:
-    """The system prompt of the reward; of several, that of the first that has one."""
+def reward_system_prompt(env: EnvConfig) -> str | None:
+    """Returns the system prompt of the first reward that has one, or None."""
     return next((each.system_prompt for each in find_rewards(env) if each.system_prompt is not None), None)
 
 
-def _own_reward(path: str, key: str) -> NamedReward:
-    found, place = load_own(key, path), f"{key}={path}"
+def _find_user_reward(path: str, key: str) -> NamedReward:
+    """Loads a user's reward function, callable object or TorchRL parser.
+
+    Raises ConfigError as `find_reward`.
+    """
+    found, place = load_user_object(key, path), f"{key}={path}"
     ancestry = (found if inspect.isclass(found) else type(found)).__mro__
     if any(cls.__module__.startswith("torchrl.") for cls in ancestry):
         from envs.torchrl_rewards import ParserReward
@@ -152,13 +171,17 @@ def _own_reward(path: str, key: str) -> NamedReward:
         found = ParserReward(path, found)
     if inspect.isclass(found):
         raise ConfigError(
-            f"{place}: {found!r} is a class; make one in its module (judge = {found.__name__}()) and name that; {FORMS}"
+            f"{place}: {found!r} is a class; create an instance in its module (judge = {found.__name__}()) "
+            f"and name the instance; {ACCEPTED_FORMS}"
         )
     if not callable(found):
-        raise ConfigError(f"{place}: {found!r} is no function; {FORMS}")
+        raise ConfigError(f"{place}: {found!r} is not a function; {ACCEPTED_FORMS}")
     warm_up = getattr(found, "warm_up", None)
     if warm_up is not None and not callable(warm_up):
-        raise ConfigError(f"{place}: its warm_up is {warm_up!r}; set a function that loads what it needs")
-    signature, least = signature_of(place, found), declared_minimum(place, found)
-    function = reward_function(signature, found)
-    return NamedReward(path, function, min_score=least, warm_up=warm_up, signature=signature)
+        raise ConfigError(
+            f"{place}: warm_up is {warm_up!r}; set warm_up to a function that loads the resources of the "
+            "reward"
+        )
+    signature, min_score = read_signature(place, found), declared_min_score(place, found)
+    function = make_reward_function(signature, found)
+    return NamedReward(path, function, min_score=min_score, warm_up=warm_up, signature=signature)

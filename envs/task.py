@@ -1,8 +1,9 @@
-"""Tasks: rows turned into prompts, completions turned into rewards. No torch here.
+"""Base class and registry of tasks, which make prompts from rows and score completions.
 
-A task is a class with `examples(split)` and `reward(completion, example)`: one file in `envs/tasks`, named by the
-`register` decorator (importing `envs.tasks` registers all of them), or a class of the user's, `module:Class`.
-`envs.judging.judge` puts the rewards that a user names and the weights of parts on top.
+A task is a class with `examples(split)` and `reward(completion, example)`. A built-in task is a module in `envs/tasks`
+with the `register` decorator (importing `envs.tasks` registers all of them); a user task is a class `module:Class`.
+`envs.reward_workers.task_scorer` applies named rewards and weights of reward components. This module does not import
+torch.
 """
 
 import inspect
@@ -16,9 +17,9 @@ from config.schema.env import EnvConfig
 from config.schema.errors import ConfigError
 from envs.data import Row, usable_columns
 from envs.example import SYSTEM_ROLES, Completion, Example, Message, Outcome, Reward
-from envs.rewards import asked_form, check_columns, judge_names
+from envs.rewards import all_reward_names, check_columns, reward_system_prompt
 from envs.row_files import is_message, is_text
-from envs.user_code import described, is_own, load_own
+from envs.user_code import describe_exception, is_user_code, load_user_object
 
 __all__ = [
     "Completion",
@@ -27,101 +28,116 @@ __all__ = [
     "Outcome",
     "Reward",
     "Task",
-    "checked_examples",
     "known_tasks",
+    "load_examples",
     "make_task",
     "register",
 ]
 
 
 class Task(ABC):
-    """Prompts and their judge. Subclasses are pure: no state changes after construction."""
+    """Base class of tasks: prompts and a reward.
+
+    Subclasses have no state that changes after construction.
+    """
 
     name: str = ""
     system_prompt: str | None = None
     in_process: bool = False
-    """True only where judging cannot hang, crash or take long: then no worker process is used."""
+    """True only if the reward cannot hang, crash or take long, so that it needs no worker process."""
     min_score: float = 0.0
-    """The least score that `reward` gives. A completion that it could not get through (it hung, crashed, took all
-    memory) scores that, or the lowest score that was seen where this is less."""
+    """Lowest score of `reward`. A completion on which the reward hangs, crashes or exhausts memory scores `min_score`,
+    or the lowest score of the run if that is lower."""
     reads_files: bool = True
-    """Whether `examples` reads `env.data_files`, where they are given."""
+    """Whether `examples` can read `env.data_files`."""
     reads_hub: bool = True
-    """Whether it reads a data set of the hub, where they are not."""
+    """Whether `examples` reads a data set of the hub if `env.data_files` is unset."""
     reads_prefill: bool = False
-    """Whether `examples` sees to `env.prefill` itself."""
+    """Whether `examples` applies `env.prefill` itself."""
     duplicates: str | None = None
-    """Replaces `env.duplicates` where a task must not keep them."""
+    """Replaces `env.duplicates` for tasks that must not keep duplicates."""
     weights: Mapping[str, float] = MappingProxyType({"accuracy": 1.0})
-    """The parts of the reward and what each contributes to the score."""
+    """Components of the reward, with the contribution of each to the score."""
 
     def __init__(self, env: EnvConfig) -> None:
         self.env = env
         self.name = self.name or env.dataset
         self.members: dict[str, Task] = {}
 
-    def check_options(self, known: Iterable[str]) -> None:
-        """Raises ConfigError for a key of `env.options` that is not among the known."""
-        names = list(known)
+    def check_options(self, option_names: Iterable[str]) -> None:
+        """Raises ConfigError for a key of `env.options` that is not in `option_names`."""
+        names = list(option_names)
         for key in sorted(set(self.env.options) - set(names)):
-            raise ConfigError(f"env.options.{key}: the {self.name} task knows {', '.join(names)}")
+            raise ConfigError(
+                f"env.options.{key}: no such option of the {self.name} task; choose one of {', '.join(names)}"
+            )
 
     @abstractmethod
     def examples(self, split: str) -> Sequence[Example]:
-        """Return the prompts of a split, in a fixed order."""
+        """Returns the examples of a split, in a fixed order."""
 
     @abstractmethod
     def reward(self, completion: Completion, example: Example) -> Reward:
-        """Judge one completion; pure and deterministic. Raises only on errors of data or code."""
+        """Returns the reward of one completion; pure and deterministic.
+
+        Raises only on errors of data or code.
+        """
 
     def warm_up(self) -> None:  # noqa: B027
-        """Called once before judging begins: import here what is slow to import."""
+        """Imports slow modules once before the first reward; subclasses override this method."""
 
-    def messages(self, user: str, form: str | None = None) -> tuple[Message, ...]:
-        """The chat for one user message: `env.system_prompt`, else that of `env.reward`, else the task's own, which
-        `form` replaces where one row asks for another."""
+    def messages(self, user: str, row_system_prompt: str | None = None) -> tuple[Message, ...]:
+        """Builds the chat of one user message with its system prompt.
+
+        The system prompt is `env.system_prompt`, else the prompt of `env.reward`, else `row_system_prompt`, else the
+        task's own.
+        """
         system = self.env.system_prompt
         if system is None:
-            system = asked_form(self.env) or form or self.system_prompt
+            system = reward_system_prompt(self.env) or row_system_prompt or self.system_prompt
             system = None if system and system in user else system
         head = ({"role": "system", "content": system},) if system else ()
         return (*head, {"role": "user", "content": user})
 
     def conversation(self, messages: Sequence[Message]) -> tuple[Message, ...]:
-        """A row's chat with `env.system_prompt` in the place of its system messages.
+        """Returns the chat of a row with `env.system_prompt` in place of its system messages.
 
-        Where that is unset, the system message ends with the form that `env.reward` asks for.
+        Without `env.system_prompt` the prompt of `env.reward` is appended to the chat's system message.
         """
         system = self.env.system_prompt
         if system is not None:
             head = ({"role": "system", "content": system},) if system else ()
             return (*head, *(message for message in messages if message["role"] not in SYSTEM_ROLES))
-        form = asked_form(self.env)
-        if not form or any(form in message["content"] for message in messages):
+        reward_prompt = reward_system_prompt(self.env)
+        if not reward_prompt or any(reward_prompt in message["content"] for message in messages):
             return tuple(messages)
         first, *rest = messages
         if first["role"] not in SYSTEM_ROLES:
-            return ({"role": "system", "content": form}, *messages)
-        return (first | {"content": f"{first['content']}\n\n{form}"}, *rest)
+            return ({"role": "system", "content": reward_prompt}, *messages)
+        return (first | {"content": f"{first['content']}\n\n{reward_prompt}"}, *rest)
 
     @property
-    def judged_by_user(self) -> bool:
-        """Whether only rewards of the user's judge: any reference answer is then allowed."""
-        return bool(self.env.reward) and all(is_own(name) for name in judge_names(self.env))
+    def has_only_user_rewards(self) -> bool:
+        """Whether all rewards are user rewards, so that reference answers may have any form."""
+        return bool(self.env.reward) and all(is_user_code(name) for name in all_reward_names(self.env))
 
     def row_data(self, row: Row) -> Mapping[str, Any]:
-        """For `Example.row_data`: the row's columns where a function or class of the user's judges or prompts, else
-        what `kept` keeps.
+        """Returns the columns for `Example.row_data`.
 
-        The judges of this project read none, so that big columns are then neither kept nor sent to workers.
+        With a user task or user reward these are all usable columns, else only `curriculum_columns`. Built-in rewards
+        read no columns, so large columns are then neither stored nor sent to workers.
         """
-        names = [self.env.dataset, *judge_names(self.env)]
-        return usable_columns(row.values) if any(is_own(name) for name in names) else self.kept(row.values)
+        names = [self.env.dataset, *all_reward_names(self.env)]
+        return (
+            usable_columns(row.values)
+            if any(is_user_code(name) for name in names)
+            else self.curriculum_columns(row.values)
+        )
 
-    def kept(self, columns: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Select the column that `env.curriculum.column` names.
+    def curriculum_columns(self, columns: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Returns the column of `env.curriculum.column`, or no column if that is unset.
 
-        All of them where it is not there, for a message that lists them.
+        Without this column in the row all columns are returned, for a message that lists them.
         """
         column = self.env.curriculum.column
         if column is None:
@@ -133,7 +149,7 @@ _REGISTRY: dict[str, type[Task]] = {}
 
 
 def register(name: str) -> Callable[[type[Task]], type[Task]]:
-    """Class decorator: makes the task available as `env.dataset=name`."""
+    """Class decorator that registers a task as `env.dataset=name`."""
 
     def decorate(cls: type[Task]) -> type[Task]:
         cls.name = name
@@ -144,96 +160,102 @@ def register(name: str) -> Callable[[type[Task]], type[Task]]:
 
 
 def known_tasks() -> list[str]:
+    """Returns the names of all registered tasks."""
     import envs.tasks  # noqa: F401  (importing registers them)
 
     return sorted(_REGISTRY)
 
 
 def make_task(env: EnvConfig) -> Task:
-    """The task that `env.dataset` names.
+    """Makes the task of `env.dataset`.
 
     Raises:
-        ConfigError: an unknown name, listing the known ones; a class that is no task, or cannot be made; a weight of
-            a part that its reward does not give.
+        ConfigError: the name is unknown; the class is no task, or its construction fails; a weight is of a component
+            that the reward lacks.
     """
-    if is_own(env.dataset):
-        place, found = f"env.dataset={env.dataset}", load_own("env.dataset", env.dataset)
+    if is_user_code(env.dataset):
+        place, found = f"env.dataset={env.dataset}", load_user_object("env.dataset", env.dataset)
         if not (inspect.isclass(found) and issubclass(found, Task)):
-            raise ConfigError(f"{place}: {found!r} is no task; derive a class from envs.task.Task")
+            raise ConfigError(f"{place}: {found!r} is not a task class; derive a class from envs.task.Task")
         if inspect.isabstract(found):
-            raise ConfigError(f"{place}: the class lacks {', '.join(sorted(found.__abstractmethods__))}")
+            raise ConfigError(
+                f"{place}: the class lacks {', '.join(sorted(found.__abstractmethods__))}; define these "
+                "methods"
+            )
         try:
             task = found(env)
         except ConfigError:
             raise
         except Exception as error:
-            raise ConfigError(f"{place}: making one failed: {described(error)}") from error
+            raise ConfigError(f"{place}: creating the task failed: {describe_exception(error)}") from error
     else:
         known = known_tasks()
         if env.dataset not in _REGISTRY:
             raise ConfigError(
-                f"env.dataset={env.dataset!r} is not a known task; known: {', '.join(known)}; a class of your own is "
-                "named module:Class"
+                f"env.dataset={env.dataset!r}: no such task; choose one of {', '.join(known)}, or name a "
+                "class of your own as module:Class"
             )
         _check_source(env, _REGISTRY[env.dataset])
         task = _REGISTRY[env.dataset](env)
     absent = sorted(set(env.reward_weights or ()) - set(task.weights))
     if env.reward is None and absent:
         raise ConfigError(
-            f"env.reward_weights.{absent[0]}: the reward of {env.dataset} has no such part; it gives "
-            f"{', '.join(sorted(task.weights))}"
+            f"env.reward_weights.{absent[0]}: the reward of {env.dataset} has no such component; choose one "
+            f"of {', '.join(sorted(task.weights))}"
         )
     return task
 
 
 def _check_source(env: EnvConfig, task: type[Task]) -> None:
-    """Raises ConfigError for files or a revision that this task of ours does not read."""
+    """Raises ConfigError for files or a revision that a built-in task does not read."""
     files, revision = f"env.data_files={env.data_files}", f"env.data_revision={env.data_revision}"
     if env.data_files is not None and not task.reads_files:
         raise ConfigError(
-            f"{files}: env.dataset={env.dataset} reads no file; take env.dataset=jsonl for rows of your own, or leave "
-            "data_files out"
+            f"{files}: env.dataset={env.dataset} reads no file; set env.dataset=jsonl for rows of your own, "
+            "or remove data_files"
         )
     if env.data_revision is not None and not task.reads_hub:
         raise ConfigError(
-            f"{revision}: env.dataset={env.dataset} reads nothing from the hub; leave data_revision out"
+            f"{revision}: env.dataset={env.dataset} reads nothing from the hub; remove data_revision"
         )
     if env.data_revision is not None and env.data_files is not None:
         raise ConfigError(
-            f"{revision} with {files}: local files have no revision of the hub; leave one of the two out"
+            f"{revision} with {files}: local files have no revision of the hub; remove one of the two settings"
         )
 
 
-def checked_examples(task: Task, split: str) -> Sequence[Example]:
-    """The task's examples of a split, each of them looked at.
+def load_examples(task: Task, split: str) -> Sequence[Example]:
+    """Loads and checks the examples of a split, with `env.prefill` applied.
 
     Raises:
-        ConfigError: what is wrong with an example of a task of the user's; half a character in a prompt; a reward asks
-            for a column that no row has.
+        ConfigError: an example of a user task is wrong, a prompt has a lone surrogate, or a reward takes a column that
+            no row has.
     """
-    own = is_own(task.env.dataset)
+    is_user_task = is_user_code(task.env.dataset)
     try:
         examples = task.examples(split)
     except ConfigError:
         raise
     except Exception as error:
-        if not own:
+        if not is_user_task:
             raise
-        raise ConfigError(f"env.dataset={task.env.dataset}: examples() failed: {described(error)}") from error
-    if own and not isinstance(examples, Sequence):
         raise ConfigError(
-            f"env.dataset={task.env.dataset}: examples() gave {type(examples).__name__}; a list of envs.task.Example "
-            "is needed"
+            f"env.dataset={task.env.dataset}: examples() failed: {describe_exception(error)}"
+        ) from error
+    if is_user_task and not isinstance(examples, Sequence):
+        raise ConfigError(
+            f"env.dataset={task.env.dataset}: examples() returned {type(examples).__name__}; return a list "
+            "of envs.task.Example"
         )
-    places: dict[int, int] = {}
-    for place, example in enumerate(examples):
-        clean = not own and all(is_text(message["content"]) for message in example.messages)
-        trouble = None if clean else _trouble(example)
-        if own and not trouble and places.setdefault(example.row, place) != place:
-            first = places[example.row]
-            trouble = f"has row={example.row}, as example {first} has; give each a number of its own"
-        if trouble:
-            raise ConfigError(f"env.dataset={task.env.dataset}: example {place} {trouble}")
+    indices: dict[int, int] = {}
+    for index, example in enumerate(examples):
+        is_valid = not is_user_task and all(is_text(message["content"]) for message in example.messages)
+        problem = None if is_valid else _example_problem(example)
+        if is_user_task and not problem and indices.setdefault(example.row, index) != index:
+            first = indices[example.row]
+            problem = f"has row={example.row}, the same as example {first}; give each example its own number"
+        if problem:
+            raise ConfigError(f"env.dataset={task.env.dataset}: example {index} {problem}")
     if examples:
         check_columns(task.env, examples)
     prefill = task.env.prefill
@@ -242,15 +264,15 @@ def checked_examples(task: Task, split: str) -> Sequence[Example]:
     return [example if example.prefill else replace(example, prefill=prefill) for example in examples]
 
 
-def _trouble(example: Any) -> str | None:
-    """The fault of an example, as the end of a sentence."""
+def _example_problem(example: Any) -> str | None:
+    """Describes the problem of an example as the end of a sentence, or returns None."""
     if not isinstance(example, Example):
-        return f"is {type(example).__name__}; envs.task.Example is needed"
+        return f"is {type(example).__name__}; return an envs.task.Example"
     if not isinstance(example.messages, tuple) or not example.messages:
-        return 'has no messages; make them with self.messages("...")'
+        return 'has no messages; create messages with self.messages("...")'
     for message in example.messages:
         if not is_message(message):
-            return f"has the message {message!r}; it needs a role and a content, both text"
+            return f"has the message {message!r}; a message needs a role and a content, both text"
         if not is_text(message["content"]):
             return f"has half a character (a lone surrogate) in its prompt: {message['content'][:200]!a}"
     if type(example.row) is not int:

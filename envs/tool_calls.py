@@ -1,8 +1,8 @@
-"""Tools that the model may call, from their name to their run on a tag's content.
+"""Builds the tools of `env.tools`, their system-prompt instructions, and replies to tool calls.
 
-A tool is a function from text to text, or a class with `run(request)` and `close()` that is made with the `env`
-section. The first paragraph of its docstring is what the model is told. Those of this project are files of `tools/`,
-those of a user `module:function`; both are made in the same way.
+A tool is a function from text to text, or a class with `run(request)` and `close()` whose constructor takes the `env`
+section. The system prompt includes the first paragraph of a tool's docstring. A built-in tool is a module in `tools/`,
+a user tool is `module:function` or `module:Class`.
 """
 
 import asyncio
@@ -15,59 +15,63 @@ from typing import Any
 
 from config.schema.env import TOOLS, EnvConfig
 from config.schema.errors import ConfigError
-from envs.user_code import described, is_own, load_own
+from envs.user_code import describe_exception, is_user_code, load_user_object
 
-LONGEST = 2000
-"""Characters of a result that the model is shown."""
+MAX_RESULT_CHARACTERS = 2000
+"""Largest number of characters of a tool result in a prompt."""
 log = logging.getLogger(__name__)
 
 
 @dataclass
 class Tool:
-    """Answers a turn that ends in `<NAME>request</NAME>` with what `run` makes of the request.
+    """Tool that replies to turns ending in `<NAME>request</NAME>`.
 
-    slow: replying is done in a thread, beside generation.
+    run: returns the result of a request. is_slow: replies run in a thread, in parallel with generation.
     """
 
     name: str
     run: Callable[[str], str]
-    slow: bool
+    is_slow: bool
     close: Callable[[], None]
 
     def reply(self, text: str) -> str | None:
-        """Answer the call that ends a turn's text; None where none of this tool does."""
-        closing = f"</{self.name}>"
-        if not text.rstrip().endswith(closing):
+        """Returns the result of the call at the end of a turn, or None."""
+        closing_tag = f"</{self.name}>"
+        if not text.rstrip().endswith(closing_tag):
             return None
-        _, opened, request = text.rstrip().removesuffix(closing).rpartition(f"<{self.name}>")
-        return f"{self.name}: {self.run(request)}" if opened else None
+        _, opening_tag, request = text.rstrip().removesuffix(closing_tag).rpartition(f"<{self.name}>")
+        return f"{self.name}: {self.run(request)}" if opening_tag else None
 
 
 def find_tools(env: EnvConfig) -> list[tuple[str, Any]]:
-    """The functions and classes of `env.tools`, each with the name of its tag.
+    """Finds the functions and classes of `env.tools`, each with the name of its tag.
 
     Raises:
-        ConfigError: one that is not there, is neither, or says nothing of itself; two of one name.
+        ConfigError: a tool does not exist, is neither function nor class, or has no docstring; two tools have one name.
     """
-    found = [(path.rpartition(":")[2], _find(path)) for path in env.tools]
-    names = [name for name, _ in found]
-    twice = [name for name in names if names.count(name) > 1]
-    if twice:
+    tools = [(path.rpartition(":")[2], _find_tool(path)) for path in env.tools]
+    names = [name for name, _ in tools]
+    duplicate_names = [name for name in names if names.count(name) > 1]
+    if duplicate_names:
         raise ConfigError(
-            f"env.tools={env.tools}: two are called {twice[0]}; the model could not tell them apart"
+            f"env.tools={env.tools}: two tools are called {duplicate_names[0]}; give each tool its own name"
         )
-    return found
+    return tools
 
 
-def _find(path: str) -> Any:
+def _find_tool(path: str) -> Any:
+    """Loads one tool and checks its form.
+
+    Raises ConfigError as `find_tools`.
+    """
     place = f"env.tools={path}"
-    found: Any = load_own("env.tools", path) if is_own(path) else TOOLS.load(path)
+    found: Any = load_user_object("env.tools", path) if is_user_code(path) else TOOLS.load(path)
     is_class = inspect.isclass(found)
     if is_class:
         for method in ("run", "close"):
             if not callable(getattr(found, method, None)):
                 raise ConfigError(
-                    f"{place}: the class has no method {method}; a tool has run(request) and close()"
+                    f"{place}: the class has no method {method}; define run(request) and close()"
                 )
         _check_request(place, found.run, ("self", "request"))
     elif callable(found):
@@ -75,89 +79,98 @@ def _find(path: str) -> Any:
     else:
         raise ConfigError(f"{place}: {found!r} is neither a function nor a class")
     if not (found.__doc__ or "").strip():
-        raise ConfigError(f"{place}: no docstring; its first paragraph is what the model is told of the tool")
+        raise ConfigError(
+            f"{place}: no docstring; write a docstring whose first paragraph describes the tool to the model"
+        )
     return found
 
 
-def _check_request(place: str, function: Callable[..., Any], takes: tuple[str, ...]) -> None:
+def _check_request(place: str, function: Callable[..., Any], names: tuple[str, ...]) -> None:
+    """Raises ConfigError unless a function takes these parameters, the last one a str."""
     parameters = list(inspect.signature(function).parameters.values())
     required = [each for each in parameters if each.default is each.empty and each.kind != each.VAR_KEYWORD]
-    if len(required) != len(takes):
+    if len(required) != len(names):
         raise ConfigError(
-            f"{place}: takes ({', '.join(each.name for each in required)}); a tool takes ({', '.join(takes)}), what "
-            "the model wrote between its tags"
+            f"{place}: the parameters are ({', '.join(each.name for each in required)}); change them to "
+            f"({', '.join(names)}), the text between the tool's tags"
         )
     request = required[-1]
     if request.annotation not in (request.empty, str, "str"):
         raise ConfigError(
-            f"{place}: {request.name} is annotated {request.annotation!r}; the model's request is str"
+            f"{place}: {request.name} is annotated {request.annotation!r}; annotate the model's request as str"
         )
 
 
-def instructions(env: EnvConfig) -> str:
-    """Lines of the system prompt on the tools, one each."""
-    told = []
-    for name, found in find_tools(env):
-        what = " ".join(inspect.cleandoc(found.__doc__).split("\n\n")[0].split())
-        how = f"To use it, end your message with <{name}>...</{name}>; the result comes in the next message."
-        told.append(f"{what} {how}")
-    return "\n".join(told)
+def tool_instructions(env: EnvConfig) -> str:
+    """Returns the instructions for the system prompt, one line for each tool."""
+    lines = []
+    for name, tool in find_tools(env):
+        description = " ".join(inspect.cleandoc(tool.__doc__).split("\n\n")[0].split())
+        usage = (
+            f"To use it, end your message with <{name}>...</{name}>; the result comes in the next message."
+        )
+        lines.append(f"{description} {usage}")
+    return "\n".join(lines)
 
 
 def make_tools(env: EnvConfig) -> list[Tool]:
-    """Tools of `env.tools`, in their order.
+    """Makes the tools of `env.tools`, in their order.
 
     Raises:
-        ConfigError: as `find_tools`, or a class cannot be made.
+        ConfigError: as `find_tools`, or the construction of a class fails.
     """
     tools = []
-    for path, (name, found) in zip(env.tools, find_tools(env), strict=True):
-        made, is_class = found, inspect.isclass(found)
+    for path, (name, function_or_class) in zip(env.tools, find_tools(env), strict=True):
+        tool, is_class = function_or_class, inspect.isclass(function_or_class)
         if is_class:
             try:
-                made = found(env)
+                tool = function_or_class(env)
             except ConfigError:
                 raise
             except Exception as error:
-                raise ConfigError(f"env.tools={path}: making one failed: {described(error)}") from error
-        run, close = (made.run, made.close) if is_class else (made, lambda: None)
-        if is_own(path):
-            guarded = Guarded(name, run, close, env.tool_timeout_s)
-            tools.append(Tool(name, guarded.run, slow=True, close=guarded.close))
+                raise ConfigError(
+                    f"env.tools={path}: creating the tool failed: {describe_exception(error)}"
+                ) from error
+        run, close = (tool.run, tool.close) if is_class else (tool, lambda: None)
+        if is_user_code(path):
+            guarded = GuardedTool(name, run, close, env.tool_timeout_s)
+            tools.append(Tool(name, guarded.run, is_slow=True, close=guarded.close))
         else:
-            tools.append(Tool(name, run, slow=is_class, close=close))
+            tools.append(Tool(name, run, is_slow=is_class, close=close))
     return tools
 
 
-class Guarded:
-    """A tool of the user's under a deadline. What it raises is told to the model and counted.
+class GuardedTool:
+    """User tool with a deadline, which returns and counts exceptions as error texts.
 
-    A call that does not end in time is left to itself in its thread, which does not keep the run from ending.
+    A call beyond the deadline stays in its daemon thread, which does not keep the process alive.
     """
 
     def __init__(
-        self, name: str, function: Callable[[str], Any], end: Callable[[], None], seconds: float
+        self, name: str, function: Callable[[str], Any], close_tool: Callable[[], None], seconds: float
     ) -> None:
-        self.name, self.function, self.end, self.seconds = name, function, end, seconds
-        self.calls = self.failures = 0
+        self.name, self.function, self.close_tool, self.seconds = name, function, close_tool, seconds
+        self.num_calls = self.num_failures = 0
         self._lock = threading.Lock()
 
     def run(self, request: str) -> str:
-        """The result as text, `LONGEST` characters of it at most, or `error: ...`."""
+        """Returns the result as text of at most `MAX_RESULT_CHARACTERS` characters, or `error: ...`."""
         outcome: list[str | BaseException] = []
         thread = threading.Thread(target=self._call, args=(request, outcome), name=self.name, daemon=True)
         thread.start()
         thread.join(min(self.seconds, threading.TIMEOUT_MAX))
-        told = outcome[0] if outcome else TimeoutError(f"took longer than {self.seconds:g} s")
+        result = outcome[0] if outcome else TimeoutError(f"took longer than {self.seconds:g} s")
         with self._lock:
-            self.calls += 1
-            self.failures += isinstance(told, BaseException)
-            first = self.failures == 1
-        if isinstance(told, str):
-            return shortened(told)
-        if first:
-            log.warning("tool %s failed, which the model is told: %s", self.name, described(told))
-        return shortened(f"error: {type(told).__name__}: {told}".encode(errors="replace").decode())
+            self.num_calls += 1
+            self.num_failures += isinstance(result, BaseException)
+            is_first_failure = self.num_failures == 1
+        if isinstance(result, str):
+            return shorten_result(result)
+        if is_first_failure:
+            log.warning(
+                "tool %s failed, and the model gets the error: %s", self.name, describe_exception(result)
+            )
+        return shorten_result(f"error: {type(result).__name__}: {result}".encode(errors="replace").decode())
 
     def _call(self, request: str, outcome: list[str | BaseException]) -> None:
         try:
@@ -165,18 +178,18 @@ class Guarded:
             if inspect.iscoroutine(result):
                 result = asyncio.run(result)
             text = "(no result)" if result is None else str(result)
-            outcome.append(text.encode(errors="replace").decode())  # half a character has no token
-        except BaseException as error:  # the thread's last: nobody else would hear of it
+            outcome.append(text.encode(errors="replace").decode())  # a lone surrogate has no encoding
+        except BaseException as error:  # the thread ends here, so `run` reports any exception
             outcome.append(error)
 
     def close(self) -> None:
-        """Says how many calls failed, and ends the tool."""
-        if self.failures:
-            log.warning("tool %s: %d of %d calls failed", self.name, self.failures, self.calls)
-        self.end()
+        """Logs the number of failed calls and closes the tool."""
+        if self.num_failures:
+            log.warning("tool %s: %d of %d calls failed", self.name, self.num_failures, self.num_calls)
+        self.close_tool()
 
 
-def shortened(text: str) -> str:
-    """The beginning and the end of a long text, `LONGEST` characters of it."""
-    half = LONGEST // 2
-    return text if len(text) <= LONGEST else f"{text[:half]}\n...\n{text[-half:]}"
+def shorten_result(text: str) -> str:
+    """Returns a text, of a long text only beginning and end with `MAX_RESULT_CHARACTERS` characters."""
+    half = MAX_RESULT_CHARACTERS // 2
+    return text if len(text) <= MAX_RESULT_CHARACTERS else f"{text[:half]}\n...\n{text[-half:]}"

@@ -1,7 +1,8 @@
-"""A reward parser of TorchRL as a reward: a `Transform` that writes "reward", such as `GSM8KRewardParser`.
+"""Adapter of TorchRL reward parsers, such as `GSM8KRewardParser`, to rewards.
 
-It reads what TorchRL's chat environment would give it: the chat with the completion as its last message, and the
-columns of the row. Importing this file imports torch, so only an `env.reward` that names such a parser does.
+A reward parser is a `Transform` that writes "reward". Its input is as in TorchRL's chat environment: the chat with the
+completion as its last message, and the columns of the row. This module imports torch, so it is imported only if
+`env.reward` names a parser.
 """
 
 import inspect
@@ -16,82 +17,94 @@ from torchrl.envs.llm import ChatEnv, CountdownRewardParser, GSM8KRewardParser
 
 from config.schema.errors import ConfigError
 from envs.example import Completion, Example, Reward
-from envs.user_code import described
+from envs.user_code import describe_exception
 
 
 class ParserReward:
-    """One parser, ready to judge. `path` is the name that the user gave, for messages.
+    """Reward function of one TorchRL parser.
+
+    Args:
+        path: value of `env.reward`, for messages.
+        parser: class or instance of a parser.
 
     Raises:
-        ConfigError: `found` is no Transform that writes a reward, or it cannot be made without arguments.
+        ConfigError: the parser is no Transform that writes a reward, or its constructor needs arguments.
     """
 
-    def __init__(self, path: str, found: Any) -> None:
+    def __init__(self, path: str, parser: Any) -> None:
         self.path = path
-        self.parser = _made(path, found)
+        self.parser = _make_parser(path, parser)
         if "reward" not in (self.parser.out_keys or []):
             raise ConfigError(
-                f"env.reward={path}: it writes {self.parser.out_keys}, and no 'reward'; name a reward parser, such as "
-                "torchrl.envs.llm:GSM8KRewardParser"
+                f"env.reward={path}: the parser writes {self.parser.out_keys}, but no 'reward'; name a "
+                "reward parser, such as torchrl.envs.llm:GSM8KRewardParser"
             )
         self.chat_env = TransformedEnv(ChatEnv(batch_size=(1,), input_mode="history"), self.parser)
 
     def __call__(self, completion: Completion, example: Example) -> Reward:
-        before = self._before(completion, example)
+        inputs = self._input_tensordict(completion, example)
         try:
-            after = self.parser._step(before, before.exclude("history"))  # what TransformedEnv.step calls
+            outputs = self.parser._step(inputs, inputs.exclude("history"))  # as TransformedEnv.step does
         except KeyError as error:
             missing = " ".join(map(str, error.args)).partition("\n")[0]  # TensorDicts print over many lines
             raise LookupError(
-                f"env.reward={self.path} reads what this row does not have: {missing}; the columns of the row "
-                f"are {', '.join(example.row_data) or 'none'}"
+                f"env.reward={self.path} reads keys that this row does not have: {missing}; the columns of "
+                f"the row are {', '.join(example.row_data) or 'none'}"
             ) from error
-        return _reward(after.select(*self.parser.out_keys, strict=False))
+        return _to_reward(outputs.select(*self.parser.out_keys, strict=False))
 
-    def _before(self, completion: Completion, example: Example) -> TensorDict:
-        """The chat as ("history", "prompt" | "response" | "full"), and the columns; [1]."""
+    def _input_tensordict(self, completion: Completion, example: Example) -> TensorDict:
+        """Builds the parser's input of batch size [1].
+
+        Keys are ("history", "prompt" | "response" | "full") and the columns of the row.
+        """
         answer = {"role": "assistant", "content": completion.text}
         chat = History.from_chats([[*example.messages, answer]])
         history = {"prompt": chat[..., :-1], "response": chat[..., -1:], "full": chat}
-        # As the environment of this parser would write it, for rows that have no column "answer".
-        gold = str(example.answer)
+        # The answer in the form of this parser's own environment, for rows without a column "answer".
+        reference = str(example.answer)
         if isinstance(self.parser, GSM8KRewardParser):
-            gold = f"#### {gold}"
+            reference = f"#### {reference}"
         elif isinstance(self.parser, CountdownRewardParser) and isinstance(example.answer, Mapping):
             numbers = ",".join(map(str, example.answer["numbers"]))
-            gold = f"target={example.answer['target']}, numbers={numbers}"
-        columns = {"answer": gold, **example.row_data}
-        before = TensorDict({"history": TensorDict(history, [1])}, [1])
+            reference = f"target={example.answer['target']}, numbers={numbers}"
+        columns = {"answer": reference, **example.row_data}
+        inputs = TensorDict({"history": TensorDict(history, [1])}, [1])
         for name, value in columns.items():
             if name not in self.parser.out_keys:
-                before[name] = NonTensorStack(NonTensorData(value))
-        return before
+                inputs[name] = NonTensorStack(NonTensorData(value))
+        return inputs
 
 
-def _made(path: str, found: Any) -> Transform:
-    """A parser of its own: of a class the one without arguments, of an instance a copy."""
-    cls = found if inspect.isclass(found) else type(found)
+def _make_parser(path: str, parser: Any) -> Transform:
+    """Makes a new parser: an instance of a class, or a copy of an instance."""
+    cls = parser if inspect.isclass(parser) else type(parser)
     if not issubclass(cls, Transform):
         raise ConfigError(
-            f"env.reward={path}: {found!r} is of TorchRL, but no Transform that writes a reward"
+            f"env.reward={path}: {parser!r} is an object of TorchRL, but not a Transform that writes a "
+            "reward; name a reward parser"
         )
     try:
-        return found() if found is cls else found.clone()
+        return parser() if parser is cls else parser.clone()
     except Exception as error:
         raise ConfigError(
-            f"env.reward={path}: making one without arguments failed: {described(error)}; make it in a module of "
-            "yours (graded = Parser(...)) and name that: env.reward=my_module:graded"
+            f"env.reward={path}: creating the parser without arguments failed: {describe_exception(error)}; "
+            "create the parser in a module of your own (graded = Parser(...)) and set "
+            "env.reward=my_module:graded"
         ) from error
 
 
-def _reward(written: TensorDictBase) -> Reward:
-    """The score, and everything else that the parser wrote as parts: the mean of what has several numbers."""
-    parts = {
+def _to_reward(outputs: TensorDictBase) -> Reward:
+    """Converts the outputs of a parser to a Reward.
+
+    Outputs other than "reward" become reward components; an output of several numbers becomes its mean.
+    """
+    components = {
         key if isinstance(key, str) else ".".join(key): float(value.double().mean())
-        for key, value in written.items(include_nested=True, leaves_only=True)
+        for key, value in outputs.items(include_nested=True, leaves_only=True)
         if isinstance(value, torch.Tensor)
     }
-    score = parts.pop("reward")
-    if "success" in parts:
-        parts["accuracy"] = parts.pop("success")
-    return Reward(score, parts)
+    score = components.pop("reward")
+    if "success" in components:
+        components["accuracy"] = components.pop("success")
+    return Reward(score, components)

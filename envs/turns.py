@@ -1,9 +1,9 @@
-"""Replies of the environment between turns: tool results, and a request to think again.
+"""Replies of the environment between turns: tool results and reflection prompts.
 
-A conversation is one stream of token ids that is only ever extended: the prompt, what the model drew, what the
-chat template puts around the environment's message, what the model drew next, and so on. Nothing is decoded
-and encoded again, so what is trained on is what was sampled. The message is a user message: every chat
-template has those. The reward judges the last turn.
+A conversation is one stream of token ids that only grows: the prompt, the first sampled turn, the environment's message
+with the tokens that the chat template puts around it, the next sampled turn, and so on. Sampled tokens are not decoded
+and encoded again, so training sees exactly the sampled tokens. The environment's message is a user message, since every
+chat template has user messages. The reward scores the last turn.
 """
 
 from asyncio import get_running_loop
@@ -17,65 +17,68 @@ from config.schema.env import EnvConfig
 from config.schema.errors import ConfigError
 from envs.chat_template import render_chat
 from envs.control_tokens import control_tokens
-from envs.example import SYSTEM_ROLES, Example, Mixed
-from envs.tool_calls import Tool, instructions, make_tools
+from envs.example import SYSTEM_ROLES, Example, MixedExamples
+from envs.tool_calls import Tool, make_tools, tool_instructions
 
 _MARK = "the-turn-goes-here"
 
 
-class ThinkAgain:
-    """Follows every turn, whatever it says: nothing is given away about right and wrong."""
+class ReflectionPrompt:
+    """Fixed reply to every turn, without a hint on whether the answer is correct."""
 
-    slow = False
+    is_slow = False
 
     def __init__(self, message: str) -> None:
         self.message = message
 
     def reply(self, text: str) -> str | None:
+        """Returns the message."""
         return self.message
 
     def close(self) -> None:
-        pass
+        """Does nothing."""
 
 
-Replier = Tool | ThinkAgain
+EnvResponder = Tool | ReflectionPrompt
 
 
-def make_repliers(env: EnvConfig) -> list[Replier]:
-    """Make the tools of `env.tools`, in their order, then the request to think again.
+def make_responders(env: EnvConfig) -> list[EnvResponder]:
+    """Makes the tools of `env.tools` in their order, then the reflection prompt.
 
-    The first that replies is heard.
+    The first responder with a reply answers a turn.
     """
-    repliers: list[Replier] = [*make_tools(env)]
-    return [*repliers, ThinkAgain(env.reasoning_prompt)] if env.reasoning else repliers
+    responders: list[EnvResponder] = [*make_tools(env)]
+    return [*responders, ReflectionPrompt(env.reasoning_prompt)] if env.reasoning else responders
 
 
-def with_instructions(examples: Sequence[Example], env: EnvConfig) -> Sequence[Example]:
-    """Add the tools' instructions to the system prompts of examples.
+def with_tool_instructions(examples: Sequence[Example], env: EnvConfig) -> Sequence[Example]:
+    """Returns examples with the tools' instructions in their system prompts.
 
-    Without tools the examples are returned as they are. A mixture stays one, with the weights of its members.
+    Without tools the examples are returned unchanged. A mixture stays a mixture with the same weights.
     """
     if not env.tools:
         return examples
-    said = instructions(env)
-    told = []
+    instructions = tool_instructions(env)
+    new_examples = []
     for example in examples:
         head, *rest = example.messages
-        messages = ({"role": "system", "content": said}, head, *rest)
+        messages = ({"role": "system", "content": instructions}, head, *rest)
         if head["role"] in SYSTEM_ROLES:
-            messages = ({**head, "content": f"{head['content']}\n\n{said}"}, *rest)
-        told.append(replace(example, messages=messages))
-    if not isinstance(examples, Mixed):
-        return told
-    return Mixed({name: told[slice(*bounds)] for name, bounds in examples.bounds.items()}, examples.weights)
+            messages = ({**head, "content": f"{head['content']}\n\n{instructions}"}, *rest)
+        new_examples.append(replace(example, messages=messages))
+    if not isinstance(examples, MixedExamples):
+        return new_examples
+    return MixedExamples(
+        {name: new_examples[slice(*bounds)] for name, bounds in examples.bounds.items()}, examples.weights
+    )
 
 
 class Conversation:
-    """Answers turns in token ids, the slow ones in threads beside generation.
+    """Environment that replies to turns in token ids, with slow replies in threads.
 
     Args:
-        max_steps: turns of the model; the environment is silent after the last one.
-        threads: slow replies at a time.
+        max_steps: largest number of turns; the environment does not reply to the last turn.
+        threads: largest number of slow replies in parallel.
 
     Raises:
         ConfigError: the chat template cannot render a second user message.
@@ -84,48 +87,52 @@ class Conversation:
     def __init__(
         self,
         tokenizer: PreTrainedTokenizerBase,
-        repliers: Sequence[Replier],
+        responders: Sequence[EnvResponder],
         max_steps: int,
         threads: int = 4,
     ) -> None:
         self.tokenizer = tokenizer
         self.control = control_tokens(tokenizer)
-        self.repliers = repliers
+        self.responders = responders
         self.max_steps = max_steps
-        slow = any(replier.slow for replier in repliers)
-        self._threads = ThreadPoolExecutor(threads, "replies") if slow else None
-        self._after("ok")
+        has_slow_replies = any(responder.is_slow for responder in responders)
+        self._threads = ThreadPoolExecutor(threads, "replies") if has_slow_replies else None
+        self._reply_token_ids("ok")  # checks the chat template
 
     async def reply(self, token_ids: Sequence[int], turn: int) -> list[int]:
-        """Token ids to append to the model's turn number `turn`, from 1.
+        """Returns the token ids to append to the model's turn number `turn`, counted from 1.
 
-        The turn ended in an end token. The ids are the rest of the template's end of the turn, the message, and the
-        beginning of the model's next turn.
-
-        No ids: the conversation is over. What a replier raises is raised here.
+        The turn must end in an end token. The ids are the rest of the template's end of the turn, the message, and the
+        beginning of the model's next turn. An empty list ends the conversation. Exceptions of a responder propagate.
         """
         if turn >= self.max_steps:
             return []
         if self._threads is None:
-            return self.reply_now(token_ids)
-        return await get_running_loop().run_in_executor(self._threads, self.reply_now, token_ids)
+            return self.reply_sync(token_ids)
+        return await get_running_loop().run_in_executor(self._threads, self.reply_sync, token_ids)
 
-    def reply_now(self, token_ids: Sequence[int]) -> list[int]:
-        """Reply to any turn, as `reply` does.
+    def reply_sync(self, token_ids: Sequence[int]) -> list[int]:
+        """Replies as `reply` in the calling thread, whatever the turn's number.
 
-        Nothing follows a turn with control tokens before its end, or with ids of no token: it is `invalid`.
+        A turn with control tokens before its end, or with ids without a token, is `invalid` and gets no reply.
         """
-        if self.control.inside(token_ids, token_ids[-1:]):
+        if self.control.has_control_tokens(token_ids, token_ids[-1:]):
             return []
         (text,) = self.tokenizer.batch_decode([list(token_ids)], skip_special_tokens=True)
-        said = next((said for by in self.repliers if (said := by.reply(text)) is not None), None)
-        if said is None:
+        message = next(
+            (message for responder in self.responders if (message := responder.reply(text)) is not None), None
+        )
+        if message is None:
             return []
-        ids = self._after(said.encode("utf-8", "replace").decode())  # a lone surrogate has no encoding
+        # a lone surrogate has no encoding
+        ids = self._reply_token_ids(message.encode("utf-8", "replace").decode())
         return ids[1:] if ids[:1] == list(token_ids[-1:]) else ids
 
-    def _after(self, message: str) -> list[int]:
-        """The chat from the end of an assistant message on, through a user message, to the next assistant's."""
+    def _reply_token_ids(self, message: str) -> list[int]:
+        """Encodes the chat between the end of an assistant message and the next assistant message.
+
+        `message` is the user message between them. Raises ConfigError if the chat template cannot render the chat.
+        """
         chat = [
             {"role": "user", "content": "question"},
             {"role": "assistant", "content": _MARK},
@@ -133,22 +140,25 @@ class Conversation:
         ]
         try:
             text = render_chat(self.tokenizer, chat) if self.tokenizer.chat_template else ""
-        except Exception:  # a template is a program, and raises what it likes
+        except Exception:  # a template is a program and can raise any exception
             text = ""
-        _, found, rest = text.partition(_MARK)
-        if not found or message.strip() not in rest:
+        _, mark, rest = text.partition(_MARK)
+        if not mark or message.strip() not in rest:
             raise ConfigError(
-                f"model.name={self.tokenizer.name_or_path}: its chat template does not render a user message after an "
-                "assistant's, so env.max_steps > 1 cannot work with it; take another template "
+                f"model.name={self.tokenizer.name_or_path}: its chat template does not render a user message "
+                "after an assistant's, so env.max_steps must be 1 with this template; set another template "
                 "(model.chat_template=FILE), or env.max_steps=1"
             )
-        if self.control.spelled_in(chat):
-            return self.control.encode(self.control.render(chat).partition(_MARK)[2])
+        if self.control.spells_control_token(chat):
+            return self.control.encode_rendered(
+                self.control.render_with_private_names(chat).partition(_MARK)[2]
+            )
         ids: list[int] = self.tokenizer.encode(rest, add_special_tokens=False)
         return ids
 
     def close(self) -> None:
+        """Ends the threads and closes all responders."""
         if self._threads is not None:
             self._threads.shutdown(wait=True, cancel_futures=True)
-        for replier in self.repliers:
-            replier.close()
+        for responder in self.responders:
+            responder.close()

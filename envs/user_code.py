@@ -1,4 +1,4 @@
-"""Code of the user's own, named `module:name`: a reward, a task or a tool. No torch here."""
+"""Loads user code named `module:name`, and formats exceptions in one line."""
 
 import os
 import sys
@@ -13,31 +13,31 @@ from typing import Any
 from config.schema.errors import ConfigError
 
 
-def is_own(name: str) -> bool:
-    """Whether a name is `module:name`, and not one of those that this project knows."""
+def is_user_code(name: str) -> bool:
+    """Whether a name has the form `module:name`, unlike the names of built-in code."""
     return ":" in name
 
 
 @cache
-def load_own(key: str, path: str) -> Any:
-    """The function or class that `path` (module:name) names; modules of the current folder are found.
+def load_user_object(key: str, path: str) -> Any:
+    """Loads the function or class of a path `module:name`, also from the current folder.
 
     Args:
-        key: the configuration key that holds `path`, for messages.
+        key: config key with the path, for messages.
 
     Raises:
-        ConfigError: the module does not import, has no such name, or an installed one hides that of the current folder.
+        ConfigError: the import fails, the module lacks the name, or an installed module hides the user's module.
     """
     module_name, _, name = path.partition(":")
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
-    _check_hidden(key, path, module_name)
+    _check_not_shadowed(key, path, module_name)
     try:
         module = import_module(module_name)
-    except (Exception, SystemExit) as error:  # whatever the user's module raises is the user's to mend
+    except (Exception, SystemExit) as error:  # the user's module can raise any exception
         raise ConfigError(
-            f"{key}={path}: importing {module_name!r} failed: {described(error)}; modules are looked for in "
-            f"{os.getcwd()} and in PYTHONPATH"
+            f"{key}={path}: importing {module_name!r} failed: {describe_exception(error)}; modules are "
+            f"searched in {os.getcwd()} and in PYTHONPATH"
         ) from error
     if name not in vars(module):
         raise ConfigError(
@@ -46,28 +46,28 @@ def load_own(key: str, path: str) -> Any:
     return vars(module)[name]
 
 
-def _check_hidden(key: str, path: str, module_name: str) -> None:
-    """Refuse a module of the current folder whose first name is one of Python, a package or this project."""
+def _check_not_shadowed(key: str, path: str, module_name: str) -> None:
+    """Raises ConfigError if an installed module hides a module of the current folder."""
     parts = module_name.split(".")
-    mine = next(
+    user_file = next(
         (one for one in (Path(*parts).with_suffix(".py"), Path(*parts, "__init__.py")) if one.is_file()), None
     )
-    spec = find_spec(parts[0]) if mine is not None else None
-    if mine is None or spec is None or spec.origin is None:
+    spec = find_spec(parts[0]) if user_file is not None else None
+    if user_file is None or spec is None or spec.origin is None:
         return
     origin = Path(spec.origin).resolve()
     installed = [sysconfig.get_path(name) for name in ("stdlib", "purelib")]
-    hiding = [Path(__file__).resolve().parents[1], *(Path(path).resolve() for path in installed)]
-    if not origin.is_relative_to(Path.cwd().resolve()) and any(map(origin.is_relative_to, hiding)):
+    hiding_folders = [Path(__file__).resolve().parents[1], *(Path(path).resolve() for path in installed)]
+    if not origin.is_relative_to(Path.cwd().resolve()) and any(map(origin.is_relative_to, hiding_folders)):
         raise ConfigError(
-            f"{key}={path}: {mine.absolute()} is hidden by {parts[0]!r} of {origin}; give your file another name"
+            f"{key}={path}: {user_file.absolute()} is hidden by {parts[0]!r} of {origin}; give your file another name"
         )
 
 
-def described(error: BaseException) -> str:
-    """Type, message and place of an exception, in one line."""
+def describe_exception(error: BaseException) -> str:
+    """Formats type, message and place of an exception on one line."""
     text = " ".join(f"{type(error).__name__}: {error}".split())
-    if isinstance(error, SyntaxError):  # says its place itself
+    if isinstance(error, SyntaxError):  # its message names the place
         return text
     frames = traceback.extract_tb(error.__traceback__)
     if not frames or frames[-1].filename.startswith("<frozen"):

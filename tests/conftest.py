@@ -1,4 +1,7 @@
-"""Shared by all tests: one thread, no hub, the same examples of hypothesis at each run, one Ray for a process."""
+"""Shared settings and fixtures of all tests.
+
+Tests use one thread, no hub, deterministic examples of hypothesis, and one Ray cluster per process.
+"""
 
 import logging
 import os
@@ -9,13 +12,13 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from tests.logged import Logged
+from tests.log_capture import LogCapture
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
-    # As a shell starts its background jobs; every process that a test interrupts would have that from us.
+    # Shells start background jobs with SIGINT ignored, and child processes of the tests would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile("suite", deadline=None, derandomize=True, database=None)
@@ -23,8 +26,8 @@ settings.load_profile("suite")
 
 
 @pytest.fixture
-def logged() -> Iterator[Logged]:
-    root, handler = logging.getLogger(), Logged()
+def log_capture() -> Iterator[LogCapture]:
+    root, handler = logging.getLogger(), LogCapture()
     root.addHandler(handler)
     yield handler
     root.removeHandler(handler)
@@ -32,7 +35,7 @@ def logged() -> Iterator[Logged]:
 
 @pytest.fixture(scope="session")
 def local_ray() -> Iterator[None]:
-    """A Ray for all tests of this process; runs that need one take it."""
+    """A local Ray cluster for all tests of this process."""
     import ray
 
     from torchgrpo.cluster.runtime import start_ray
@@ -44,7 +47,10 @@ def local_ray() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def lockstep_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Four iterations of a step each; evaluated after 0, 2 and 4, with a checkpoint after 2 and 4."""
+    """Folder of a lockstep run of four iterations with one step each.
+
+    The run has evaluations after iterations 0, 2 and 4, and checkpoints after 2 and 4.
+    """
     from tests.recorded_runs import EVERY_SECOND, recorded_run
 
     return recorded_run(tmp_path_factory.mktemp("lockstep"), *EVERY_SECOND)
@@ -52,7 +58,7 @@ def lockstep_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def lora_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An adapter with dropout and four steps in an iteration, else as `lockstep_run`."""
+    """Folder of a run as `lockstep_run`, with LoRA, dropout and four steps per iteration."""
     from tests.recorded_runs import ADAPTER, recorded_run
 
     return recorded_run(tmp_path_factory.mktemp("lora"), *ADAPTER)
@@ -60,7 +66,7 @@ def lora_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def overlapped_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run beside generation, with tokens of earlier weights; evaluated after 0 and 4."""
+    """Folder of an overlapped run with aged tokens, evaluated after iterations 0 and 4."""
     import grpo_async
     from tests.recorded_runs import SETS, STEPS, recorded_run
 
@@ -70,7 +76,7 @@ def overlapped_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def ranked_run(local_ray: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A learner of two ranks, with a checkpoint after 2 and 4."""
+    """Folder of a run with two learner ranks and checkpoints after 2 and 4."""
     from tests.recorded_runs import recorded_run
 
     two = ("train_model.num_devices=2", "train.checkpoint_frequency=2")

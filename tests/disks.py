@@ -1,21 +1,21 @@
-"""A small disk of its own for a test: full, or read-only, as a real one is, for root as for everybody.
+"""Small disks for tests, which can be full or read-only even for root.
 
-unshare (mount, user) ── sh: mounts a tmpfs at `place`, waits        only what enters the namespace sees it;
-    └── the script under test                                        the test does through /proc/PID/root
+unshare (mount, user) ── sh: mounts a tmpfs at `place`, waits        only processes in the namespace see the disk;
+    └── the script under test                                        tests read it through /proc/PID/root
 """
 
 import subprocess
 from contextlib import suppress
 from pathlib import Path
 
-from tests.namespaces import USER, nsenter
+from tests.namespaces import USER_OPTIONS, nsenter
 
 LIMIT_S = 300.0
-NAMESPACE = ["unshare", *USER, "--mount"]
+NAMESPACE = ["unshare", *USER_OPTIONS, "--mount"]
 
 
 def can_mount() -> bool:
-    """Whether this user may mount what only its own processes see."""
+    """Whether this user may mount in a private mount namespace."""
     try:
         command = [*NAMESPACE, "mount", "-t", "tmpfs", "tmpfs", "/mnt"]
         return subprocess.run(command, capture_output=True, timeout=LIMIT_S).returncode == 0
@@ -24,7 +24,10 @@ def can_mount() -> bool:
 
 
 class Disk:
-    """`mib` MiB at `place`, until it is closed. enter: the command that enters where it is seen."""
+    """Disk of `mib` MiB at `place`, in a mount namespace of its own, until `close`.
+
+    enter: command that enters the namespace.
+    """
 
     def __init__(self, place: Path, mib: int) -> None:
         self.place = place
@@ -36,29 +39,30 @@ class Disk:
         assert self._holder.stdout.readline() == b"up\n"
         self.enter = nsenter(self._holder.pid, ["mount"])
 
-    def seen(self, path: Path) -> Path:
-        """The same file from outside."""
+    def host_path(self, path: Path) -> Path:
+        """Returns the path of the same file outside of the namespace."""
         return Path(f"/proc/{self._holder.pid}/root{path}")
 
     def fill(self) -> None:
-        """No byte more goes on it, but in what the files' last blocks have left."""
-        with self.seen(self.place / "filler").open("wb", buffering=0) as file, suppress(OSError):
+        """Fills the disk; only the last blocks of existing files have room left."""
+        with self.host_path(self.place / "filler").open("wb", buffering=0) as file, suppress(OSError):
             while True:
                 file.write(bytes(1 << 16))
 
-    def empty(self) -> None:
-        self.seen(self.place / "filler").unlink()
+    def remove_filler(self) -> None:
+        self.host_path(self.place / "filler").unlink()
 
     def make_read_only(self, folder: Path) -> None:
-        """A folder on it, for every file that is opened from now on.
+        """Makes a folder read-only for files that are opened later.
 
-        It is made so elsewhere and moved there: a mount with a file open for writing stays writable (busy).
+        A bind mount beside the folder is made read-only and then moved onto the folder, because a mount with a file
+        open for writing cannot be made read-only (busy).
         """
-        aside = folder.with_name(f"{folder.name}-read-only")
-        self.seen(aside).mkdir()
-        self._do("mount", "--bind", str(folder), str(aside))
-        self._do("mount", "-o", "remount,bind,ro", str(aside))
-        self._do("mount", "--move", str(aside), str(folder))
+        bind_mount = folder.with_name(f"{folder.name}-read-only")
+        self.host_path(bind_mount).mkdir()
+        self._do("mount", "--bind", str(folder), str(bind_mount))
+        self._do("mount", "-o", "remount,bind,ro", str(bind_mount))
+        self._do("mount", "--move", str(bind_mount), str(folder))
 
     def make_writable(self, folder: Path) -> None:
         self._do("umount", str(folder))

@@ -1,4 +1,4 @@
-"""A run that notes what it trains on, for processes that are killed. Not a test file."""
+"""Run that records its training prompts, for tests that kill the process."""
 
 import re
 from pathlib import Path
@@ -9,11 +9,11 @@ import torch
 import grpo_async
 from config.run_folder.checkpoints import newest_checkpoint
 from config.schema.config import Config
-from tests.scripts import callback_of, configured
+from tests.script_runner import compose_run_config, find_callback
 from torchgrpo.batches.rollout import Rollout
-from torchgrpo.run.callbacks import Checkpoints
+from torchgrpo.run.callbacks import CheckpointCallback
 from torchgrpo.run.job import run_job
-from torchgrpo.run.overlapped import Overlapped
+from torchgrpo.run.overlapped_run import OverlappedRun
 from torchgrpo.run.training_run import Run
 
 CURRICULUM = (
@@ -27,8 +27,11 @@ CURRICULUM = (
 
 
 def one_epoch(stale: str, run_dir: Path, *more: str) -> Config:
-    """11 batches of 4 prompts: without a curriculum the 44 prompts of additions up to 6 + 6, once each."""
-    return configured(
+    """Returns the config of one epoch: 11 batches of 4 prompts.
+
+    Without a curriculum these are the 44 prompts of additions up to 6 + 6, once each.
+    """
+    return compose_run_config(
         "env.num_envs=6",
         "env.repeats=2",
         "train.dialog_turns_per_batch=8",
@@ -44,7 +47,7 @@ def one_epoch(stale: str, run_dir: Path, *more: str) -> Config:
 
 
 def train_noting_prompts(stale: str, more: tuple[str, ...], run_dir: Path, ledger: Path, events: Any) -> None:
-    """One run, resumed where there is something to resume; every optimizer step's prompts go to `ledger`.
+    """Trains or resumes a run, and appends the prompts of every optimizer step to `ledger`.
 
     more: settings, as in `one_epoch`.
     events: a semaphore, released when training begins, after each step and after each checkpoint.
@@ -52,7 +55,7 @@ def train_noting_prompts(stale: str, more: tuple[str, ...], run_dir: Path, ledge
     torch.set_num_threads(1)
     run_dir.mkdir(exist_ok=True)
 
-    class Noting(Overlapped):
+    class PromptRecorder(OverlappedRun):
         def learn(self, rollout: Rollout) -> None:
             super().learn(rollout)
             prompts = [group.prompt_text for group in rollout.groups]
@@ -61,8 +64,8 @@ def train_noting_prompts(stale: str, more: tuple[str, ...], run_dir: Path, ledge
                 file.write(f"{self.learner.optimizer_steps}\t{' '.join(sums)}\n")
             events.release()
 
-    def train(working: Overlapped) -> None:
-        checkpoints = callback_of(working, Checkpoints)
+    def train(working: OverlappedRun) -> None:
+        checkpoints = find_callback(working, CheckpointCallback)
         write = checkpoints.write
 
         def checkpoint(run: Run, iteration: int) -> None:
@@ -73,4 +76,4 @@ def train_noting_prompts(stale: str, more: tuple[str, ...], run_dir: Path, ledge
         events.release()
         grpo_async.train(working)
 
-    run_job(one_epoch(stale, run_dir, *more), run_dir, train, Noting)
+    run_job(one_epoch(stale, run_dir, *more), run_dir, train, PromptRecorder)

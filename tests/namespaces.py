@@ -1,15 +1,18 @@
-"""Commands that enter the network, processes or mounts of another process."""
+"""Commands that enter the Linux namespaces of another process."""
 
 import os
 from collections.abc import Sequence
 
-from tests.scripts import ROOT
+from tests.script_runner import ROOT
 
-USER = ["--user", "--map-root-user"] if os.geteuid() else []
-"""Of `unshare`: whoever is not root needs a namespace of users as well."""
+USER_OPTIONS = ["--user", "--map-root-user"] if os.geteuid() else []
+"""Options of `unshare`: without root, other namespaces require a user namespace."""
 
 
 def nsenter(pid: int, kinds: Sequence[str]) -> list[str]:
-    """The words before a command that shall run in these namespaces of `pid`; the working folder is the checkout."""
-    user = ["--user", "--preserve-credentials"] if USER else []
-    return ["nsenter", "--target", str(pid), *user, *(f"--{kind}" for kind in kinds), f"--wd={ROOT}"]
+    """Returns the prefix of a command that runs in namespaces of process `pid`.
+
+    kinds: names of the namespaces, such as "mount" or "net". The working folder is the checkout.
+    """
+    user_options = ["--user", "--preserve-credentials"] if USER_OPTIONS else []
+    return ["nsenter", "--target", str(pid), *user_options, *(f"--{kind}" for kind in kinds), f"--wd={ROOT}"]

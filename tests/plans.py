@@ -1,9 +1,9 @@
-"""The generator of the table of docs/plans.md: every shipped GPU config on machines of several sizes.
+"""Generates the table of docs/plans.md: each shipped GPU config on machines of several sizes.
 
 python -m tests.plans            prints the table
-python -m tests.plans --write    writes it
+python -m tests.plans --write    writes the table to the page
 
-It is what `run=plan plan.gpus=… plan.gpu_memory_gib=…` says, one row for each; no GPU is needed.
+Each row has the result of `run=plan machine.gpus=… machine.gpu_memory_gib=…`; no GPU is needed.
 """
 
 import sys
@@ -15,26 +15,29 @@ from hydra import compose, initialize_config_dir
 from config.cli.composition import CONFIG_DIR, register_schema, to_config
 from config.schema.config import Config
 from torchgrpo.plan.machine import Machine
-from torchgrpo.plan.memory import gib, kv_bytes_per_sequence
-from torchgrpo.plan.plan import Plan, cache_on_device
-from torchgrpo.plan.problems import Problem, planned
-from torchgrpo.plan.remedies import remedy
+from torchgrpo.plan.memory import format_gib, kv_bytes_per_sequence
+from torchgrpo.plan.plan import Plan, kv_cache_per_device
+from torchgrpo.plan.problems import Problem, plan_with_problems
+from torchgrpo.plan.remedies import find_remedy
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "plans.md"
 BEGIN, END = "<!-- table: python -m tests.plans --write -->\n\n", "\n\n<!-- end of the table -->"
-HEAD = "| config | GPUs x GiB | fits | learner's fullest GPU | reference | engine: share, full sequences | changes |"
+TABLE_HEADER = (
+    "| config | GPUs x GiB | fits | learner: peak | reference | engine: share, full sequences | "
+    "changes that fit |"
+)
 SIZES = ((1, 1, 24.0), (1, 1, 80.0), (1, 2, 80.0), (1, 4, 80.0), (1, 8, 80.0), (8, 8, 80.0))
-"""Nodes, GPUs of each, GiB of a GPU."""
+"""Sizes of machines: nodes, GPUs per node, GiB of a GPU."""
 
 
-def recorded() -> str:
-    """The table that the page holds."""
+def recorded_table() -> str:
+    """Returns the table that is on the page."""
     return PAGE.read_text().split(BEGIN)[1].split(END)[0]
 
 
 def machines() -> dict[str, Machine]:
-    """Machines of `SIZES` by their labels, with memory and disk as such machines have them."""
+    """Returns the machines of `SIZES` by label, with typical host memory and disk."""
     return {
         f"{nodes * gpus} x {memory:g}": Machine(
             num_gpus=gpus,
@@ -44,42 +47,42 @@ def machines() -> dict[str, Machine]:
             vllm="0.32.0",
             gpu_ids=tuple(map(str, range(gpus))),
             nodes=nodes,
-            imagined=True,
+            is_hypothetical=True,
         )
         for nodes, gpus, memory in SIZES
     }
 
 
-def configs() -> dict[str, Config]:
-    """The shipped configs that want a GPU."""
+def gpu_configs() -> dict[str, Config]:
+    """Returns the shipped configs that need a GPU."""
     register_schema()
     with initialize_config_dir(str(CONFIG_DIR), version_base=None):
         names = sorted(path.stem for path in CONFIG_DIR.glob("grpo_*.yaml"))
-        found = {name: to_config(compose(name)) for name in names}
-    return {name: config for name, config in found.items() if config.device == "cuda"}
+        shipped = {name: to_config(compose(name)) for name in names}
+    return {name: config for name, config in shipped.items() if config.device == "cuda"}
 
 
-def rows() -> Iterator[str]:
-    """The lines of the table."""
-    yield HEAD
-    yield "|" + "---|" * (HEAD.count("|") - 1)
-    for name, config in configs().items():
+def table_lines() -> Iterator[str]:
+    """Yields the lines of the table."""
+    yield TABLE_HEADER
+    yield "|" + "---|" * (TABLE_HEADER.count("|") - 1)
+    for name, config in gpu_configs().items():
         for label, machine in machines().items():
-            plan, found = planned(config, False, machine, ROOT)
-            yield f"| {name.removeprefix('grpo_')} | {label} | {' | '.join(_cells(plan, found, machine))} |"
+            plan, problems = plan_with_problems(config, False, machine, ROOT)
+            yield f"| {name.removeprefix('grpo_')} | {label} | {' | '.join(_cells(plan, problems, machine))} |"
 
 
-def _cells(plan: Plan, found: list[Problem], machine: Machine) -> tuple[str, ...]:
+def _cells(plan: Plan, problems: list[Problem], machine: Machine) -> tuple[str, ...]:
     assert plan.shape is not None
     fullest = max(plan.phases, key=lambda phase: phase.bytes)
-    sequences = (cache_on_device(plan, plan.shape) or 0.0) / kv_bytes_per_sequence(
+    sequences = (kv_cache_per_device(plan, plan.shape) or 0.0) / kv_bytes_per_sequence(
         plan.config, plan.shape, plan.engine.dtype
     )
-    settings = remedy(plan, machine) if found else ()
+    settings = find_remedy(plan, machine) if problems else ()
     advice = "another model" if settings is None else " ".join(f"`{setting}`" for setting in settings)
     return (
-        "no" if found else "yes",
-        f"{gib(fullest.bytes)} ({fullest.name})",
+        "no" if problems else "yes",
+        f"{format_gib(fullest.bytes)} ({fullest.name})",
         plan.reference.home,
         f"{plan.engine.gpu_memory_utilization:g}, {max(0, int(sequences))}",
         advice,
@@ -87,8 +90,8 @@ def _cells(plan: Plan, found: list[Problem], machine: Machine) -> tuple[str, ...
 
 
 if __name__ == "__main__":
-    table = "\n".join(rows())
+    table = "\n".join(table_lines())
     if "--write" in sys.argv[1:]:
-        PAGE.write_text(PAGE.read_text().replace(recorded(), table))
+        PAGE.write_text(PAGE.read_text().replace(recorded_table(), table))
     else:
         print(table)

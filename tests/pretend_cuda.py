@@ -1,4 +1,4 @@
-"""What torch says of pretended GPUs without a tensor in hand: counts, streams, memory, grouping, autocast."""
+"""Patches of torch.cuda for simulated GPUs: counts, streams, memory, grouping, autocast."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -8,22 +8,22 @@ from unittest import mock
 
 import torch
 
-from torchgrpo.training import attention
+from torchgrpo.training import packed_attention
 
 if TYPE_CHECKING:
-    from tests.pretend_gpu import PretendedGPUs
+    from tests.pretend_gpu import SimulatedGPUs
 
 CARD_BYTES = 80 << 30
-"""Memory of a GPU, as it says."""
+"""Memory that a simulated GPU reports."""
 
 
-def _group_by_device(gpus: "PretendedGPUs") -> Callable[..., Any]:
-    """torch's grouping for optimizers and gradient clipping, which reads devices in C++."""
+def _group_by_device(gpus: "SimulatedGPUs") -> Callable[..., Any]:
+    """Returns torch's grouping for optimizers and gradient clipping, which reads devices in C++."""
 
-    def group(lists: list[list[Any]], with_indices: bool = False) -> Any:
+    def group_tensors(lists: list[list[Any]], with_indices: bool = False) -> Any:
         groups: dict[Any, tuple[list[list[Any]], list[int]]] = {}
         for index, row in enumerate(zip(*[one or [None] * len(lists[0]) for one in lists], strict=True)):
-            key = (gpus.place(row[0]), row[0].dtype)
+            key = (gpus.device_of(row[0]), row[0].dtype)
             columns, indices = groups.setdefault(key, ([[] for _ in lists], []))
             for column, one, value in zip(columns, lists, row, strict=True):
                 if one:
@@ -31,11 +31,11 @@ def _group_by_device(gpus: "PretendedGPUs") -> Callable[..., Any]:
             indices.append(index)
         return groups
 
-    return group
+    return group_tensors
 
 
 class _Stream:
-    """Everything on it has been done already."""
+    """A CUDA stream or event whose work is always done."""
 
     cuda_stream = 0
 
@@ -52,7 +52,7 @@ class _Stream:
 
 
 class _Runtime:
-    """CUDA's own library, as far as pinning goes."""
+    """The CUDA runtime library, as far as pinning needs it."""
 
     def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
         return 0
@@ -61,25 +61,25 @@ class _Runtime:
         return 0
 
 
-def patches(gpus: "PretendedGPUs") -> list[Any]:
-    """What asks torch about GPUs without a tensor."""
+def cuda_patches(gpus: "SimulatedGPUs") -> list[Any]:
+    """Returns the patches of functions that query GPUs without a tensor."""
 
     def set_device(device: Any) -> None:
-        gpus.current = gpus.device(device).index
+        gpus.current = gpus.parse_device(device).index
 
-    def exchange(index: int) -> int:
+    def exchange_device(index: int) -> int:
         before = gpus.current
         if index >= 0:
             gpus.current = index
         return before
 
     def synchronize(device: Any = None) -> None:
-        gpus.synchronized.append(gpus.device("cuda" if device is None else device))
+        gpus.synchronized_devices.append(gpus.parse_device("cuda" if device is None else device))
 
     def properties(device: Any = None) -> Any:
-        index = gpus.device("cuda" if device is None else device).index
+        index = gpus.parse_device("cuda" if device is None else device).index
         return SimpleNamespace(
-            name="pretended", uuid=f"pretended-{index}", total_memory=CARD_BYTES, major=9, minor=0
+            name="simulated", uuid=f"simulated-{index}", total_memory=CARD_BYTES, major=9, minor=0
         )
 
     cuda = {
@@ -87,14 +87,14 @@ def patches(gpus: "PretendedGPUs") -> list[Any]:
         "device_count": lambda: gpus.count,
         "current_device": lambda: gpus.current,
         "set_device": set_device,
-        "_exchange_device": exchange,
-        "_maybe_exchange_device": exchange,
+        "_exchange_device": exchange_device,
+        "_maybe_exchange_device": exchange_device,
         "_lazy_init": lambda: None,
         "_initialized": True,
         "get_rng_state": lambda device="cuda": torch.zeros(16, dtype=torch.uint8),
         "set_rng_state": lambda state, device="cuda": None,
         "get_rng_state_all": lambda: [torch.zeros(16, dtype=torch.uint8)] * gpus.count,
-        "set_rng_state_all": lambda states: [gpus.device(index) for index, _ in enumerate(states)],
+        "set_rng_state_all": lambda states: [gpus.parse_device(index) for index, _ in enumerate(states)],
         "manual_seed": lambda seed: None,
         "manual_seed_all": lambda seed: None,
         "synchronize": synchronize,
@@ -104,7 +104,7 @@ def patches(gpus: "PretendedGPUs") -> list[Any]:
         "memory_reserved": lambda device=None: 0,
         "get_device_properties": properties,
         "get_device_capability": lambda device=None: (9, 0),
-        "get_device_name": lambda device=None: "pretended",
+        "get_device_name": lambda device=None: "simulated",
         "Stream": _Stream,
         "current_stream": lambda device=None: _Stream(device),
         "stream": lambda stream: nullcontext(),
@@ -114,19 +114,19 @@ def patches(gpus: "PretendedGPUs") -> list[Any]:
         "ipc_collect": lambda: None,
     }
     patched = [mock.patch.object(torch.cuda, name, new) for name, new in cuda.items()]
-    accelerator = {  # a build for CUDA asks it, whatever torch.cuda says
+    accelerator = {  # builds for CUDA read it directly
         "current_device_index": lambda: gpus.current,
         "current_stream": lambda device=None: _Stream(device),
     }
     patched += [mock.patch.object(torch.accelerator, name, new) for name, new in accelerator.items()]
     patched.append(mock.patch.object(torch._C, "_group_tensors_by_device_and_dtype", _group_by_device(gpus)))
-    # A kernel that is compiled for a GPU cannot be pretended: attention goes by calls.
-    patched.append(mock.patch.object(attention, "BLOCKED", ()))
+    # A kernel that is compiled for a GPU cannot be simulated, so attention uses plain calls.
+    patched.append(mock.patch.object(packed_attention, "FLEX_DEVICE_TYPES", ()))
     return patched + _autocast_patches()
 
 
 def _autocast_patches() -> list[Any]:
-    """Autocast of pretended GPUs is the CPU's, since its tensors are."""
+    """Returns patches that give simulated GPUs the CPU's autocast, since their tensors are the CPU's."""
     init, enabled, dtype = torch.autocast.__init__, torch.is_autocast_enabled, torch.get_autocast_dtype
 
     def on_host(kind: str) -> str:

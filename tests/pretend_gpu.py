@@ -1,21 +1,22 @@
-"""Pretended GPUs: tensors that lie on cuda:N for every Python eye, compute on the CPU, and fail where CUDA would.
+"""Simulated GPUs: CPU tensors that report cuda:N and fail where CUDA would.
 
     with pretend_gpus(2):
         hidden = torch.randn(4, 5, 8, device="cuda:1")
         hidden @ torch.randn(8, 3)                  # RuntimeError: ... two devices, cuda:1 and cpu!
         hidden[torch.ones(4, 5, dtype=torch.bool, device="cuda:0")]    # RuntimeError: indices should be ...
 
-A tensor stays the CPU tensor that it is; a table says which device its *storage* lies on. Views, parameters, autograd,
-optimizers and whole models therefore work unchanged, backward included. Three layers keep the table and the rules:
+Tensors stay on the CPU; a table has the simulated device of each *storage*. Views, parameters,
+autograd, optimizers and whole models therefore work unchanged, backward included. Three layers keep the table
+and the rules:
 
     calls from Python       `.device`, `.to`, factories with `device=`, `.numpy()`             _Calls
-    operations of ATen      one device for all operands (pretend_rules.py), and the results   _Operations
+    operations of ATen      one device for all operands (pretend_device_rules.py), results    _Operations
     torch.cuda and others   counts, current device, streams, memory, autocast                 pretend_cuda.py
 
-Where it is not the real thing: kernels are the CPU's, `torch.autocast("cuda")` is the CPU's autocast, memory has no
-end, and nothing runs asynchronously (`PretendedGPUs.synchronized` notes who waited). A tensor that a C++ formula of
-the backward pass makes out of nothing belongs to whichever device meets it first. A gradient on the wrong device
-raises with the first operation that mixes it, not where it was made.
+Differences from real GPUs: kernels are the CPU's, `torch.autocast("cuda")` is the CPU's autocast, memory has
+no limit, and nothing runs asynchronously (`SimulatedGPUs.synchronized_devices` records every wait). A tensor
+that a C++ formula of the backward pass creates from nothing belongs to the first device that it meets. A
+gradient on the wrong device raises in the first operation that mixes it, not where it was created.
 """
 
 import importlib
@@ -31,8 +32,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.pretend_cuda import patches
-from tests.pretend_rules import ANYWHERE, CPU, check_generator, common_device
+from tests.pretend_cuda import cuda_patches
+from tests.pretend_device_rules import ANYWHERE, CPU, check_generator, common_device
 
 aten = torch.ops.aten
 _true_device = torch._C.TensorBase.device.__get__
@@ -41,11 +42,14 @@ CUDA_ONLY: dict[Any, Callable[..., Tensor]] = {
     aten.mm.dtype: lambda left, right, dtype: torch.mm(left.to(dtype), right.to(dtype)),
     aten.mm.dtype_out: lambda left, right, dtype, out: torch.mm(left.to(dtype), right.to(dtype), out=out),
 }
-"""Operations without a kernel for the CPU, and the same in others."""
+"""Operations without a kernel for the CPU, each expressed by others."""
 
 
 def tensors_in(value: Any) -> list[Tensor]:
-    """The tensors among arguments or results: torch's calls nest lists, tuples and dictionaries only."""
+    """Returns the tensors among arguments or results.
+
+    Searches nested lists and tuples, and a dictionary only at the top level.
+    """
     if isinstance(value, Tensor):
         return [value]
     if isinstance(value, dict):
@@ -61,17 +65,17 @@ def tensors_in(value: Any) -> list[Tensor]:
     return found
 
 
-class PretendedGPUs:
-    """Which storages lie where, and what was asked of torch.cuda.
+class SimulatedGPUs:
+    """Devices of all storages, and recorded calls of torch.cuda.
 
-    A storage's entry holds a weak reference, which keeps its address from being given to another one.
+    A storage's entry holds a weak reference, so that no other storage gets its address.
     """
 
     def __init__(self, count: int, free_bytes: int) -> None:
         self.count = count
         self.free_bytes = free_bytes
-        self.synchronized: list[torch.device] = []
-        self._places: dict[int, tuple[StorageWeakRef, torch.device]] = {}
+        self.synchronized_devices: list[torch.device] = []
+        self._devices: dict[int, tuple[StorageWeakRef, torch.device]] = {}
         self.thread = threading.local()
         self._purge_at = 10_000
 
@@ -82,15 +86,15 @@ class PretendedGPUs:
 
     @current.setter
     def current(self, index: int) -> None:
-        self.thread.device = self.device(f"cuda:{index}").index
+        self.thread.device = self.parse_device(f"cuda:{index}").index
 
-    def device(self, named: Any) -> torch.device:
-        """A device as a tensor reports it, with its index.
+    def parse_device(self, name: Any) -> torch.device:
+        """Returns a device as a tensor reports it, with its index.
 
         Raises:
             RuntimeError: no such GPU.
         """
-        device = torch.device("cuda", named) if isinstance(named, int) else torch.device(named)
+        device = torch.device("cuda", name) if isinstance(name, int) else torch.device(name)
         if device.type != "cuda":
             return device
         device = torch.device("cuda", self.current) if device.index is None else device
@@ -98,40 +102,41 @@ class PretendedGPUs:
             raise RuntimeError(f"CUDA error: invalid device ordinal ({device}; there are {self.count} GPUs)")
         return device
 
-    def place(self, tensor: Tensor) -> torch.device:
-        """The device that `tensor` pretends to be on."""
+    def device_of(self, tensor: Tensor) -> torch.device:
+        """Returns the simulated device of `tensor`."""
         with torch._C.DisableTorchFunction():
-            true = _true_device(tensor)
-            if true.type != "cpu" or tensor.layout != torch.strided:
-                return true
-            found = self._places.get(tensor.untyped_storage()._cdata)
-        return CPU if found is None else found[1]
+            real_device = _true_device(tensor)
+            if real_device.type != "cpu" or tensor.layout != torch.strided:
+                return real_device
+            entry = self._devices.get(tensor.untyped_storage()._cdata)
+        return CPU if entry is None else entry[1]
 
-    def put(self, tensor: Tensor, device: torch.device) -> None:
-        """From now on the storage of `tensor`, and with it all of its views, lies on `device`."""
+    def set_device(self, tensor: Tensor, device: torch.device) -> None:
+        """Sets the device of the storage of `tensor`, and thereby of all its views."""
         with torch._C.DisableTorchFunction():
             storage = tensor.untyped_storage()
             if device.type == "cpu":
-                self._places.pop(storage._cdata, None)
+                self._devices.pop(storage._cdata, None)
             else:
-                self._places[storage._cdata] = (StorageWeakRef(storage), device)
-        if len(self._places) > self._purge_at:
-            self._places = {key: kept for key, kept in self._places.items() if not kept[0].expired()}
-            self._purge_at = 2 * len(self._places) + 10_000
+                self._devices[storage._cdata] = (StorageWeakRef(storage), device)
+        if len(self._devices) > self._purge_at:
+            self._devices = {key: entry for key, entry in self._devices.items() if not entry[0].expired()}
+            self._purge_at = 2 * len(self._devices) + 10_000
 
-    def knows(self, tensor: Tensor) -> bool:
+    def has_device(self, tensor: Tensor) -> bool:
+        """Whether the storage of `tensor` is on a simulated GPU."""
         with torch._C.DisableTorchFunction():
-            return tensor.untyped_storage()._cdata in self._places
+            return tensor.untyped_storage()._cdata in self._devices
 
 
 class _Move(torch.autograd.Function):
     """A copy on another device; its gradient goes back to the first one."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, device: torch.device, gpus: PretendedGPUs) -> Tensor:
-        ctx.source, ctx.gpus = gpus.place(tensor), gpus
+    def forward(ctx: Any, tensor: Tensor, device: torch.device, gpus: SimulatedGPUs) -> Tensor:
+        ctx.source, ctx.gpus = gpus.device_of(tensor), gpus
         moved = tensor.clone()
-        gpus.put(moved, device)
+        gpus.set_device(moved, device)
         return moved
 
     @staticmethod
@@ -140,25 +145,29 @@ class _Move(torch.autograd.Function):
 
 
 class _Calls(TorchFunctionMode):
-    """What Python asks of tensors: their device, a move to another one, new tensors on one."""
+    """Handles calls from Python: device of a tensor, moves, new tensors."""
 
-    def __init__(self, gpus: PretendedGPUs, operations: "_Operations") -> None:
+    def __init__(self, gpus: SimulatedGPUs, operations: "_Operations") -> None:
         super().__init__()
         self.gpus = gpus
         self.operations = operations
-        tensor: Any = Tensor
+        tensor_class: Any = Tensor
         self.handlers: dict[Any, Callable[..., Any]] = {
-            tensor.get_device: lambda _, own: -1 if gpus.place(own).index is None else gpus.place(own).index,
-            tensor.grad.__set__: self._set_grad,
-            tensor.to: self._to,
-            tensor.cuda: lambda _, own, device="cuda", *rest, **more: self._move(own, gpus.device(device)),
-            tensor.cpu: lambda _, own, *rest, **more: self._move(own, CPU),
-            tensor.numpy: self._host_only,
-            tensor.__array__: self._host_only,
-            tensor.pin_memory: self._pin,
-            tensor.record_stream: lambda _, own, stream: None,
-            tensor.__deepcopy__: self._copy_deeply,
-            torch.device: _named_device,
+            tensor_class.get_device: lambda _, tensor: (
+                -1 if gpus.device_of(tensor).index is None else gpus.device_of(tensor).index
+            ),
+            tensor_class.grad.__set__: self._set_grad,
+            tensor_class.to: self._to,
+            tensor_class.cuda: lambda _, tensor, device="cuda", *rest, **more: self._move(
+                tensor, gpus.parse_device(device)
+            ),
+            tensor_class.cpu: lambda _, tensor, *rest, **more: self._move(tensor, CPU),
+            tensor_class.numpy: self._refuse_gpu,
+            tensor_class.__array__: self._refuse_gpu,
+            tensor_class.pin_memory: self._pin,
+            tensor_class.record_stream: lambda _, tensor, stream: None,
+            tensor_class.__deepcopy__: self._deepcopy,
+            torch.device: _parse_torch_device,
         }
 
     def __torch_function__(
@@ -169,102 +178,114 @@ class _Calls(TorchFunctionMode):
         if handler is not None:
             return handler(func, *args, **kwargs)
         if kwargs.get("device") is not None:
-            return self._on_device(func, args, kwargs)
+            return self._create_on_device(func, args, kwargs)
         if kwargs.get("pin_memory"):
             return self._pin(func, func(*args, **kwargs | {"pin_memory": False}))
-        own = tensors_in(args)
-        with self.operations.making_tensors_on(self.gpus.place(own[0]) if own else CPU):
+        tensors = tensors_in(args)
+        with self.operations.tensors_created_on(self.gpus.device_of(tensors[0]) if tensors else CPU):
             return func(*args, **kwargs)
 
-    def _on_device(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """A factory: the tensor is made on the CPU and lies where it was asked for."""
-        device = self.gpus.device(kwargs["device"])
+    def _create_on_device(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Runs a factory on the CPU and places its tensor on the requested device."""
+        device = self.gpus.parse_device(kwargs["device"])
         if device.type == "meta":
             return func(*args, **kwargs)
         check_generator(kwargs.get("generator"), device)
         others = {key: value for key, value in kwargs.items() if key not in ("device", "pin_memory")}
-        made = func(*args, **others, device="cpu")
-        if not isinstance(made, Tensor):
-            return made
-        given = {value.untyped_storage()._cdata for value in tensors_in(args)}
-        if made.untyped_storage()._cdata in given:  # as_tensor
-            return self._move(made, device)
-        self.gpus.put(made, device)
-        return self._pin(func, made) if kwargs.get("pin_memory") else made
+        created = func(*args, **others, device="cpu")
+        if not isinstance(created, Tensor):
+            return created
+        input_storages = {value.untyped_storage()._cdata for value in tensors_in(args)}
+        if created.untyped_storage()._cdata in input_storages:  # as_tensor
+            return self._move(created, device)
+        self.gpus.set_device(created, device)
+        return self._pin(func, created) if kwargs.get("pin_memory") else created
 
-    def _to(self, func: Any, own: Tensor, *args: Any, copy: bool = False, **kwargs: Any) -> Tensor:
+    def _to(self, func: Any, tensor: Tensor, *args: Any, copy: bool = False, **kwargs: Any) -> Tensor:
         if (args and isinstance(args[0], Tensor)) or "other" in kwargs:
             other = kwargs.pop("other", None) if "other" in kwargs else args[0]
-            asked, dtype = self.gpus.place(other), other.dtype
+            requested, dtype = self.gpus.device_of(other), other.dtype
         else:
             args = tuple(torch.device("cuda", one) if type(one) is int else one for one in args)
             if type(kwargs.get("device")) is int:
                 kwargs["device"] = torch.device("cuda", kwargs["device"])
-            asked, dtype, _, _ = torch._C._nn._parse_to(*args, **kwargs)
-        if asked is not None and asked.type == "meta":
-            return own.to(*args, copy=copy, **kwargs)
-        here = self.gpus.place(own)
-        device = here if asked is None else self.gpus.device(asked)
-        with self.operations.making_tensors_on(here):
-            cast = own if dtype is None else own.to(dtype)
-            if device != here:
+            requested, dtype, _, _ = torch._C._nn._parse_to(*args, **kwargs)
+        if requested is not None and requested.type == "meta":
+            return tensor.to(*args, copy=copy, **kwargs)
+        source = self.gpus.device_of(tensor)
+        device = source if requested is None else self.gpus.parse_device(requested)
+        with self.operations.tensors_created_on(source):
+            cast = tensor if dtype is None else tensor.to(dtype)
+            if device != source:
                 return self._move(cast, device)
-            return cast.clone() if copy and cast is own else cast
+            return cast.clone() if copy and cast is tensor else cast
 
-    def _move(self, own: Tensor, device: torch.device) -> Tensor:
-        if own.is_meta:
+    def _move(self, tensor: Tensor, device: torch.device) -> Tensor:
+        if tensor.is_meta:
             raise NotImplementedError("Cannot copy out of meta tensor; no data!")
-        if self.gpus.place(own) == device:
-            return own
-        moved: Tensor = _Move.apply(own, device, self.gpus)  # type: ignore[no-untyped-call]
+        if self.gpus.device_of(tensor) == device:
+            return tensor
+        moved: Tensor = _Move.apply(tensor, device, self.gpus)  # type: ignore[no-untyped-call]
         return moved
 
-    def _host_only(self, func: Any, own: Tensor, *args: Any, **kwargs: Any) -> Any:
-        place = self.gpus.place(own)
-        if place.type == "cuda":
+    def _refuse_gpu(self, func: Any, tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+        device = self.gpus.device_of(tensor)
+        if device.type == "cuda":
             raise TypeError(
-                f"can't convert {place} device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host "
+                f"can't convert {device} device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host "
                 "memory first."
             )
-        return func(own, *args, **kwargs)
+        return func(tensor, *args, **kwargs)
 
-    def _pin(self, func: Any, own: Tensor, *args: Any) -> Tensor:
-        if self.gpus.place(own).type != "cpu":
-            raise RuntimeError(f"cannot pin '{self.gpus.place(own)}': only dense CPU tensors can be pinned")
-        return own.clone()
+    def _pin(self, func: Any, tensor: Tensor, *args: Any) -> Tensor:
+        if self.gpus.device_of(tensor).type != "cpu":
+            raise RuntimeError(
+                f"cannot pin '{self.gpus.device_of(tensor)}': only dense CPU tensors can be pinned"
+            )
+        return tensor.clone()
 
-    def _set_grad(self, func: Any, own: Tensor, gradient: Tensor | None) -> None:
-        if gradient is not None and self.gpus.place(gradient) != self.gpus.place(own):
+    def _set_grad(self, func: Any, tensor: Tensor, gradient: Tensor | None) -> None:
+        if gradient is not None and self.gpus.device_of(gradient) != self.gpus.device_of(tensor):
             raise RuntimeError("assigned grad has data located on a different device")
-        func(own, gradient)
+        func(tensor, gradient)
 
-    def _copy_deeply(self, func: Any, own: Tensor, memo: Any) -> Tensor:
-        copied: Tensor = func(own, memo)
-        self.gpus.put(copied, self.gpus.place(own))
-        return copied
+    def _deepcopy(self, func: Any, tensor: Tensor, memo: Any) -> Tensor:
+        copy: Tensor = func(tensor, memo)
+        self.gpus.set_device(copy, self.gpus.device_of(tensor))
+        return copy
 
 
-def _named_device(made: Any, *names: Any, **more: Any) -> Any:
-    """`torch.device`, which asks for an accelerator where it is given a number alone."""
-    return made("cuda", names[0]) if names and isinstance(names[0], int) else made(*names, **more)
+def _parse_torch_device(device_class: Any, *names: Any, **more: Any) -> Any:
+    """Builds a `torch.device`, with a bare number as CUDA index.
+
+    torch itself would query the accelerator.
+    """
+    return (
+        device_class("cuda", names[0])
+        if names and isinstance(names[0], int)
+        else device_class(*names, **more)
+    )
 
 
 class _Operations(TorchDispatchMode):
-    """Every operation of ATen, those of the backward pass too: one device, and its results lie there."""
+    """Handles every operation of ATen, backward pass included: one device for operands and results."""
 
-    def __init__(self, gpus: PretendedGPUs) -> None:
+    def __init__(self, gpus: SimulatedGPUs) -> None:
         super().__init__()
         self.gpus = gpus
-        self.makes_on = CPU
+        self.default_device = CPU
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """torch would wrap the handler for a compiler that nobody uses here: a tenth of all time."""
+        """Returns False: torch would else wrap the handler for a compiler, which is slow."""
         return False
 
-    def making_tensors_on(self, device: torch.device) -> "_MakingOn":
-        """Where a tensor lies that C++ makes from the options of another one."""
-        return _MakingOn(self, device)
+    def tensors_created_on(self, device: torch.device) -> "_DefaultDevice":
+        """Returns a context with the device of tensors that C++ creates.
+
+        C++ creates such tensors from the options of another tensor.
+        """
+        return _DefaultDevice(self, device)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
@@ -272,48 +293,51 @@ class _Operations(TorchDispatchMode):
         kwargs = kwargs or {}
         with torch._C.DisableTorchFunction():
             operands = tensors_in(args) + tensors_in(kwargs)
-            device = common_device(self.gpus.place, func, args, operands) if operands else self.makes_on
+            device = (
+                common_device(self.gpus.device_of, func, args, operands) if operands else self.default_device
+            )
             check_generator(kwargs.get("generator"), device)
             result = (CUDA_ONLY.get(func, func) if device.type == "cuda" else func)(*args, **kwargs)
             if device.type == "cpu":
                 return result
-            given = {tensor.untyped_storage()._cdata for tensor in operands}
-            for made in tensors_in(result):
-                if made.untyped_storage()._cdata not in given:
-                    self.gpus.put(made, device)
-            self._settle(operands, device)
+            input_storages = {tensor.untyped_storage()._cdata for tensor in operands}
+            for output in tensors_in(result):
+                if output.untyped_storage()._cdata not in input_storages:
+                    self.gpus.set_device(output, device)
+            self._assign_devices(operands, device)
             return result
 
-    def _settle(self, operands: Iterable[Tensor], device: torch.device) -> None:
+    def _assign_devices(self, operands: Iterable[Tensor], device: torch.device) -> None:
+        """Puts operands without a device on the device of the operation."""
         for tensor in operands:
-            if self.gpus.place(tensor) is ANYWHERE:
-                self.gpus.put(tensor, device)
+            if self.gpus.device_of(tensor) is ANYWHERE:
+                self.gpus.set_device(tensor, device)
 
 
-class _MakingOn:
-    """A block with another `makes_on`; a class, since every call from Python goes through it."""
+class _DefaultDevice:
+    """Context with another `default_device`; a class for speed, since every call from Python enters it."""
 
     def __init__(self, operations: _Operations, device: torch.device) -> None:
         self.operations, self.device = operations, device
 
     def __enter__(self) -> None:
-        self.before, self.operations.makes_on = self.operations.makes_on, self.device
+        self.before, self.operations.default_device = self.operations.default_device, self.device
 
     def __exit__(self, *error: object) -> None:
-        self.operations.makes_on = self.before
+        self.operations.default_device = self.before
 
 
 PIN_MEMORY = torch.Tensor.pin_memory
-"""torch's own, which vLLM's CPU build replaces once an engine of it has started in this process."""
+"""torch's own method, which vLLM's CPU build replaces once an engine has started in this process."""
 
 
 @contextmanager
-def pretend_gpus(count: int, free_bytes: int = 80 << 30) -> Iterator[PretendedGPUs]:
-    """A machine with `count` GPUs for the code inside, and for the threads that it starts.
+def pretend_gpus(count: int, free_bytes: int = 80 << 30) -> Iterator[SimulatedGPUs]:
+    """Simulates a machine with `count` GPUs for a block and the threads that it starts.
 
-    free_bytes: what each GPU says is free; nothing is ever counted against it.
+    free_bytes: free memory that each GPU reports; no allocation is counted.
     """
-    gpus = PretendedGPUs(count, free_bytes)
+    gpus = SimulatedGPUs(count, free_bytes)
     run = threading.Thread.run
     run_backward = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
 
@@ -324,31 +348,34 @@ def pretend_gpus(count: int, free_bytes: int = 80 << 30) -> Iterator[PretendedGP
         with operations, gpus.thread.calls:
             yield
 
-    def run_by_the_rules(thread: threading.Thread) -> None:
+    def run_with_rules(thread: threading.Thread) -> None:
         with rules():
             run(thread)
 
-    def run_backward_by_the_rules(*args: Any, **kwargs: Any) -> Any:
-        """torch leaves the mode that handles a call while it runs; Python code runs in the backward pass too
-        (checkpointing, functions with a backward of their own)."""
-        with gpus.thread.calls as calls, calls.operations.making_tensors_on(ANYWHERE):
+    def run_backward_with_rules(*args: Any, **kwargs: Any) -> Any:
+        """Runs the backward pass with the rules on.
+
+        torch leaves the mode that handles a call while the call runs. Python code runs in the backward pass
+        too (checkpointing, functions with a backward of their own).
+        """
+        with gpus.thread.calls as calls, calls.operations.tensors_created_on(ANYWHERE):
             return run_backward(*args, **kwargs)
 
-    told = {
-        "device": property(gpus.place),
-        "is_cuda": property(lambda tensor: gpus.place(tensor).type == "cuda"),
-        "is_cpu": property(lambda tensor: gpus.place(tensor).type == "cpu"),
+    attributes = {
+        "device": property(gpus.device_of),
+        "is_cuda": property(lambda tensor: gpus.device_of(tensor).type == "cuda"),
+        "is_cpu": property(lambda tensor: gpus.device_of(tensor).type == "cpu"),
         "pin_memory": PIN_MEMORY,
     }
-    # Before the pretence: bitsandbytes, which peft brings, would believe in the GPUs.
+    # Imported before the patches, since bitsandbytes, which peft imports, would take the GPUs for real ones.
     importlib.import_module("peft")
-    with ExitStack() as pretence:
-        for patch in patches(gpus):
-            pretence.enter_context(patch)
-        for name, answer in told.items():  # hooks of saved tensors ask where the mode does not hear it
-            pretence.enter_context(mock.patch.object(Tensor, name, answer))
-        pretence.enter_context(mock.patch.object(threading.Thread, "run", run_by_the_rules))
-        backward = mock.patch.object(torch.autograd, "_engine_run_backward", run_backward_by_the_rules)
-        pretence.enter_context(backward)
-        pretence.enter_context(rules())
+    with ExitStack() as patching:
+        for patch in cuda_patches(gpus):
+            patching.enter_context(patch)
+        for name, answer in attributes.items():  # hooks of saved tensors read these outside the mode
+            patching.enter_context(mock.patch.object(Tensor, name, answer))
+        patching.enter_context(mock.patch.object(threading.Thread, "run", run_with_rules))
+        backward = mock.patch.object(torch.autograd, "_engine_run_backward", run_backward_with_rules)
+        patching.enter_context(backward)
+        patching.enter_context(rules())
         yield gpus

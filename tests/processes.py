@@ -1,4 +1,4 @@
-"""Processes as tests see them: any may end between being listed and being asked."""
+"""Queries of child processes, which may end between two calls."""
 
 import os
 import time
@@ -7,44 +7,44 @@ from contextlib import suppress
 import psutil
 
 
-def alive(pid: int) -> bool:
-    """Whether the process exists and is more than an entry that waits for its parent."""
+def is_alive(pid: int) -> bool:
+    """Whether the process exists and is no zombie."""
     try:
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
 
 
-def wait_until_gone(pid: int) -> None:
+def wait_for_exit(pid: int) -> None:
     deadline = time.monotonic() + 300.0
-    while alive(pid):
+    while is_alive(pid):
         assert time.monotonic() < deadline, f"process {pid} is still there after 300 s"
         time.sleep(0.02)
 
 
-def engine_processes(parent: int | None = None) -> list[int]:
-    """Process ids of the Ray actors that hold an engine and that `parent`, or this process, has started."""
-    return actors_under(parent or os.getpid(), "EngineActor")
+def engine_pids(parent: int | None = None) -> list[int]:
+    """Returns the process ids of the engine actors below `parent`, by default this process."""
+    return actor_pids(parent or os.getpid(), "EngineActor")
 
 
-def actors_under(parent: int, kind: str) -> list[int]:
-    """Process ids of the Ray actors of the class `kind` that `parent` has started."""
-    return [process.pid for process in family(parent) if kind in _name(process)]
+def actor_pids(parent: int, kind: str) -> list[int]:
+    """Returns the process ids of the Ray actors of class `kind` below `parent`."""
+    return [process.pid for process in process_tree(parent) if kind in _name(process)]
 
 
-def family(pid: int) -> list[psutil.Process]:
-    """The process and all below it; none where it has ended."""
+def process_tree(pid: int) -> list[psutil.Process]:
+    """Returns a process and all of its descendants; an empty list for an ended process."""
     with suppress(psutil.NoSuchProcess):
         process = psutil.Process(pid)
         return [process, *process.children(recursive=True)]
     return []
 
 
-def command_lines() -> list[str]:
-    """Of the processes below this one; those that have ended have none."""
+def child_command_lines() -> list[str]:
+    """Returns the command lines of all live processes below this one."""
     lines = []
     for child in psutil.Process().children(recursive=True):
-        with suppress(psutil.NoSuchProcess):  # a zombie, too
+        with suppress(psutil.NoSuchProcess):  # also raised for a zombie
             lines.append(" ".join(child.cmdline()))
     return lines
 

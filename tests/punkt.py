@@ -1,4 +1,4 @@
-"""NLTK's sentence data for a test: a folder put where NLTK looks, in this process, whenever NLTK was imported."""
+"""Installs NLTK's sentence data for a test, also if NLTK is already imported."""
 
 import shutil
 from pathlib import Path
@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 from envs.verifiers import sentences
-from tests.scripts import ROOT
+from tests.script_runner import ROOT
 
 OWN_PUNKT = ROOT / "tests" / "fixtures" / "punkt_tab"
 
 
 def use_punkt(folder: Path, data: Path, patch: pytest.MonkeyPatch) -> None:
-    """Make NLTK find `folder` (with a subfolder `english`) as its sentence data."""
+    """Makes NLTK find `folder` (with a subfolder `english`) as its sentence data."""
     shutil.copytree(folder, data / "tokenizers" / "punkt_tab")
     patch.setattr("nltk.data.path", [str(data)])
-    sentences.load.cache_clear()
+    sentences.load_punkt.cache_clear()

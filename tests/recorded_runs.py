@@ -1,4 +1,4 @@
-"""Small runs with all that a run leaves in its folder. Not a test file."""
+"""Small training runs with complete run folders, for tests."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 
 import grpo
 from config.run_folder.checkpoints import checkpoint_path
-from tests.scripts import SCHEDULE_OF, configured, rows, without_clocks
+from tests.script_runner import SCHEDULE_CLASSES, compose_run_config, read_metrics, without_timings
 from torchgrpo.run.job import run_job
 from torchgrpo.training.checkpoint import LEARNER
 from torchgrpo.training.checkpoint_tensors import saved_tensors
@@ -25,22 +25,22 @@ ADAPTER = (*STEPS, *LORA, "train_model.lora.dropout=0.1", *EVERY_SECOND)
 
 
 def recorded_run(folder: Path, *overrides: str, script: ModuleType = grpo) -> Path:
-    """A run of the quickstart's model, in this process; its folder."""
-    config = configured(*SMALL, *overrides)
+    """Trains the quickstart model in this process, and returns the run's folder."""
+    config = compose_run_config(*SMALL, *overrides)
     folder.mkdir(exist_ok=True)
 
-    def begun() -> None:
+    def write_config() -> None:
         (folder / ".hydra").mkdir(exist_ok=True)
         settings = OmegaConf.to_yaml(OmegaConf.create(asdict(config)))
         (folder / ".hydra" / "config.yaml").write_text(settings)
 
-    run_job(config, folder, script.train, SCHEDULE_OF[script], begun)
+    run_job(config, folder, script.train, SCHEDULE_CLASSES[script], write_config)
     return folder
 
 
-def assert_same_run(one: Path, other: Path, iteration: int) -> None:
-    """Two runs have the same rows without clocks, and the same tensors in a checkpoint."""
-    assert without_clocks(rows(one)) == without_clocks(rows(other))
-    ours, theirs = (saved_tensors(checkpoint_path(folder, iteration) / LEARNER) for folder in (one, other))
+def assert_same_run(first: Path, second: Path, iteration: int) -> None:
+    """Checks that two runs have equal metrics without clocks and equal checkpoint tensors."""
+    assert without_timings(read_metrics(first)) == without_timings(read_metrics(second))
+    ours, theirs = (saved_tensors(checkpoint_path(folder, iteration) / LEARNER) for folder in (first, second))
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())

@@ -1,6 +1,6 @@
-"""The generator of docs/config.md and docs/metrics.md: every key, every metric, every rule of the doctor.
+"""Generates docs/config.md and docs/metrics.md from the config dataclasses and metric tables.
 
-A key has its type, its default and the docstring beneath its field.
+Each key has its type, its default and the docstring below its field.
 
 python -m tests.reference            prints the pages
 python -m tests.reference --write    writes them
@@ -19,70 +19,69 @@ from omegaconf import MISSING as UNSET
 
 from config.schema.config import Config
 from config.schema.evaluation import EvalSetConfig
-from torchgrpo.monitoring.doctor.rules import RULES, Bound, Other, Rule, Trend
+from torchgrpo.monitoring.diagnostics.rules import RULES, Bound, CustomCheck, Rule, Trend
 from torchgrpo.monitoring.metric_table import METRICS, Metric
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 PAGE, METRICS_PAGE = DOCS / "config.md", DOCS / "metrics.md"
 HEAD = """# Every key
 
-Made from the dataclasses in `config/` by `python -m tests.reference --write`; a test keeps it current. `KEY=VALUE` on
-the command line sets one, a YAML file says what differs ([Hydra](hydra.md)). Values that stand in backquotes in a
-meaning are those that a key takes. `null` is no value.
+Generated from the dataclasses in `config/` by `python -m tests.reference --write`; a test checks that the page is
+current. `KEY=VALUE` on the command line sets a key; a YAML file sets the keys that differ from their defaults
+([Hydra](hydra.md)). Values in backquotes are the values that a key accepts. `null` means no value.
 """
 METRICS_HEAD = """# What the numbers mean
 
-Made from `torchgrpo/monitoring/metric_table.py` and `torchgrpo/monitoring/doctor/rules.py` by
-`python -m tests.reference --write`; a test
-keeps it current.
+Generated from `torchgrpo/monitoring/metric_table.py` and `torchgrpo/monitoring/diagnostics/rules.py` by
+`python -m tests.reference --write`; a test checks that the page is current.
 
-`metrics.jsonl` has one row for each optimizer step, and one for each evaluation. Every mean is over real tokens or
-completions, never padding. K stands for a number; PART, MEMBER, LEVEL, SET and METRIC stand for names.
-[The doctor](doctor.md) watches what stands in the last column.
+`metrics.jsonl` has one row for each optimizer step and one for each evaluation. Means are over tokens or completions
+without padding. K stands for a number; COMPONENT, MEMBER, LEVEL, SET and METRIC stand for names. The last column has
+the bounds that the [diagnostics](diagnostics.md) check.
 
-| metric | meaning | worry when |
+| metric | meaning | bound of a rule |
 |---|---|---|
 """
 RULES_HEAD = """
-## The doctor's rules
+## Rules of the diagnostics
 
-| rule | severity | holds when | likely cause | what helps |
+| rule | severity | holds when | likely cause | remedy |
 |---|---|---|---|---|
 """
 
 
 def page() -> str:
-    """The whole page, with one table for each section."""
-    parts = [
+    """Returns the text of docs/config.md, with one table for each section."""
+    sections = [
         HEAD,
         *_section(Config, ""),
         _heading("eval.sets.NAME.", EvalSetConfig),
         _table(EvalSetConfig, "eval.sets.NAME."),
     ]
-    return "\n".join(parts)
+    return "\n".join(sections)
 
 
 def _section(kind: type[Any], prefix: str) -> list[str]:
-    """The table of a dataclass, then those of the dataclasses in it."""
+    """Returns the table of a dataclass, then the tables of the dataclasses in its fields."""
     plain = [field for field in fields(kind) if not is_dataclass(field.type)]
-    parts = [_heading(prefix, kind), _table(kind, prefix)] if plain else []
+    sections = [_heading(prefix, kind), _table(kind, prefix)] if plain else []
     for field in fields(kind):
         if is_dataclass(field.type):
             assert isinstance(field.type, type)
-            parts += _section(field.type, f"{prefix}{field.name}.")
-    return parts
+            sections += _section(field.type, f"{prefix}{field.name}.")
+    return sections
 
 
 def _heading(prefix: str, kind: type[Any]) -> str:
-    title = f"`{prefix.rstrip('.')}`" if prefix else "The whole"
+    title = f"`{prefix.rstrip('.')}`" if prefix else "Top level"
     return f"## {title}\n\n{inspect.cleandoc(kind.__doc__ or '')}\n"
 
 
 def _table(kind: type[Any], prefix: str) -> str:
-    told = meanings(kind)
+    field_meanings = meanings(kind)
     rows = [
-        f"| `{prefix}{field.name}` | {_escaped(type_name(field.type))} | {_default(field)} | "
-        f"{_escaped(told[field.name])} |"
+        f"| `{prefix}{field.name}` | {_escape_bars(type_name(field.type))} | {_default(field)} | "
+        f"{_escape_bars(field_meanings[field.name])} |"
         for field in fields(kind)
         if not is_dataclass(field.type)
     ]
@@ -90,10 +89,10 @@ def _table(kind: type[Any], prefix: str) -> str:
 
 
 def meanings(kind: type[Any]) -> dict[str, str]:
-    """The docstring beneath each field of a dataclass, on one line; empty where there is none."""
+    """Returns the docstring below each field of a dataclass, in one line."""
     (definition,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
     assert isinstance(definition, ast.ClassDef)
-    told = {}
+    texts = {}
     for statement, after in zip(definition.body, [*definition.body[1:], None], strict=True):
         if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
             text = (
@@ -101,12 +100,12 @@ def meanings(kind: type[Any]) -> dict[str, str]:
                 if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
                 else ""
             )
-            told[statement.target.id] = " ".join(str(text).split())
-    return told
+            texts[statement.target.id] = " ".join(str(text).split())
+    return texts
 
 
 def type_name(kind: Any) -> str:
-    """A field's type as YAML has it."""
+    """Returns the name of a field's type in YAML terms."""
     names = {
         int: "whole number",
         float: "number",
@@ -117,7 +116,7 @@ def type_name(kind: Any) -> str:
     }
     if kind in names:
         return names[kind]
-    inner = [type_name(part) for part in get_args(kind)]
+    inner = [type_name(argument) for argument in get_args(kind)]
     if get_origin(kind) is dict:
         return f"{{{inner[0]}: {inner[1]}}}"
     if get_origin(kind) in (list, tuple):
@@ -135,44 +134,58 @@ def _default(field: Field[Any]) -> str:
         return {None: "`null`", True: "`true`", False: "`false`"}[value]
     if isinstance(value, tuple):
         value = list(value)
-    return f"`{value}`"
+    return f"`{value}`" if value != "" else '`""`'
 
 
-def _escaped(text: str) -> str:
+def _escape_bars(text: str) -> str:
     return text.replace("|", "\\|")
 
 
 def metrics_page() -> str:
-    """Two tables: the metrics, and the rules that read them."""
+    """Returns the text of docs/metrics.md: tables of the metrics and of the diagnostics rules."""
     return f"{METRICS_HEAD}{_rows(map(_metric_cells, METRICS))}{RULES_HEAD}{_rows(map(_rule_cells, RULES))}"
 
 
 def _metric_cells(metric: Metric) -> tuple[str, str, str]:
-    """Names, meaning, and the bounds on one of the names; which of several is said."""
-    worries = []
+    """Returns the names, the meaning, and the bounds of the rules on a metric.
+
+    If a bound applies only to some of the names, the cell lists these names.
+    """
+    bounds = []
     for rule in RULES:
         bounded = [name for name in metric.names if name in rule.metrics]
         if isinstance(rule.check, Bound) and bounded:
-            worries.append(rule.when if [*metric.names] == bounded else f"{_quoted(bounded)} {rule.when}")
-    return _quoted(metric.names), metric.meaning, "; ".join(worries)
+            names = "" if [*metric.names] == bounded else f"{_quote_names(bounded)} "
+            bounds.append(f"{names}{rule.condition_text}")
+    return _quote_names(metric.names), metric.meaning, "; ".join(bounds)
 
 
 def _rule_cells(rule: Rule) -> tuple[str, ...]:
-    about = {Bound: f"{_quoted(rule.metrics)} ", Trend: f"{_quoted(rule.metrics[:1])}: ", Other: ""}
-    return f"`{rule.name}`", rule.severity, f"{about[type(rule.check)]}{rule.when}", rule.cause, rule.setting
+    prefixes = {
+        Bound: f"{_quote_names(rule.metrics)} ",
+        Trend: f"{_quote_names(rule.metrics[:1])}: ",
+        CustomCheck: "",
+    }
+    return (
+        f"`{rule.name}`",
+        rule.severity,
+        f"{prefixes[type(rule.check)]}{rule.condition_text}",
+        rule.cause,
+        rule.setting,
+    )
 
 
-def _quoted(names: Iterable[str]) -> str:
+def _quote_names(names: Iterable[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
 
 
 def _rows(cells: Iterable[tuple[str, ...]]) -> str:
-    return "".join(f"| {' | '.join(map(_escaped, row))} |\n" for row in cells)
+    return "".join(f"| {' | '.join(map(_escape_bars, row))} |\n" for row in cells)
 
 
 if __name__ == "__main__":
-    for path, made in ((PAGE, page()), (METRICS_PAGE, metrics_page())):
+    for path, text in ((PAGE, page()), (METRICS_PAGE, metrics_page())):
         if sys.argv[1:] == ["--write"]:
-            path.write_text(made)
+            path.write_text(text)
         else:
-            print(made)
+            print(text)

@@ -1,10 +1,10 @@
-"""Rewards of runs in tests, in a module of their own: every process that judges imports it, and tests import torch."""
+"""Rewards of test runs, in a module without torch for the reward workers."""
 
 from envs.task import Completion, Example
 
 
 def digits(completion: Completion, example: Example) -> float:
-    """Something that a random model can be better or worse at."""
+    """Returns the number of digits, which varies for a random model."""
     return float(sum(letter.isdigit() for letter in completion.text))
 
 
@@ -16,8 +16,8 @@ def never_a_number(completion: Completion, example: Example) -> float:
     return float("nan")
 
 
-def scheduled(completion: Completion, step: int, total_steps: int) -> float:
-    """Below zero at first, and more for digits the longer the run."""
+def scheduled_reward(completion: Completion, step: int, total_steps: int) -> float:
+    """Returns the number of digits times the run's progress, less at the beginning."""
     digits = sum(letter.isdigit() for letter in completion.text)
     return digits * step / total_steps - 3.0 * (step < 2)
 

@@ -1,8 +1,9 @@
-"""A small random Qwen2 in Hugging Face format, with a tokenizer that it can answer in: whole answers are tokens.
+"""A small random Qwen2 in Hugging Face format that can sample right answers.
 
-A random model never gives a right answer letter by letter, and without one no reward differs from another and nothing
-is learned. So each answer that a task accepts is one token, and one channel of the embeddings, the same for all tokens
-but for answers and the end, makes these likely: it acts as a bias of the head, whether that is tied or not.
+A random model never spells out a right answer, and without one all rewards are equal and nothing is learned.
+So each answer that a task accepts is one token. One channel of the embeddings has the same value for all
+tokens but answers and the end token. It acts as a bias of the head that makes these tokens likely, whether
+the head is tied or not.
 """
 
 from collections.abc import Sequence
@@ -21,12 +22,17 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 VOCABULARY = 512
-LIKELY = 2.2
-"""In the channel that acts as a bias of the head, where other tokens have 1: about one token in eight is the end."""
+ANSWER_BIAS = 2.2
+"""Value of answers and end token in the bias channel, where other tokens have 1: one sampled token in eight is
+an end.
+"""
 
 
 def make_tokenizer(texts: Sequence[str], answers: Sequence[str], end: str) -> PreTrainedTokenizerFast:
-    """Byte pairs learned from `texts`, so that prompts are as short as a real tokenizer's."""
+    """Builds a tokenizer of byte pairs from `texts`.
+
+    Its prompts are as short as those of a real tokenizer.
+    """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -37,20 +43,20 @@ def make_tokenizer(texts: Sequence[str], answers: Sequence[str], end: str) -> Pr
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
-    made = PreTrainedTokenizerFast(
+    fast_tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, pad_token=PADDING, eos_token=end, chat_template=CHAT_TEMPLATE
     )
-    made.add_tokens(list(answers))
-    return made
+    fast_tokenizer.add_tokens(list(answers))
+    return fast_tokenizer
 
 
 def save_qwen(folder: Path, tied: bool, texts: Sequence[str], answers: Sequence[str], end: str = END) -> None:
-    """Write the model, in bfloat16 as the real ones are, and its tokenizer.
+    """Writes the model, in bfloat16 as the real ones are, and its tokenizer.
 
     Args:
         tied: the head is the input embedding.
-        texts: what the prompts are made of.
-        answers: texts that become tokens, and that the model says often.
+        texts: texts of the prompts.
+        answers: texts that become tokens, and that the model samples often.
         end: the token that ends a completion; base models have another one than chat models.
     """
     tokenizer = make_tokenizer(texts, answers, end)
@@ -61,7 +67,7 @@ def save_qwen(folder: Path, tied: bool, texts: Sequence[str], answers: Sequence[
             hidden_size=64,
             intermediate_size=64,
             num_hidden_layers=2,
-            num_attention_heads=2,  # of 32: the smallest that vLLM's CPU build has
+            num_attention_heads=2,  # head size 32, the smallest of vLLM's CPU build
             num_key_value_heads=1,
             max_position_embeddings=32768,
             initializer_range=0.2,
@@ -75,9 +81,9 @@ def save_qwen(folder: Path, tied: bool, texts: Sequence[str], answers: Sequence[
         for embedding in {model.get_input_embeddings(), model.get_output_embeddings()}:
             embedding.weight[:, 0] = 1.0
             embedding.weight[likely] = 0.0
-            embedding.weight[likely, 0] = LIKELY
+            embedding.weight[likely, 0] = ANSWER_BIAS
         model.model.norm.weight[0] = 20.0
-        for layer in model.model.layers:  # nothing else writes into that channel
+        for layer in model.model.layers:  # no layer writes into that channel
             layer.self_attn.o_proj.weight[0] = 0.0
             layer.mlp.down_proj.weight[0] = 0.0
     model.to(torch.bfloat16).save_pretrained(folder)

@@ -1,4 +1,4 @@
-"""A terminal for tests: what a person sees after a program has written to it."""
+"""Terminal emulator for tests, and processes with a terminal as their output."""
 
 import os
 import pty
@@ -13,116 +13,122 @@ from typing import Self
 
 from rich.cells import cell_len
 
-_PIECE = re.compile(r"\x1b\[([?0-9;]*)([A-Za-z])|[\r\n]|\x1b|[^\x1b\r\n]+")
+_SEGMENT = re.compile(r"\x1b\[([?0-9;]*)([A-Za-z])|[\r\n]|\x1b|[^\x1b\r\n]+")
 
 
 class Terminal:
-    """As much of a VT100 as programs here use: text that wraps, `\\r`, `\\n`, cursor up, erase the line, colours.
+    """Emulates the subset of a VT100 that this project uses.
 
-    lines: all that was ever written, the scrolled ones too. wrapped: how often text reached the right edge.
+    The subset is wrapped text, `\\r`, `\\n`, cursor up, erase line, and colours.
+    lines: all lines, including scrolled ones. wrap_count: number of line wraps at the right edge.
     """
 
     def __init__(self, columns: int, height: int = 24) -> None:
         self.columns, self.height = columns, height
         self.lines = [""]
         self.row = self.column = 0
-        self.wrapped = 0
+        self.wrap_count = 0
 
     @property
     def text(self) -> str:
         return "\n".join(line.rstrip() for line in self.lines).rstrip("\n")
 
-    def feed(self, written: str) -> None:
-        for piece in _PIECE.finditer(written):
-            given, command = piece.groups()
+    def feed_text(self, text: str) -> None:
+        """Processes a program's output."""
+        for segment in _SEGMENT.finditer(text):
+            argument, command = segment.groups()
             if command is not None:
-                self._command(given, command)
-            elif piece[0] == "\r":
+                self._run_command(argument, command)
+            elif segment[0] == "\r":
                 self.column = 0
-            elif piece[0] == "\n":
-                self._down()
+            elif segment[0] == "\n":
+                self._next_line()
             else:
-                assert piece[0] != "\x1b", f"an escape that is no command: {written[piece.start() :][:20]!r}"
-                for one in piece[0]:
-                    self._put(one)
+                assert segment[0] != "\x1b", f"an escape that is no command: {text[segment.start() :][:20]!r}"
+                for character in segment[0]:
+                    self._put(character)
 
-    def _command(self, given: str, command: str) -> None:
+    def _run_command(self, argument: str, command: str) -> None:
         if command == "A":
-            self.row = max(self.row - int(given or 1), len(self.lines) - self.height, 0)
+            self.row = max(self.row - int(argument or 1), len(self.lines) - self.height, 0)
         elif command == "K":
-            assert given == "2"
+            assert argument == "2"
             self.lines[self.row] = ""
         else:
-            assert command == "m", f"{given}{command}: what would the terminal be left with?"
+            assert command == "m", f"{argument}{command}: this terminal does not support the command"
 
-    def _put(self, one: str) -> None:
-        width = cell_len(one)
+    def _put(self, character: str) -> None:
+        width = cell_len(character)
         if self.column + width > self.columns:
-            self.wrapped += 1
-            self._down()
+            self.wrap_count += 1
+            self._next_line()
         line = self.lines[self.row].ljust(self.column)
-        self.lines[self.row] = line[: self.column] + one + line[self.column + width :]
+        self.lines[self.row] = line[: self.column] + character + line[self.column + width :]
         self.column += width
 
-    def _down(self) -> None:
-        """As a terminal driver has it: a new line begins at the left."""
+    def _next_line(self) -> None:
+        """Moves the cursor to the start of the next line, as a terminal driver does."""
         self.row, self.column = self.row + 1, 0
         if self.row == len(self.lines):
             self.lines.append("")
 
 
-class OnATerminal:
-    """A process whose standard output and error are a terminal so wide; to be used in a `with` statement.
+class TerminalProcess:
+    """A process whose stdout and stderr are a terminal; a context manager.
 
-    code: its exit code, once it has ended.
+    columns: width of the terminal. code: exit code of the process, None while the process runs.
     """
 
     def __init__(
         self, command: Sequence[str], columns: int, cwd: Path, environment: Mapping[str, str]
     ) -> None:
-        own = {name: value for name, value in environment.items() if name not in ("COLUMNS", "LINES")}
-        self._ours, theirs = pty.openpty()
-        ioctl(theirs, TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+        variables = {name: value for name, value in environment.items() if name not in ("COLUMNS", "LINES")}
+        self._terminal, process_end = pty.openpty()
+        ioctl(process_end, TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
         self._process = subprocess.Popen(
-            command, cwd=cwd, env={"TERM": "xterm-256color", **own}, stdout=theirs, stderr=theirs
+            command,
+            cwd=cwd,
+            env={"TERM": "xterm-256color", **variables},
+            stdout=process_end,
+            stderr=process_end,
         )
-        os.close(theirs)
-        self._read = b""
+        os.close(process_end)
+        self._output = b""
         self.code: int | None = None
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *raised: object) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._process.kill()
         self.code = self._process.wait()
-        os.close(self._ours)
+        os.close(self._terminal)
 
     def send(self, number: int) -> None:
         self._process.send_signal(number)
 
-    def until(self, text: str) -> str:
-        """What it writes, up to a piece that holds the text."""
-        while text.encode() not in self._read:
-            if not self._more():
-                raise AssertionError(f"it ended without {text!r}:\n{self._taken()}")
-        return self._taken()
+    def read_until(self, text: str) -> str:
+        """Reads the output until a chunk contains `text`."""
+        while text.encode() not in self._output:
+            if not self._read_chunk():
+                raise AssertionError(f"the process ended without {text!r}:\n{self._take_output()}")
+        return self._take_output()
 
-    def rest(self) -> str:
-        """What it writes from here to its end."""
-        while self._more():
+    def read_rest(self) -> str:
+        """Reads the output to the end of the process."""
+        while self._read_chunk():
             pass
         self.code = self._process.wait()
-        return self._taken()
+        return self._take_output()
 
-    def _more(self) -> bool:
+    def _read_chunk(self) -> bool:
         try:
-            piece = os.read(self._ours, 65536)
-        except OSError:  # the other end is closed
+            chunk = os.read(self._terminal, 65536)
+        except OSError:  # the process has closed its end
             return False
-        self._read += piece
-        return bool(piece)
+        self._output += chunk
+        return bool(chunk)
 
-    def _taken(self) -> str:
-        taken, self._read = self._read, b""
-        return taken.decode().replace("\r\n", "\n")
+    def _take_output(self) -> str:
+        output, self._output = self._output, b""
+        return output.decode().replace("\r\n", "\n")

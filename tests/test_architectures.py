@@ -1,4 +1,4 @@
-"""Architectures of transformers from their files to a push: everybody computes the plain forward pass, or refuses."""
+"""Learner, engine and export compute the plain forward pass of each architecture, or refuse it."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,23 +14,23 @@ from config.schema.models import LoraConfig, ModelConfig
 from envs.group import Sampling
 from tests.architectures import ARCHITECTURES, save_tiny
 from tests.groups import make_completion, make_group
-from tests.policies import PolicyHere
+from tests.local_policy import LocalPolicy
 from torchgrpo.batches.batch import collate
+from torchgrpo.plan.log_prob_bounds import BOUNDS
 from torchgrpo.plan.model_shape import plain_attention
 from torchgrpo.plan.plan import WeightCheckPlan
-from torchgrpo.plan.weight_bounds import BOUNDS
 from torchgrpo.rollout.engines.interface import Request, generate
 from torchgrpo.rollout.engines.transformers_engine import TransformersEngine
 from torchgrpo.rollout.weights.weight_check import WeightCheck, WeightMismatch
 from torchgrpo.training.checkpoint import LEARNER
 from torchgrpo.training.checkpoint_tensors import write_tensors
-from torchgrpo.training.forward import ResponseScorer
 from torchgrpo.training.forward_check import check_forward
-from torchgrpo.training.model_files import check_files
+from torchgrpo.training.model_files import check_model_files
 from torchgrpo.training.model_loading import load_model, load_tokenizer
 from torchgrpo.training.model_writer import ModelWriter
 from torchgrpo.training.published_weights import named_weights
-from torchgrpo.training.trained_parameters import MODEL
+from torchgrpo.training.response_scorer import ResponseScorer
+from torchgrpo.training.trained_parameters import MODEL_PREFIX
 
 pytestmark = pytest.mark.long
 
@@ -38,48 +38,48 @@ CPU = torch.device("cpu")
 EXACT = 1e-4
 EOS, VOCABULARY = 2, 263
 PROMPTS = (9, 17, 30)
-"""Lengths: with 24 tokens behind each all are beyond the windows of 8 that the architectures have."""
+"""Lengths of prompts in tokens; all exceed the attention windows of 8 of the architectures."""
 AFTER_THE_HEAD = "changes its logits after the output head"
-REFUSED = {
+REFUSALS = {
     **dict.fromkeys(
         ("gemma2", "gemma3n_text", "vaultgemma", "recurrent_gemma", "nanochat", "xlstm", "granite", "cohere"),
         AFTER_THE_HEAD,
     ),
     **dict.fromkeys(("cohere2", "cohere2_moe", "minicpm3", "modernbert-decoder"), AFTER_THE_HEAD),
     **dict.fromkeys(("bert", "bert-both-ways", "roberta"), AFTER_THE_HEAD),
-    **dict.fromkeys(("llama4_text", "electra"), "is no language model whose logits"),
+    **dict.fromkeys(("llama4_text", "electra"), "is not a language model with an output head"),
     "llama-dynamic-crossed": "change with the length beyond 32 tokens",
     "phi3-longrope-crossed": "change with the length beyond",
     "rwkv": "the engine's decoding is not this model's forward pass",
     "xlm": "the engine's decoding is not this model's forward pass",
-    "xlnet": "does not generate|the engine's decoding is not|rows have other log-probs",
-    "xlnet-both-ways": "rows have other log-probs than each row by itself",
-    "reformer-lsh": "rows have other log-probs than each row by itself",
+    "xlnet": "does not generate|the engine's decoding is not|rows and single rows have different log-probs",
+    "xlnet-both-ways": "rows and single rows have different log-probs",
+    "reformer-lsh": "rows and single rows have different log-probs",
 }
-"""What is said of the architectures that cannot be trained on."""
+"""Architectures that cannot be trained, with patterns of their error messages."""
 
 
 @torch.no_grad()
-def plain(model: PreTrainedModel, sequence: Sequence[int], last: int) -> Tensor:
-    """Log-probs of the last tokens by the model's own logits, the sequence by itself."""
+def plain_log_probs(model: PreTrainedModel, sequence: Sequence[int], last: int) -> Tensor:
+    """Returns log-probs of the last `last` tokens of one sequence from the model's logits."""
     ids = torch.tensor([list(sequence)])
     scores = model(ids, use_cache=False).logits[0, :-1].float().log_softmax(-1)
     return scores.gather(1, ids[0, 1:, None])[-last:, 0]
 
 
-def row(length: int, seed: int) -> list[int]:
+def random_tokens(length: int, seed: int) -> list[int]:
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(3, VOCABULARY, (length,), generator=generator).tolist()
 
 
-def started(config: ModelConfig) -> tuple[PreTrainedModel, TransformersEngine]:
-    """Model and engine as a run starts them, all checks of the start behind them."""
-    check_files(config, load_tokenizer(config), longest=PROMPTS[-1] + 24)
+def start_model_and_engine(config: ModelConfig) -> tuple[PreTrainedModel, TransformersEngine]:
+    """Starts model and engine as a run does, with all checks of the start."""
+    check_model_files(config, load_tokenizer(config), longest=PROMPTS[-1] + 24)
     model = load_model(config, CPU)
     check_forward(ResponseScorer(model), PROMPTS, BOUNDS["float32"])
     engine = TransformersEngine(load_model(config, CPU), (EOS,))
     plan = WeightCheckPlan("float32", BOUNDS["float32"], BOUNDS["float32"], 1, 24, PROMPTS)
-    WeightCheck(plan, engine, PolicyHere(model, named_weights)).compare(0)
+    WeightCheck(plan, engine, LocalPolicy(model, named_weights)).compare(0)
     return model, engine
 
 
@@ -87,26 +87,26 @@ def started(config: ModelConfig) -> tuple[PreTrainedModel, TransformersEngine]:
 def test_learner_engine_and_export_compute_the_plain_forward_pass(name: str, tmp_path: Path) -> None:
     save_tiny(name, tmp_path / "model")
     config = ModelConfig(str(tmp_path / "model"), attn_implementation=ARCHITECTURES[name].attention)
-    if name in REFUSED:
-        with pytest.raises((ConfigError, WeightMismatch), match=REFUSED[name]):
-            started(config)
+    if name in REFUSALS:
+        with pytest.raises((ConfigError, WeightMismatch), match=REFUSALS[name]):
+            start_model_and_engine(config)
         return
-    model, engine = started(config)
-    truth = AutoModelForCausalLM.from_pretrained(
+    model, engine = start_model_and_engine(config)
+    plain_model = AutoModelForCausalLM.from_pretrained(
         config.name, attn_implementation=config.attn_implementation
     ).eval()
-    learner_computes(model, truth)
-    engine_samples(engine, truth)
-    exported(config, truth, tmp_path)
+    check_learner(model, plain_model)
+    check_engine(engine, plain_model)
+    check_export(config, plain_model, tmp_path)
 
 
-def learner_computes(model: PreTrainedModel, truth: PreTrainedModel) -> None:
+def check_learner(model: PreTrainedModel, plain_model: PreTrainedModel) -> None:
     groups = []
-    for place, length in enumerate(PROMPTS):
-        completions = [make_completion(count) for count in (6 + place, 24 - place)]
+    for index, length in enumerate(PROMPTS):
+        completions = [make_completion(count) for count in (6 + index, 24 - index)]
         for one in completions:
-            one.token_ids = row(len(one.token_ids), 100 * place + len(one.token_ids))
-        groups.append(make_group(place, completions, prompt=row(length, place)))
+            one.token_ids = random_tokens(len(one.token_ids), 100 * index + len(one.token_ids))
+        groups.append(make_group(index, completions, prompt=random_tokens(length, index)))
     tokens = collate(groups).tokens
     sequences = [
         (one.token_ids, [*group.prompt, *one.token_ids]) for group in groups for one in group.completions
@@ -115,28 +115,35 @@ def learner_computes(model: PreTrainedModel, truth: PreTrainedModel) -> None:
         scorer = ResponseScorer(model, packs)
         assert scorer.packs == (packs and plain_attention(model.config.to_dict()))
         with torch.no_grad():
-            found = scorer(tokens).log_prob
-        for own, (drawn, sequence) in zip(found, sequences, strict=True):
-            assert torch.allclose(own[: len(drawn)], plain(truth, sequence, len(drawn)), rtol=0, atol=EXACT)
+            log_probs = scorer(tokens).log_prob
+        for row, (token_ids, sequence) in zip(log_probs, sequences, strict=True):
+            assert torch.allclose(
+                row[: len(token_ids)],
+                plain_log_probs(plain_model, sequence, len(token_ids)),
+                rtol=0,
+                atol=EXACT,
+            )
 
 
-def engine_samples(engine: TransformersEngine, truth: PreTrainedModel) -> None:
+def check_engine(engine: TransformersEngine, plain_model: PreTrainedModel) -> None:
     requests = [
-        Request(place, tuple(row(length, place)), 3, Sampling(max_tokens=24), seed=place)
-        for place, length in enumerate((*PROMPTS, PROMPTS[0]))
+        Request(index, tuple(random_tokens(length, index)), 3, Sampling(max_tokens=24), seed=index)
+        for index, length in enumerate((*PROMPTS, PROMPTS[0]))
     ]
     for request, response in zip(requests, generate(engine, requests), strict=True):
         for one in response.completions:
-            expected = plain(truth, [*request.prompt, *one.token_ids], len(one.token_ids))
+            expected = plain_log_probs(plain_model, [*request.prompt, *one.token_ids], len(one.token_ids))
             assert torch.allclose(torch.tensor(one.log_probs), expected, rtol=0, atol=EXACT)
 
 
-def exported(config: ModelConfig, truth: PreTrainedModel, tmp_path: Path) -> None:
-    """A checkpoint of other weights than the files have, as a folder."""
+def check_export(config: ModelConfig, plain_model: PreTrainedModel, tmp_path: Path) -> None:
+    """Checks the export of a checkpoint whose weights differ from the model's files."""
     with torch.no_grad():
-        for parameter in truth.parameters():
+        for parameter in plain_model.parameters():
             parameter.mul_(1.1)
-    tensors = {f"{MODEL}{name}": parameter.detach() for name, parameter in truth.named_parameters()}
+    tensors = {
+        f"{MODEL_PREFIX}{name}": parameter.detach() for name, parameter in plain_model.named_parameters()
+    }
     write_tensors(tmp_path / LEARNER, tensors)
     (tmp_path / "exported").mkdir()
     ModelWriter(config, LoraConfig()).write(tmp_path / LEARNER, tmp_path / "exported")
@@ -144,7 +151,10 @@ def exported(config: ModelConfig, truth: PreTrainedModel, tmp_path: Path) -> Non
         tmp_path / "exported", output_loading_info=True, attn_implementation=config.attn_implementation
     )
     assert not any(loaded[1].values())
-    sequence = row(40, 5)
+    sequence = random_tokens(40, 5)
     assert torch.allclose(
-        plain(loaded[0].eval(), sequence, 39), plain(truth, sequence, 39), rtol=0, atol=EXACT
+        plain_log_probs(loaded[0].eval(), sequence, 39),
+        plain_log_probs(plain_model, sequence, 39),
+        rtol=0,
+        atol=EXACT,
     )

@@ -1,4 +1,7 @@
-"""Where the reference lives, by the plan. No GPU is here: loading and moving are recorded instead."""
+"""Tests the placement of the reference model that the plan chooses.
+
+No GPU is needed: loads and moves of models are recorded instead.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -10,13 +13,13 @@ from transformers import LlamaForCausalLM
 from config.schema.config import Config
 from config.schema.models import ModelConfig
 from config.schema.train import TrainConfig
-from tests.tiny import tiny_llama
+from tests.tiny_models import tiny_llama
 from torchgrpo.plan.machine import Machine
 from torchgrpo.plan.make_plan import make_plan
 from torchgrpo.plan.plan import Plan, ReferencePlan
 from torchgrpo.training import learner_models
 from torchgrpo.training.learner_models import make_models
-from torchgrpo.training.reference import Reference
+from torchgrpo.training.reference_model import ReferenceModel
 
 CPU = torch.device("cpu")
 GPU = [torch.device("cuda", index) for index in range(3)]
@@ -29,25 +32,25 @@ def plan() -> Plan:
 
 
 @pytest.mark.parametrize(
-    ("home", "train", "loaded_on", "visits"),
+    ("placement", "train", "loaded_on", "expected_visits"),
     [("training GPU", (1,), GPU[1], []), ("host memory", (1,), CPU, [GPU[1]]), ("host memory", (), CPU, [])],
 )
 def test_the_reference_lives_where_the_plan_says(
     plan: Plan,
     monkeypatch: pytest.MonkeyPatch,
-    home: str,
+    placement: str,
     train: tuple[int, ...],
     loaded_on: torch.device,
-    visits: list[torch.device],
+    expected_visits: list[torch.device],
 ) -> None:
     loaded: list[tuple[torch.device, torch.dtype | None]] = []
-    visited: list[torch.device] = []
+    visits: list[torch.device] = []
 
-    class Visitor:
+    class FakeHostWeights:
         def __init__(self, model: torch.nn.Module, device: torch.device) -> None:
-            visited.append(device)
+            visits.append(device)
 
-        def visit(self) -> None:
+        def on_device(self) -> None:
             raise AssertionError("nothing is scored here")
 
     def load(config: ModelConfig, place: torch.device, autocast: torch.dtype | None) -> torch.nn.Module:
@@ -56,15 +59,15 @@ def test_the_reference_lives_where_the_plan_says(
         return tiny_llama()
 
     monkeypatch.setattr(learner_models, "load_frozen", load)
-    monkeypatch.setattr(learner_models, "HostMemory", Visitor)
-    there = replace(plan, devices=replace(plan.devices, train=train), reference=ReferencePlan(home))
+    monkeypatch.setattr(learner_models, "HostWeights", FakeHostWeights)
+    moved_plan = replace(plan, devices=replace(plan.devices, train=train), reference=ReferencePlan(placement))
     policy_on = GPU[train[0]] if train else CPU
     monkeypatch.setattr(LlamaForCausalLM, "device", property(lambda model: policy_on))
-    models = make_models(plan.config, tiny_llama(), there)
+    models = make_models(plan.config, tiny_llama(), moved_plan)
     policy, scorer, reference = models.policy, models.scorer, models.reference
     assert loaded == [(loaded_on, torch.bfloat16)]
-    assert visited == visits
-    assert isinstance(reference, Reference)
+    assert visits == expected_visits
+    assert isinstance(reference, ReferenceModel)
     assert reference.scorer.model is not policy
     assert scorer.autocast_dtype == reference.scorer.autocast_dtype == torch.bfloat16
     assert all(parameter.requires_grad for parameter in policy.parameters())

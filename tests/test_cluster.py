@@ -1,7 +1,4 @@
-"""`ray.address`: the scripts on a cluster of two nodes, one of which fails in mid-run and comes back as another.
-
-Then learner ranks on two nodes of three, and scorers on two of three, one of which fails.
-"""
+"""Runs on a Ray cluster (`ray.address`) that loses a node with engines, ranks or scorers."""
 
 import re
 import shutil
@@ -14,14 +11,14 @@ import psutil
 import pytest
 
 from config.run_folder.checkpoints import newest_checkpoint
-from tests.processes import family
-from tests.ray_cluster import ADDRESS, RayCluster, namespaces_allowed
-from tests.scripts import finish, rows, start, wait_for
+from tests.processes import process_tree
+from tests.ray_cluster import ADDRESS, RayCluster, has_namespaces
+from tests.script_runner import read_metrics, start_script, wait_for_output, wait_until
 
 pytestmark = [
     pytest.mark.long,
     pytest.mark.skipif(
-        not (shutil.which("unshare") and shutil.which("nsenter") and namespaces_allowed()),
+        not (shutil.which("unshare") and shutil.which("nsenter") and has_namespaces()),
         reason="a network namespace for the cluster cannot be made here",
     ),
 ]
@@ -29,18 +26,21 @@ pytestmark = [
 
 @pytest.fixture
 def cluster() -> Iterator[RayCluster]:
-    one = RayCluster()
+    ray_cluster = RayCluster()
     try:
-        one.start_node(1)
-        one.start_node(2)
-        yield one
+        ray_cluster.start_node(1)
+        ray_cluster.start_node(2)
+        yield ray_cluster
     finally:
-        one.close()
+        ray_cluster.close()
 
 
-def test_a_run_survives_the_loss_of_a_node(cluster: RayCluster, tmp_path: Path) -> None:
-    """One CPU a node, so that each carries an engine; weights travel through the nodes' object stores."""
-    process = start(
+def test_a_run_survives_the_loss_of_an_engine_node(cluster: RayCluster, tmp_path: Path) -> None:
+    """A lost engine comes back on a new node.
+
+    Each node has one CPU and therefore one engine. Weights travel through the object stores of the nodes.
+    """
+    process = start_script(
         "grpo_async.py",
         tmp_path,
         f"ray.address={ADDRESS}",
@@ -49,44 +49,48 @@ def test_a_run_survives_the_loss_of_a_node(cluster: RayCluster, tmp_path: Path) 
         enter=cluster.enter,
         environment=cluster.environment,
     )
-    said = tmp_path / "grpo.log"
-    wait_for(lambda: steps(tmp_path) >= 5, process)
+    log = tmp_path / "grpo.log"
+    wait_until(lambda: num_logged_steps(tmp_path) >= 5, process)
     engines = cluster.engines()
     assert len(engines) == 2
     niceness = {psutil.Process(pid).nice() for pid in engines}
-    assert niceness == {psutil.Process().nice()}, "RAY_worker_niceness=0 reaches every node"
+    assert niceness == {psutil.Process().nice()}, "RAY_worker_niceness=0 applies on every node"
     cluster.kill_node(2)
-    wait_for(lambda: "engine 1 (CPU) is lost" in said.read_text(), process)
-    lost_at = steps(tmp_path)
-    wait_for(lambda: steps(tmp_path) >= lost_at + 5, process)  # on the engine that is left
+    wait_until(lambda: "engine 1 (CPU) is lost" in log.read_text(), process)
+    lost_at = num_logged_steps(tmp_path)
+    wait_until(lambda: num_logged_steps(tmp_path) >= lost_at + 5, process)  # on the remaining engine
     cluster.start_node(3)
-    wait_for(lambda: "engine 1 (CPU) is back, with policy version" in said.read_text(), process)
-    back_at = steps(tmp_path)
-    wait_for(lambda: steps(tmp_path) >= back_at + 5, process)
-    script = next(one for one in family(process.pid) if one.name() != "nsenter")
+    wait_until(lambda: "engine 1 (CPU) is back, with policy version" in log.read_text(), process)
+    back_at = num_logged_steps(tmp_path)
+    wait_until(lambda: num_logged_steps(tmp_path) >= back_at + 5, process)
+    script = next(child for child in process_tree(process.pid) if child.name() != "nsenter")
     script.send_signal(signal.SIGINT)
-    output = finish(process)
+    output = wait_for_output(process)
     assert process.returncode == 0, output
     assert "interrupted" in output
-    assert [row["policy_version"] for row in rows(tmp_path)] == list(range(steps(tmp_path)))
+    assert [row["policy_version"] for row in read_metrics(tmp_path)] == list(
+        range(num_logged_steps(tmp_path))
+    )
     deadline = time.monotonic() + 300
     while cluster.engines() and time.monotonic() < deadline:
         time.sleep(0.2)
     assert cluster.engines() == []
 
 
-def steps(run_dir: Path) -> int:
-    """Whole lines: the run may be writing another one."""
+def num_logged_steps(run_dir: Path) -> int:
+    """Returns the number of complete lines in metrics.jsonl; the run may be writing another."""
     metrics = run_dir / "metrics.jsonl"
     return metrics.read_text().count("\n") if metrics.exists() else 0
 
 
-def test_learner_ranks_on_two_nodes_one_of_which_is_lost(cluster: RayCluster, tmp_path: Path) -> None:
-    """Three nodes with one CPU each: two for the ranks, one for the engine. They meet over the nodes' addresses, write
-    a checkpoint together, and push through the object store. The rank that is left cannot go on without the other: the
-    run begins anew at its newest checkpoint, once another node has joined."""
+def test_a_run_restarts_after_the_loss_of_a_rank_node(cluster: RayCluster, tmp_path: Path) -> None:
+    """The run restarts from its newest checkpoint after a new node has joined.
+
+    Three nodes have one CPU each: two for the ranks, one for the engine. The ranks connect by the addresses of the
+    nodes, write a checkpoint together, and push through the object store. The remaining rank cannot continue alone.
+    """
     cluster.start_node(3)
-    process = start(
+    process = start_script(
         "grpo.py",
         tmp_path,
         f"ray.address={ADDRESS}",
@@ -95,28 +99,28 @@ def test_learner_ranks_on_two_nodes_one_of_which_is_lost(cluster: RayCluster, tm
         enter=cluster.enter,
         environment=cluster.environment,
     )
-    wait_for(lambda: steps(tmp_path) >= 3, process)
+    wait_until(lambda: num_logged_steps(tmp_path) >= 3, process)
     newest = newest_checkpoint(tmp_path)
     assert newest is not None
     writers = {path.name for path in (newest / "learner").glob("*.distcp")}
     assert len(writers) == 2, writers
-    cluster.kill_node(cluster.node_of("RankActor"))
+    cluster.kill_node(cluster.node_with_actor("RankActor"))
     cluster.start_node(4)
-    output = finish(process)
+    output = wait_for_output(process)
     assert process.returncode == 0, output
-    said = (tmp_path / "grpo.log").read_text()
-    assert re.search(r"learner rank \d \(CPU\) died in", said), said
-    assert "0 of 1 restarts are left (train.restarts)" in said
-    assert [row["optimizer_step"] for row in rows(tmp_path)] == list(range(1, 11))
+    log_text = (tmp_path / "grpo.log").read_text()
+    assert re.search(r"learner rank \d \(CPU\) died in", log_text), log_text
+    assert "0 of 1 restarts are left (train.restarts)" in log_text
+    assert [row["optimizer_step"] for row in read_metrics(tmp_path)] == list(range(1, 11))
 
 
-def test_scorers_on_two_nodes_one_of_which_is_lost(cluster: RayCluster, tmp_path: Path) -> None:
-    """The copy that is left goes on, and the other comes back on a new node.
+def test_a_run_survives_the_loss_of_a_scorer_node(cluster: RayCluster, tmp_path: Path) -> None:
+    """The remaining scorer continues, and the lost one comes back on a new node.
 
-    Three nodes have one CPU each: two for the copies of the reference, one for the engine. The run does not begin anew.
+    Three nodes have one CPU each: two for copies of the reference, one for the engine. The run does not restart.
     """
     cluster.start_node(3)
-    process = start(
+    process = start_script(
         "grpo.py",
         tmp_path,
         f"ray.address={ADDRESS}",
@@ -125,17 +129,19 @@ def test_scorers_on_two_nodes_one_of_which_is_lost(cluster: RayCluster, tmp_path
         enter=cluster.enter,
         environment=cluster.environment,
     )
-    said = tmp_path / "grpo.log"
-    wait_for(lambda: steps(tmp_path) >= 3, process)
-    cluster.kill_node(cluster.node_of("ScorerActor"))
-    wait_for(lambda: "is lost and replaced" in said.read_text(), process)
-    lost_at = steps(tmp_path)
-    wait_for(lambda: steps(tmp_path) >= lost_at + 3, process)  # with the copy that is left
+    log = tmp_path / "grpo.log"
+    wait_until(lambda: num_logged_steps(tmp_path) >= 3, process)
+    cluster.kill_node(cluster.node_with_actor("ScorerActor"))
+    wait_until(lambda: "is lost and replaced" in log.read_text(), process)
+    lost_at = num_logged_steps(tmp_path)
+    wait_until(lambda: num_logged_steps(tmp_path) >= lost_at + 3, process)  # with the remaining copy
     cluster.start_node(4)
-    wait_for(lambda: re.search(r"the copy of the frozen model .* is back", said.read_text()), process)
-    script = next(one for one in family(process.pid) if one.name() != "nsenter")
+    wait_until(lambda: re.search(r"the copy of the frozen model .* is back", log.read_text()), process)
+    script = next(child for child in process_tree(process.pid) if child.name() != "nsenter")
     script.send_signal(signal.SIGINT)
-    output = finish(process)
+    output = wait_for_output(process)
     assert process.returncode == 0, output
-    assert [row["optimizer_step"] for row in rows(tmp_path)] == list(range(1, steps(tmp_path) + 1))
-    assert rows(tmp_path)[-1]["kl/ref"] > 0
+    assert [row["optimizer_step"] for row in read_metrics(tmp_path)] == list(
+        range(1, num_logged_steps(tmp_path) + 1)
+    )
+    assert read_metrics(tmp_path)[-1]["kl/ref"] > 0

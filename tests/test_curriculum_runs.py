@@ -1,4 +1,4 @@
-"""Runs with a curriculum; tests/test_exact_resume.py kills them."""
+"""Runs with a curriculum: resumes with changed settings, and documented metrics."""
 
 from pathlib import Path
 from types import ModuleType
@@ -9,14 +9,14 @@ import grpo
 import grpo_async
 from config.schema.errors import ConfigError
 from tests.killed_runs import CURRICULUM
-from tests.scripts import SCHEDULE_OF, configured, rows
+from tests.script_runner import SCHEDULE_CLASSES, compose_run_config, read_metrics
 from torchgrpo.monitoring.metric_table import pattern_of
 from torchgrpo.run.job import run_job
-from torchgrpo.run.lockstep import Lockstep
+from torchgrpo.run.lockstep_run import LockstepRun
 
 SMALL = ("env.num_envs=4", "env.repeats=4", "train.total_dialog_turns=96", "train.checkpoint_frequency=2")
-ONE = (*CURRICULUM, "env.curriculum.solved=0.5")
-MIXED = (
+LEVELS = (*CURRICULUM, "env.curriculum.solved=0.5")
+SOURCES = (
     "env.dataset=mixture",
     "env.options={}",
     "env.mixture={near:{dataset:arithmetic,options:{max_operand:9}},far:{dataset:arithmetic,weight:2}}",
@@ -26,19 +26,29 @@ MIXED = (
 
 
 @pytest.mark.long
-def test_what_the_levels_were_made_of_stays(tmp_path: Path) -> None:
-    run_job(configured(*SMALL, *ONE), tmp_path, grpo.train, Lockstep)
+def test_a_resume_refuses_other_levels_and_accepts_another_gate(tmp_path: Path) -> None:
+    run_job(compose_run_config(*SMALL, *LEVELS), tmp_path, grpo.train, LockstepRun)
     more = ("train.resume=auto", "train.total_dialog_turns=112")
     with pytest.raises(ConfigError, match=r"env\.curriculum\.bins: 3 -> 4"):
-        run_job(configured(*SMALL, *ONE, *more, "env.curriculum.bins=4"), tmp_path, grpo.train, Lockstep)
-    run_job(configured(*SMALL, *ONE, *more, "env.curriculum.gate=0.9"), tmp_path, grpo.train, Lockstep)
-    assert len(rows(tmp_path)) == 7
+        run_job(
+            compose_run_config(*SMALL, *LEVELS, *more, "env.curriculum.bins=4"),
+            tmp_path,
+            grpo.train,
+            LockstepRun,
+        )
+    run_job(
+        compose_run_config(*SMALL, *LEVELS, *more, "env.curriculum.gate=0.9"),
+        tmp_path,
+        grpo.train,
+        LockstepRun,
+    )
+    assert len(read_metrics(tmp_path)) == 7
 
 
-@pytest.mark.parametrize(("script", "given"), [(grpo, ONE), (grpo_async, (*ONE, *MIXED))])
+@pytest.mark.parametrize(("script", "settings"), [(grpo, LEVELS), (grpo_async, (*LEVELS, *SOURCES))])
 def test_every_metric_of_a_curriculum_is_explained(
-    script: ModuleType, given: tuple[str, ...], tmp_path: Path
+    script: ModuleType, settings: tuple[str, ...], tmp_path: Path
 ) -> None:
-    run_job(configured(*SMALL, *given), tmp_path, script.train, SCHEDULE_OF[script])
-    logged = {name for row in rows(tmp_path) for name in row if name.startswith("curriculum/")}
+    run_job(compose_run_config(*SMALL, *settings), tmp_path, script.train, SCHEDULE_CLASSES[script])
+    logged = {name for row in read_metrics(tmp_path) for name in row if name.startswith("curriculum/")}
     assert logged and {name for name in logged if pattern_of(name) is None} == set()

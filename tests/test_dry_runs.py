@@ -1,8 +1,8 @@
-"""Every shipped GPU config, run on the CPU by both scripts: the YAML as it is, a small random model of its family.
+"""Dry runs of every shipped GPU config by both scripts, on the CPU.
 
-What differs from the YAML: the model's size, the device, the backend and dtype that a GPU would choose, local rows
-for data, and how many prompts make a batch. Group sizes, limits, objective, reference, precision, checkpointing of
-activations and evaluation sets are the file's own.
+The model is a small random one of the config's family. Device, backend, engine dtype, data (local rows) and the
+number of prompts per batch are replaced. Group sizes, limits, objective, reference, precision, activation
+checkpointing and evaluation sets are those of the YAML file.
 """
 
 import math
@@ -20,17 +20,17 @@ import grpo_async
 from config.run_folder.checkpoints import newest_checkpoint
 from config.schema.config import Config
 from envs.task import make_task
+from tests.checkpoint_helpers import saved_model
 from tests.punkt import OWN_PUNKT, use_punkt
-from tests.saved import saved_model
-from tests.scripts import ROOT, SCHEDULE_OF, configured, rows
+from tests.script_runner import ROOT, SCHEDULE_CLASSES, compose_run_config, read_metrics
 from tests.small_qwen import END, PADDING, save_qwen
 from torchgrpo.batches.rollout import Rollout
+from torchgrpo.plan.log_prob_bounds import BOUNDS
 from torchgrpo.plan.machine import installed_vllm
-from torchgrpo.plan.model_shape import KNOWN
-from torchgrpo.plan.weight_bounds import BOUNDS
+from torchgrpo.plan.model_shape import KNOWN_MODELS
 from torchgrpo.run.job import run_job
-from torchgrpo.run.overlapped import Schedule
-from torchgrpo.training.checkpoint import Saved, load_checkpoint
+from torchgrpo.run.overlapped_run import Schedule
+from torchgrpo.training.checkpoint import Checkpoint, load_checkpoint
 
 pytestmark = [pytest.mark.long, pytest.mark.skipif(installed_vllm() is None, reason="vLLM is not installed")]
 GPU_CONFIGS = [
@@ -40,55 +40,63 @@ GPU_CONFIGS = [
 ]
 DATA = ROOT / "tests" / "fixtures" / "data"
 PROMPTS = 2
-"""Of an iteration; each makes an optimizer step."""
+"""Number of prompts per iteration; each prompt makes one optimizer step."""
 
 
 @dataclass(frozen=True)
-class Shipped:
-    """A shipped config. answers: texts that its task accepts, or rewards in part; more: overrides."""
+class ShippedConfig:
+    """Shipped config with the answers and overrides of its dry run.
+
+    name: name of the file without `grpo_`. answers: texts that its task rewards, at least partly. overrides: changes
+    of the config for the dry run.
+    """
 
     name: str
     answers: tuple[str, ...]
-    more: tuple[str, ...] = ()
+    overrides: tuple[str, ...] = ()
 
 
-ROWS = "env.options.num_rows=8"  # of a generated task
-SHIPPED = {
-    shipped.name: shipped
-    for shipped in (
-        Shipped("gsm8k", ("#### 7", "#### 1,200")),
-        Shipped("gsm8k_24gb", ("#### 7", "#### 1,200")),
-        Shipped("countdown", ("<answer>1+2</answer>",), (ROWS,)),
-        Shipped("math", ("\\boxed{3/2}", "\\boxed{2\\sqrt{2}}", "\\boxed{\\text{east}}")),
-        Shipped("dapo", ("Answer: 34", "Answer: 2")),
-        Shipped("code", ("```python\nprint(sum(map(int, input().split())))\n```",)),
-        Shipped("ifeval", (" some words, here. And here.", "{}")),
-        Shipped("reasoning_gym", (), (ROWS,)),
+NUM_ROWS = "env.options.num_rows=8"
+"""Override of a generated task."""
+SHIPPED_CONFIGS = {
+    shipped_config.name: shipped_config
+    for shipped_config in (
+        ShippedConfig("gsm8k", ("#### 7", "#### 1,200")),
+        ShippedConfig("gsm8k_24gb", ("#### 7", "#### 1,200")),
+        ShippedConfig("countdown", ("<answer>1+2</answer>",), (NUM_ROWS,)),
+        ShippedConfig("math", ("\\boxed{3/2}", "\\boxed{2\\sqrt{2}}", "\\boxed{\\text{east}}")),
+        ShippedConfig("dapo", ("Answer: 34", "Answer: 2")),
+        ShippedConfig("code", ("```python\nprint(sum(map(int, input().split())))\n```",)),
+        ShippedConfig("ifeval", (" some words, here. And here.", "{}")),
+        ShippedConfig("reasoning_gym", (), (NUM_ROWS,)),
     )
 }
 SCRIPTS = {"grpo.py": grpo, "grpo_async.py": grpo_async}
-ADAPTERS = {"grpo.py": "merge", "grpo_async.py": "adapter"}
+LORA_MODES = {"grpo.py": "merge", "grpo_async.py": "adapter"}
 
 
-def rows_of(dataset: str) -> str:
-    """The rows that stand for a data set; none where the task generates its own."""
+def data_file(dataset: str) -> str:
+    """Returns the path of a dataset's local rows, or "null" for generated rows."""
     file = DATA / f"{dataset}.jsonl"
     return str(file) if file.exists() else "null"
 
 
 @cache
-def as_shipped(name: str) -> Config:
-    return configured(name=name)
+def load_shipped_config(name: str) -> Config:
+    return compose_run_config(name=name)
 
 
-def small(shipped: Shipped, *more: str) -> Config:
-    """The shipped config with what a CPU needs in place of its own; rows of a microbatch stay as many."""
-    name = f"grpo_{shipped.name}"
-    own = as_shipped(name)
-    batch = own.env.repeats
-    rows_at_a_time = min(batch, own.optim_batch_size // own.train.gradient_accumulation_steps)
-    sets = [f"eval.sets.{key}.data_files={rows_of(chosen.dataset)}" for key, chosen in own.eval.sets.items()]
-    return configured(
+def small_config(shipped_config: ShippedConfig, *overrides: str) -> Config:
+    """Returns the shipped config with settings for a CPU; microbatches keep their size."""
+    name = f"grpo_{shipped_config.name}"
+    original = load_shipped_config(name)
+    batch_size = original.env.repeats
+    microbatch_rows = min(batch_size, original.optim_batch_size // original.train.gradient_accumulation_steps)
+    sets = [
+        f"eval.sets.{key}.data_files={data_file(eval_set.dataset)}"
+        for key, eval_set in original.eval.sets.items()
+    ]
+    return compose_run_config(
         "device=cpu",
         "train_model.num_devices=1",
         "train_model.num_nodes=1",
@@ -97,43 +105,49 @@ def small(shipped: Shipped, *more: str) -> Config:
         "inference_model.tensor_parallel_size=1",
         "inference_model.dtype=bfloat16",
         "inference_model.max_num_seqs=32",
-        f"env.data_files={rows_of(own.env.dataset)}",
+        f"env.data_files={data_file(original.env.dataset)}",
         f"env.num_envs={PROMPTS}",
-        f"train.optim_batch_size={batch}",
-        f"train.gradient_accumulation_steps={batch // rows_at_a_time}",
-        f"train.total_dialog_turns={2 * PROMPTS * own.env.repeats}",
-        *shipped.more,
+        f"train.optim_batch_size={batch_size}",
+        f"train.gradient_accumulation_steps={batch_size // microbatch_rows}",
+        f"train.total_dialog_turns={2 * PROMPTS * original.env.repeats}",
+        *shipped_config.overrides,
         *sets,
-        *more,
+        *overrides,
         name=name,
     )
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Shipped], Path]:
-    """Folders of the small models, by what they stand for; each is made once."""
-    made: dict[str, Path] = {}
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[ShippedConfig], Path]:
+    """Returns a function from a shipped config to the folder of its small model.
 
-    def folder(shipped: Shipped) -> Path:
-        if shipped.name not in made:
-            made[shipped.name] = tmp_path_factory.mktemp(shipped.name)
-            save_family(shipped, made[shipped.name])
-        return made[shipped.name]
+    Each model is written once.
+    """
+    model_folders: dict[str, Path] = {}
+
+    def folder(shipped_config: ShippedConfig) -> Path:
+        if shipped_config.name not in model_folders:
+            model_folders[shipped_config.name] = tmp_path_factory.mktemp(shipped_config.name)
+            save_small_model(shipped_config, model_folders[shipped_config.name])
+        return model_folders[shipped_config.name]
 
     return folder
 
 
-def save_family(shipped: Shipped, folder: Path) -> None:
-    """A small model with the head and the end token of the one that the config names, taught its task's answers."""
-    config = small(shipped)
+def save_small_model(shipped_config: ShippedConfig, folder: Path) -> None:
+    """Saves a small model of the config's family that often samples answers of its task.
+
+    The output head (tied or untied) and the end token are those of the named model.
+    """
+    config = small_config(shipped_config)
     examples = make_task(config.env).examples("train")
-    answers = list(shipped.answers)
+    answers = list(shipped_config.answers)
     if config.env.dataset == "reasoning_gym":
         answers = [f"<answer>{example.answer['answer']}</answer>" for example in examples]
     texts = [message["content"] for example in examples for message in example.messages]
     save_qwen(
         folder,
-        tied=KNOWN[config.model.name]["tie_word_embeddings"],
+        tied=KNOWN_MODELS[config.model.name]["tie_word_embeddings"],
         texts=texts,
         answers=answers,
         end=END if config.model.name.endswith("-Instruct") else PADDING,
@@ -141,8 +155,12 @@ def save_family(shipped: Shipped, folder: Path) -> None:
 
 
 @dataclass
-class Seen:
-    """Parts of a run, noted while it went on and when its schedule had ended."""
+class RunRecord:
+    """Properties of a finished run.
+
+    engine_dtype: dtype of the engine, by the plan. learner_dtype: dtype of the learner's parameters. optimizer_steps:
+    their number. reference_scores: for each optimizer step, whether its batch had finite reference log-probs.
+    """
 
     engine_dtype: str
     learner_dtype: torch.dtype
@@ -150,87 +168,98 @@ class Seen:
     reference_scores: list[bool]
 
 
-def run_script(config: Config, script: str, run_dir: Path) -> Seen:
-    """Train, then load the newest checkpoint into the very parts that wrote it.
+def run_script(config: Config, script: str, run_dir: Path) -> RunRecord:
+    """Trains, then loads the newest checkpoint into the run that wrote it."""
+    records: list[RunRecord] = []
 
-    Returns:
-        reference_scores: for each optimizer step, whether its batch had finite ones.
-    """
-    seen: list[Seen] = []
-
-    def train(working: Schedule) -> None:
+    def train(schedule: Schedule) -> None:
         scores: list[bool] = []
-        run, learn = working, working.learn
+        run, learn = schedule, schedule.learn
 
-        def noted(rollout: Rollout) -> None:
+        def learn_and_record(rollout: Rollout) -> None:
             learn(rollout)
-            scored = rollout.batch.ref_log_prob
-            scores.append(scored is not None and bool(scored.isfinite().all()))
+            ref_log_prob = rollout.batch.ref_log_prob
+            scores.append(ref_log_prob is not None and bool(ref_log_prob.isfinite().all()))
 
-        run.learn = noted  # type: ignore[method-assign]
-        SCRIPTS[script].train(working)
-        run.begin(saved(run_dir), [])
+        run.learn = learn_and_record  # type: ignore[method-assign]
+        SCRIPTS[script].train(schedule)
+        run.begin(load_newest_checkpoint(run_dir), [])
         dtype = next(run.learner.worker.model.parameters()).dtype
-        seen.append(Seen(run.plan.engine.dtype, dtype, run.learner.optimizer_steps, scores))
+        records.append(RunRecord(run.plan.engine.dtype, dtype, run.learner.optimizer_steps, scores))
 
-    assert run_job(config, run_dir, train, SCHEDULE_OF[SCRIPTS[script]]) == "finished"
-    return seen[0]
+    assert run_job(config, run_dir, train, SCHEDULE_CLASSES[SCRIPTS[script]]) == "finished"
+    return records[0]
 
 
 @pytest.fixture(autouse=True)
-def sentences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def sentence_splitter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     use_punkt(OWN_PUNKT, tmp_path / "nltk", monkeypatch)
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
 @pytest.mark.parametrize("name", [path.stem.removeprefix("grpo_") for path in GPU_CONFIGS])
-def test_a_shipped_config(name: str, script: str, folders: Callable[[Shipped], Path], tmp_path: Path) -> None:
-    shipped = SHIPPED[name]
-    folder = folders(shipped)
-    config = small(shipped, f"model.name={folder}")
-    seen = run_script(config, script, tmp_path)
+def test_a_shipped_config(
+    name: str, script: str, model_folder: Callable[[ShippedConfig], Path], tmp_path: Path
+) -> None:
+    shipped_config = SHIPPED_CONFIGS[name]
+    folder = model_folder(shipped_config)
+    config = small_config(shipped_config, f"model.name={folder}")
+    record = run_script(config, script, tmp_path)
     check_rows(script, tmp_path)
-    assert (seen.engine_dtype, seen.learner_dtype) == ("bfloat16", getattr(torch, config.model.dtype))
-    assert seen.optimizer_steps == config.total_optimizer_steps == 4
-    assert seen.reference_scores == [config.policy.uses_reference] * 4
-    assert all_moved(saved_model(saved(tmp_path).path), load_file(folder / "model.safetensors"))
+    assert (record.engine_dtype, record.learner_dtype) == ("bfloat16", getattr(torch, config.model.dtype))
+    assert record.optimizer_steps == config.total_optimizer_steps == 4
+    assert record.reference_scores == [config.policy.uses_reference] * 4
+    assert all_weights_changed(
+        saved_model(load_newest_checkpoint(tmp_path).path), load_file(folder / "model.safetensors")
+    )
     evaluated = {path.parent.name for path in tmp_path.glob("eval/*/iteration_*.jsonl")}
     assert evaluated == set(config.eval.sets)
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_a_shipped_config_with_an_adapter(
-    script: str, folders: Callable[[Shipped], Path], tmp_path: Path
+    script: str, model_folder: Callable[[ShippedConfig], Path], tmp_path: Path
 ) -> None:
-    """Merged into full weights on its way to the engine, and as it is."""
-    shipped = SHIPPED["gsm8k"]
-    way = f"inference_model.lora={ADAPTERS[script]}"
-    config = small(shipped, f"model.name={folders(shipped)}", "train_model.lora.enabled=true", way)
-    seen = run_script(config, script, tmp_path)
+    """The engine gets the adapter merged into full weights, or the adapter itself."""
+    shipped_config = SHIPPED_CONFIGS["gsm8k"]
+    lora_mode = f"inference_model.lora={LORA_MODES[script]}"
+    config = small_config(
+        shipped_config,
+        f"model.name={model_folder(shipped_config)}",
+        "train_model.lora.enabled=true",
+        lora_mode,
+    )
+    record = run_script(config, script, tmp_path)
     check_rows(script, tmp_path)
-    assert seen.reference_scores == [True] * 4, "the base of the policy"
-    assert all_moved(saved_model(saved(tmp_path).path), {})
+    assert record.reference_scores == [True] * 4, "the base of the policy is the reference"
+    assert all_weights_changed(saved_model(load_newest_checkpoint(tmp_path).path), {})
 
 
-def all_moved(trained: dict[str, torch.Tensor], before: dict[str, torch.Tensor]) -> bool:
-    """Every weight is another one; of adapters the half that begins at zero."""
-    halves = [weight.any().item() for key, weight in trained.items() if "lora_B" in key]
-    if halves:
-        return all(halves)
-    return bool(before) and all(
-        not torch.equal(trained[key].float(), weight.float()) for key, weight in before.items()
+def all_weights_changed(weights: dict[str, torch.Tensor], initial_weights: dict[str, torch.Tensor]) -> bool:
+    """Whether every weight differs from its initial value.
+
+    For adapters, only the matrices B count, which are initially zero.
+    """
+    nonzero_matrices = [weight.any().item() for key, weight in weights.items() if "lora_B" in key]
+    if nonzero_matrices:
+        return all(nonzero_matrices)
+    return bool(initial_weights) and all(
+        not torch.equal(weights[key].float(), weight.float()) for key, weight in initial_weights.items()
     )
 
 
-def saved(run_dir: Path) -> Saved:
+def load_newest_checkpoint(run_dir: Path) -> Checkpoint:
     newest = newest_checkpoint(run_dir)
     assert newest is not None
-    return Saved(newest, load_checkpoint(newest))
+    return Checkpoint(newest, load_checkpoint(newest))
 
 
 def check_rows(script: str, run_dir: Path) -> None:
-    """One row for each optimizer step, finite; weights that arrived; a reference where the objective has one."""
-    metrics = [row for row in rows(run_dir) if "grad_norm" in row]
+    """Checks the metrics rows of a run.
+
+    Each optimizer step has one row of finite values. The weight check found the pushed weights in the engine.
+    """
+    metrics = [row for row in read_metrics(run_dir) if "grad_norm" in row]
     versions = {"grpo.py": [0, 0, 1, 1], "grpo_async.py": [0, 1, 2, 3]}[script]
     assert [row["policy_version"] for row in metrics] == versions
     differences = [row["weight_check/mean"] for row in metrics if "weight_check/mean" in row]

@@ -1,38 +1,39 @@
-"""From the plan to engines and pushes, and the order of waking, pushing and sleeping where GPUs are shared.
+"""Tests engines and weight pushes that a plan describes, and the sleep of engines.
 
-There is no GPU here: learner, engine and weight check are stand-ins that note when they are called, and plans are made
-for machines that have GPUs."""
+Where GPUs are shared, the order of waking, pushing and sleeping is tested. No GPU is needed: learner, engine and weight
+check are fakes that record calls, and plans are made for machines that have GPUs.
+"""
 
 import pytest
 import torch
 
 from config.schema.config import Config
 from tests.rollout.conftest import lora_policy
-from tests.scripts import configured
-from tests.tiny import EOS, tiny_llama
+from tests.script_runner import compose_run_config
+from tests.tiny_models import EOS, tiny_llama
 from torchgrpo.cluster import runtime
-from torchgrpo.cluster.runtime import Place
+from torchgrpo.cluster.runtime import DeviceSlot
 from torchgrpo.plan.devices import TRANSPORTS
 from torchgrpo.plan.machine import Machine, installed_vllm
 from torchgrpo.plan.make_plan import make_plan
 from torchgrpo.plan.plan import Plan
-from torchgrpo.rollout.engines.backends.vllm import vllm_settings
-from torchgrpo.rollout.engines.build import adapter_shape, build_weights, engine_places
+from torchgrpo.rollout.engines.backends.vllm import make_vllm_settings
+from torchgrpo.rollout.engines.build_engines import adapter_shape, build_weight_pusher, engine_device_slots
 from torchgrpo.rollout.engines.transformers_engine import TransformersEngine
 from torchgrpo.rollout.engines.vllm_settings import AdapterShape
-from torchgrpo.rollout.weights.outgoing import NamedTensors, ReadyTensor
-from torchgrpo.rollout.weights.push import Weights
 from torchgrpo.rollout.weights.transports.object_store import ObjectStore
 from torchgrpo.rollout.weights.transports.shared_memory import SharedMemory
-from torchgrpo.training.adapters import linear_names
+from torchgrpo.rollout.weights.weight_pusher import WeightPusher
+from torchgrpo.rollout.weights.weight_update import NamedTensors, ReadyTensor
+from torchgrpo.training.adapters import linear_layer_names
 from torchgrpo.training.model_loading import load_model
-from torchgrpo.training.published_weights import PolicyWeights, pushed_tensors
+from torchgrpo.training.published_weights import PolicyWeights, push_tensor_source
 
 Calls = list[str]
 
 
-def a_config() -> Config:
-    """The config of a model whose sizes are not known here."""
+def unknown_model_config() -> Config:
+    """Returns the config of a model whose shape is unknown."""
     config = Config()
     config.model.name = "some/model"
     return config
@@ -43,11 +44,11 @@ def gpu_plan(config: Config, ids: tuple[str, ...], vllm: str | None = "0.32.0", 
     return make_plan(config, False, machine)
 
 
-class Noting:
-    """Learner, engine and weight check in one."""
+class CallRecorder:
+    """Fake learner, engine and weight check that records the calls."""
 
     policy_version = 0
-    members = (1,)
+    engine_pids = (1,)
     ranks = None
     optimizer_steps = 0
     version: int | None = None
@@ -67,7 +68,7 @@ class Noting:
     def wake(self) -> None:
         self.calls.append("wake")
 
-    def due(self, version: int) -> bool:
+    def is_due(self, version: int) -> bool:
         return True
 
     def compare(self, version: int) -> dict[str, float]:
@@ -78,54 +79,54 @@ class Noting:
         self.calls.append(f"push {version}: {', '.join(name for name, _ in weights)}")
 
 
-def weights(noting: Noting, in_turns: bool) -> Weights:
-    return Weights(noting, noting, noting, in_turns)
+def make_pusher(recorder: CallRecorder, in_turns: bool) -> WeightPusher:
+    return WeightPusher(recorder, recorder, recorder, in_turns)
 
 
 def test_engines_sleep_only_between_collecting_and_the_next_push() -> None:
-    """Before they wake the learner gives back what its allocator keeps, which another process cannot have."""
-    noting = Noting()
-    pushed = weights(noting, in_turns=True)
-    pushed.push()
-    pushed.check_push()
-    assert noting.calls == ["push 0: weight", "compare"]
-    noting.calls.clear()
-    pushed.rest_engines()
-    pushed.rest_engines()
-    assert pushed.check() == {}, "they sleep"
-    pushed.push()
-    assert noting.calls == ["sleep", "learner releases memory", "wake", "push 1: weight"]
+    """The learner releases the memory that its allocator caches before engines wake."""
+    recorder = CallRecorder()
+    pusher = make_pusher(recorder, in_turns=True)
+    pusher.push()
+    pusher.check_push()
+    assert recorder.calls == ["push 0: weight", "compare"]
+    recorder.calls.clear()
+    pusher.sleep_engines()
+    pusher.sleep_engines()
+    assert pusher.check() == {}, "they sleep"
+    pusher.push()
+    assert recorder.calls == ["sleep", "learner releases memory", "wake", "push 1: weight"]
 
 
 def test_engines_with_gpus_of_their_own_never_sleep() -> None:
-    noting = Noting()
-    pushed = weights(noting, in_turns=False)
-    pushed.push()
-    pushed.rest_engines()
-    pushed.push()
-    assert not {"sleep", "wake"} & set(noting.calls)
+    recorder = CallRecorder()
+    pusher = make_pusher(recorder, in_turns=False)
+    pusher.push()
+    pusher.sleep_engines()
+    pusher.push()
+    assert not {"sleep", "wake"} & set(recorder.calls)
 
 
-# --- as the plan says -------------------------------------------------------------------------------------
+# --- settings of a plan -------------------------------------------------------------------------------------
 
 
 def test_places_name_gpus_as_the_machine_does() -> None:
-    plan = gpu_plan(a_config(), ("4", "GPU-77"))
+    plan = gpu_plan(unknown_model_config(), ("4", "GPU-77"))
     assert plan.devices.engines == ((1,),)
-    assert engine_places(plan) == [Place("engine 0", ("GPU-77",))]
+    assert engine_device_slots(plan) == [DeviceSlot("engine 0", ("GPU-77",))]
 
 
 def test_on_a_cluster_places_ask_for_gpus_and_name_none() -> None:
-    config = a_config()
+    config = unknown_model_config()
     config.inference_model.num_devices, config.inference_model.tensor_parallel_size = 4, 2
     plan = gpu_plan(config, ("0", "1"), nodes=2)
-    assert engine_places(plan) == [Place(f"engine {index}", num_gpus=2) for index in (0, 1)]
-    assert str(engine_places(plan)[0]) == "engine 0 (2 GPUs of the cluster)"
+    assert engine_device_slots(plan) == [DeviceSlot(f"engine {index}", num_gpus=2) for index in (0, 1)]
+    assert str(engine_device_slots(plan)[0]) == "engine 0 (2 GPUs of the cluster)"
 
 
 def test_settings_of_an_engine_are_the_plans() -> None:
-    plan = gpu_plan(a_config(), ("0", "1"))
-    settings = vllm_settings(plan.config, (2,), plan)
+    plan = gpu_plan(unknown_model_config(), ("0", "1"))
+    settings = make_vllm_settings(plan.config, (2,), plan)
     assert settings.dtype == plan.engine.dtype == "bfloat16"
     assert settings.max_num_batched_tokens == plan.engine.max_num_batched_tokens == 8192
     assert settings.async_scheduling and plan.engine.async_scheduling
@@ -134,8 +135,11 @@ def test_settings_of_an_engine_are_the_plans() -> None:
 
 @pytest.mark.parametrize("change", ["adapter", "transformers", "no vLLM"])
 def test_only_vllms_full_weights_travel_natively(change: str) -> None:
-    """Adapters are files to vLLM, and transformers engines know neither its transfer nor sleep."""
-    config = a_config()
+    """Only full weights of vLLM use its native transfer.
+
+    vLLM loads adapters from files, and transformers engines support neither transfer nor sleep.
+    """
+    config = unknown_model_config()
     if change == "adapter":
         config.train_model.lora.enabled, config.inference_model.lora = True, "adapter"
     if change == "transformers":
@@ -145,27 +149,27 @@ def test_only_vllms_full_weights_travel_natively(change: str) -> None:
         plan = gpu_plan(config, ids, vllm=None if change == "no vLLM" else "0.32.0")
         assert plan.transport == "shared_memory"
         transport = TRANSPORTS.load(plan.transport)(plan)
-        assert transport.direct is None and isinstance(transport.copy, SharedMemory)
-        built = build_weights(
-            config, PolicyWeights(tiny_llama(), pushed_tensors(config, plan)), Noting(), plan
+        assert transport.direct is None and isinstance(transport.host_copy, SharedMemory)
+        built = build_weight_pusher(
+            config, PolicyWeights(tiny_llama(), push_tensor_source(config, plan)), CallRecorder(), plan
         )
-        assert built.takes_turns == plan.engine.sleeps
+        assert built.is_time_shared == plan.engine.sleeps
         if plan.engine.backend == "transformers":
             assert not plan.engine.sleeps
         else:
-            settings = vllm_settings(config, (2,), plan)
+            settings = make_vllm_settings(config, (2,), plan)
             assert settings.weight_transfer is None
             assert plan.engine.sleeps == settings.sleep == plan.devices.colocated
 
 
 def test_an_engine_that_keeps_its_memory_says_so() -> None:
-    with pytest.raises(RuntimeError, match="cannot give its memory back"):
+    with pytest.raises(RuntimeError, match="cannot release its memory"):
         TransformersEngine(tiny_llama(), [EOS]).sleep()
 
 
 def test_the_weight_check_is_the_plans() -> None:
-    """An engine without a prefix cache is asked for less; the coarser arithmetic of both sides sets the bounds."""
-    config, found = a_config(), {}
+    """An engine without a prefix cache scores less; the coarser arithmetic sets the bounds."""
+    config, found = unknown_model_config(), {}
     for name, vllm, dtype, quantization in (
         ("vllm", "0.32.0", "auto", None),
         ("tf32", "0.32.0", "float32", None),
@@ -174,10 +178,10 @@ def test_the_weight_check_is_the_plans() -> None:
     ):
         config.inference_model.dtype, config.inference_model.quantization = dtype, quantization
         plan = gpu_plan(config, ("0", "1"), vllm)
-        policy = PolicyWeights(tiny_llama(), pushed_tensors(config, plan))
-        check = build_weights(config, policy, Noting(), plan).weight_check  # type: ignore[arg-type]
+        policy = PolicyWeights(tiny_llama(), push_tensor_source(config, plan))
+        check = build_weight_pusher(config, policy, CallRecorder(), plan).weight_check  # type: ignore[arg-type]
         found[name] = (check.plan.count, check.plan.length, check.plan.dtype)
-        assert check.every == config.train.weight_check_every
+        assert check.check_interval == config.train.weight_check_every
     assert found == {
         "vllm": (3, 160, "bfloat16"),
         "tf32": (3, 160, "tf32"),
@@ -190,46 +194,49 @@ def test_the_weight_check_is_the_plans() -> None:
 
 @pytest.mark.skipif(installed_vllm() is None, reason="vLLM is not installed")
 def test_engines_on_a_cluster_reach_the_learner_at_its_nodes_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And a replaced engine, on whichever node, the copy of the last push."""
-    from torchgrpo.rollout.weights.from_ranks import TransferFromRanks
-    from torchgrpo.rollout.weights.vllm_transfer import LOOPBACK, NativeTransfer
+    """Engines on a cluster connect to the learner's node.
 
-    monkeypatch.setattr(runtime, "own_address", lambda: "10.1.2.3")
+    A replaced engine reads a copy of the last push on any node.
+    """
+    from torchgrpo.rollout.weights.sharded_weight_transfer import ShardedWeightTransfer
+    from torchgrpo.rollout.weights.vllm_weight_transfer import LOOPBACK, VLLMWeightTransfer
+
+    monkeypatch.setattr(runtime, "node_address", lambda: "10.1.2.3")
     for cluster, address, copy in (
         (None, LOOPBACK, SharedMemory),
         ("10.1.2.3:6379", "10.1.2.3", ObjectStore),
     ):
-        config = a_config()
+        config = unknown_model_config()
         config.ray.address = cluster
         plan = gpu_plan(config, ("0", "1"))
         assert plan.transport == "nccl"
         transport = TRANSPORTS.load(plan.transport)(plan)
-        assert isinstance(transport.direct, NativeTransfer) and isinstance(transport.copy, copy)
+        assert isinstance(transport.direct, VLLMWeightTransfer) and isinstance(transport.host_copy, copy)
         assert transport.direct.address() == address
         config.train_model.num_devices = 2
         plan = gpu_plan(config, ("0", "1", "2"))
         transport = TRANSPORTS.load(plan.transport)(plan)
-        assert isinstance(transport.direct, TransferFromRanks), "the same, in the first rank"
-        assert isinstance(transport.direct.transfer, NativeTransfer)
+        assert isinstance(transport.direct, ShardedWeightTransfer), "the same, in the first rank"
+        assert isinstance(transport.direct.transfer, VLLMWeightTransfer)
         assert transport.direct.transfer.address() == address
 
 
 def test_full_weights_leave_in_the_engines_dtype_and_adapters_as_they_are() -> None:
-    config = a_config()
+    config = unknown_model_config()
     plan = gpu_plan(config, ("0", "1"))
-    full = PolicyWeights(lora_policy(), pushed_tensors(config, plan)).publish()
+    full = PolicyWeights(lora_policy(), push_tensor_source(config, plan)).publish()
     config.inference_model.lora = "adapter"
-    adapter = PolicyWeights(lora_policy(), pushed_tensors(config, plan)).publish()
+    adapter = PolicyWeights(lora_policy(), push_tensor_source(config, plan)).publish()
     assert {tensor.dtype for tensor in full} == {torch.bfloat16}
     assert {tensor.dtype for tensor in adapter} == {torch.float32}
     assert len(adapter) == 8 < len(full)
 
 
 def test_an_adapters_shape_is_read_from_files_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = configured("train_model.lora.enabled=true", "inference_model.lora=adapter")
-    expected = linear_names(load_model(config.model, torch.device("cpu")))
+    config = compose_run_config("train_model.lora.enabled=true", "inference_model.lora=adapter")
+    expected = linear_layer_names(load_model(config.model, torch.device("cpu")))
     monkeypatch.setattr(
-        "transformers.PreTrainedModel.from_pretrained", lambda *_, **how: pytest.fail("weights")
+        "transformers.PreTrainedModel.from_pretrained", lambda *_, **options: pytest.fail("weights")
     )
     lora = config.train_model.lora
     assert adapter_shape(config) == AdapterShape(lora.r, lora.alpha, expected)

@@ -1,4 +1,4 @@
-"""Evaluation beside training and alone, whole: what it writes, and that training does not notice it."""
+"""Tests evaluation beside training and alone, and that training is unchanged."""
 
 import json
 from collections import Counter
@@ -14,17 +14,17 @@ import grpo_async
 from config.run_folder.checkpoints import checkpoint_path
 from config.schema.errors import ConfigError
 from envs.task import make_task
-from tests.logged import Logged
+from tests.checkpoint_helpers import saved_model
+from tests.log_capture import LogCapture
 from tests.recorded_runs import EVERY_SECOND, recorded_run
 from tests.recorded_runs import SETS as HELD_OUT
-from tests.saved import saved_model
-from tests.scripts import callback_of, configured, rows, without_clocks
-from torchgrpo.evaluation.sets import load_sets
+from tests.script_runner import compose_run_config, find_callback, read_metrics, without_timings
+from torchgrpo.evaluation.eval_sets import load_eval_sets
 from torchgrpo.run.build_rollout import make_prompts
-from torchgrpo.run.callbacks import Evaluations
+from torchgrpo.run.callbacks import EvaluationCallback
 from torchgrpo.run.job import run_job
-from torchgrpo.run.lockstep import Lockstep
-from torchgrpo.run.overlapped import Overlapped
+from torchgrpo.run.lockstep_run import LockstepRun
+from torchgrpo.run.overlapped_run import OverlappedRun
 from torchgrpo.training.model_loading import load_tokenizer
 
 SMALL = ("env.num_envs=4", "env.repeats=4", "train.total_dialog_turns=64")
@@ -37,25 +37,30 @@ def write_rows(path: Path, questions: range) -> str:
     return str(path)
 
 
-def test_prompts_that_are_trained_on_are_said_of_every_set(tmp_path: Path, logged: Logged) -> None:
-    mine, other = write_rows(tmp_path / "a.jsonl", range(20)), write_rows(tmp_path / "b.jsonl", range(15, 25))
+def test_prompts_that_are_trained_on_are_said_of_every_set(tmp_path: Path, log_capture: LogCapture) -> None:
+    trained_file, other = (
+        write_rows(tmp_path / "a.jsonl", range(20)),
+        write_rows(tmp_path / "b.jsonl", range(15, 25)),
+    )
     apart = write_rows(tmp_path / "c.jsonl", range(30, 40))
     sets = f"mixed:{{dataset:jsonl,data_files:{other}}},apart:{{dataset:jsonl,data_files:{apart}}}"
-    asked = f"asked:{{dataset:jsonl,data_files:{mine},split:train}}"
-    config = configured("env.dataset=jsonl", f"env.data_files={mine}", f"eval.sets={{{sets},{asked}}}")
+    trained_set = f"asked:{{dataset:jsonl,data_files:{trained_file},split:train}}"
+    config = compose_run_config(
+        "env.dataset=jsonl", f"env.data_files={trained_file}", f"eval.sets={{{sets},{trained_set}}}"
+    )
     tokenizer = load_tokenizer(config.model)
     prompts = make_prompts(config, make_task(config.env), tokenizer)
-    load_sets(config, tokenizer, prompts.source.examples)
-    (said,) = [line for line in logged.messages if "trained on" in line]
-    assert said.startswith("eval.sets.mixed: 5 of its 10 prompts are trained on")
+    load_eval_sets(config, tokenizer, prompts.source.examples)
+    (warning,) = [line for line in log_capture.messages if "trained on" in line]
+    assert warning.startswith("eval.sets.mixed: 5 of its 10 prompts are trained on")
 
 
 def optimizer_rows(run_dir: Path) -> list[dict[str, Any]]:
-    return [row for row in without_clocks(rows(run_dir)) if "reward/mean" in row]
+    return [row for row in without_timings(read_metrics(run_dir)) if "reward/mean" in row]
 
 
 def evaluations(run_dir: Path) -> list[dict[str, Any]]:
-    return [row for row in rows(run_dir) if "reward/mean" not in row]
+    return [row for row in read_metrics(run_dir) if "reward/mean" not in row]
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -95,33 +100,38 @@ def test_every_completion_is_written(lockstep_run: Path) -> None:
         assert line["correct"] == (line["completion"] == str(int(a) + int(b)))
 
 
-def test_beside_running_generation(tmp_path: Path) -> None:
-    """At age 0 with and without agree; with groups in flight every set is still whole."""
-    plain, evaluated, ahead = (tmp_path / name for name in ("plain", "evaluated", "ahead"))
-    run_job(configured(*SMALL, "train.max_policy_age=0"), plain, grpo_async.train, Overlapped)
+def test_evaluation_beside_running_generation(tmp_path: Path) -> None:
+    """Training at age 0 is equal with and without evaluation.
+
+    With groups in flight every set is still complete.
+    """
+    plain, settings, ahead = (tmp_path / name for name in ("plain", "evaluated", "ahead"))
+    run_job(compose_run_config(*SMALL, "train.max_policy_age=0"), plain, grpo_async.train, OverlappedRun)
     run_job(
-        configured(*SMALL, "train.max_policy_age=0", SETS, "eval.frequency=2"),
-        evaluated,
+        compose_run_config(*SMALL, "train.max_policy_age=0", SETS, "eval.frequency=2"),
+        settings,
         grpo_async.train,
-        Overlapped,
+        OverlappedRun,
     )
-    for ours, theirs in zip(optimizer_rows(evaluated), optimizer_rows(plain), strict=True):
+    for ours, theirs in zip(optimizer_rows(settings), optimizer_rows(plain), strict=True):
         for name, value in ours.items():
             assert theirs[name] == pytest.approx(value, rel=1e-4, abs=1e-5), name
     beside = "train.max_policy_age=2", "train.weight_update_frequency=3", SETS, "eval.frequency=1"
-    run_job(configured(*SMALL, *beside), ahead, grpo_async.train, Overlapped)
+    run_job(compose_run_config(*SMALL, *beside), ahead, grpo_async.train, OverlappedRun)
     found = evaluations(ahead)
     assert [row["iteration"] for row in found] == list(range(5))
-    assert found[-1]["policy_version"] == 2  # pushed for the last evaluation, though no push was due
+    assert found[-1]["policy_version"] == 2  # a push for the last evaluation, though none was due
     for iteration in range(5):
         assert len(lines(ahead / f"eval/held_out/iteration_{iteration}.jsonl")) == 80
 
 
-def test_alone_it_says_what_training_says_before_its_first_iteration(
+def test_an_evaluation_alone_equals_that_before_the_first_iteration(
     lockstep_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     teacher = ("ref_model.name=no/such/folder", "ref_model.num_devices=2", "policy.kl_coef=0.1")
-    run_job(configured("run=eval", HELD_OUT, *teacher), tmp_path, grpo.train, Lockstep)  # which asks none
+    run_job(
+        compose_run_config("run=eval", HELD_OUT, *teacher), tmp_path, grpo.train, LockstepRun
+    )  # without teacher
     assert "held_out: 20 problems, 4 completions each" in capsys.readouterr().out
     ours, theirs = (
         sorted(
@@ -135,18 +145,18 @@ def test_alone_it_says_what_training_says_before_its_first_iteration(
 
 
 def test_a_stop_gives_the_evaluation_up(tmp_path: Path) -> None:
-    def train(working: Overlapped) -> None:
-        evaluation = callback_of(working, Evaluations).evaluation
+    def train(working: OverlappedRun) -> None:
+        evaluation = find_callback(working, EvaluationCallback).evaluation
         run_one = evaluation.run
 
-        def stopping(iteration: int, stopped: Callable[[], bool]) -> Any:
-            working.stop.requested = iteration == 2
-            return run_one(iteration, stopped)
+        def stopping(iteration: int, is_stopped: Callable[[], bool]) -> Any:
+            working.stop.is_requested = iteration == 2
+            return run_one(iteration, is_stopped)
 
         evaluation.run = stopping  # type: ignore[method-assign]
         grpo_async.train(working)
 
-    run_job(configured(*SMALL, SETS, "eval.frequency=2"), tmp_path, train, Overlapped)
+    run_job(compose_run_config(*SMALL, SETS, "eval.frequency=2"), tmp_path, train, OverlappedRun)
     assert [row["iteration"] for row in evaluations(tmp_path)] == [0]
     assert not (tmp_path / "eval/held_out/iteration_2.jsonl").exists()
     assert (tmp_path / "checkpoints/checkpoint_000002").exists()
@@ -160,14 +170,19 @@ AIME = Path(__file__).resolve().parents[1] / ".." / "shared" / "data" / "aime202
 def test_aime_is_thirty_problems_however_often_the_file_repeats_them(tmp_path: Path) -> None:
     repeated = tmp_path / "aime.jsonl"
     repeated.write_text(AIME.read_text() * 8)
-    given = f"eval.sets={{aime:{{dataset:aime,data_files:{repeated},n:2,max_tokens:4}}}}"
-    run_job(configured("run=eval", given, "env.max_prompt_tokens=2040"), tmp_path, grpo.train, Lockstep)
+    override = f"eval.sets={{aime:{{dataset:aime,data_files:{repeated},n:2,max_tokens:4}}}}"
+    run_job(
+        compose_run_config("run=eval", override, "env.max_prompt_tokens=2040"),
+        tmp_path,
+        grpo.train,
+        LockstepRun,
+    )
     assert evaluations(tmp_path)[0]["eval/aime/problems"] == 30
     assert len(lines(tmp_path / "eval/aime/iteration_0.jsonl")) == 60
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("override", "expected"),
     [
         ("{a:{dataset:nonsense}}", r"eval\.sets\.a: .*nonsense.*known"),
         ("{a:{dataset:jsonl,data_files:nowhere.jsonl}}", r"eval\.sets\.a: .*nowhere\.jsonl: no such file"),
@@ -175,21 +190,21 @@ def test_aime_is_thirty_problems_however_often_the_file_repeats_them(tmp_path: P
     ],
 )
 def test_a_set_that_cannot_be_read_is_named_before_anything_is_loaded(
-    given: str, expected: str, tmp_path: Path
+    override: str, expected: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match=expected):
-        run_job(configured(f"eval.sets={given}"), tmp_path, grpo.train, Lockstep)
+        run_job(compose_run_config(f"eval.sets={override}"), tmp_path, grpo.train, LockstepRun)
 
 
 def test_a_resumed_run_keeps_its_evaluations_and_repeats_none(tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
-    evaluated = (*SMALL[:2], SETS, "eval.frequency=1", "train.checkpoint_frequency=1")
-    run_job(configured(*evaluated, "train.total_dialog_turns=32"), first, grpo.train, Lockstep)
+    settings = (*SMALL[:2], SETS, "eval.frequency=1", "train.checkpoint_frequency=1")
+    run_job(compose_run_config(*settings, "train.total_dialog_turns=32"), first, grpo.train, LockstepRun)
     checkpoint = first / "checkpoints/checkpoint_000001"
     run_job(
-        configured(*evaluated, "train.total_dialog_turns=48", f"train.resume={checkpoint}"),
+        compose_run_config(*settings, "train.total_dialog_turns=48", f"train.resume={checkpoint}"),
         second,
         grpo.train,
-        Lockstep,
+        LockstepRun,
     )
     assert [row["iteration"] for row in evaluations(second)] == [0, 1, 2, 3]

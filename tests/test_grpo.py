@@ -1,4 +1,4 @@
-"""The lockstep script, whole: what it logs, what it writes, what a kill costs, what Ctrl-C leaves."""
+"""Tests the lockstep script end to end: metrics, files, kills, Ctrl-C."""
 
 import json
 import random
@@ -10,17 +10,26 @@ import pytest
 import torch
 
 import grpo
-from tests.processes import alive
+from tests.processes import is_alive
 from tests.recorded_runs import assert_same_run
-from tests.scripts import QUICK, ROOT, called, configured, finish, rows, start, wait_for
+from tests.script_runner import (
+    QUICK,
+    ROOT,
+    call_script,
+    compose_run_config,
+    read_metrics,
+    start_script,
+    wait_for_output,
+    wait_until,
+)
 from torchgrpo.batches.rollout import Rollout
-from torchgrpo.run.build import build
+from torchgrpo.run.build_run import build_run
 from torchgrpo.run.job import run_job
-from torchgrpo.run.lockstep import Lockstep
+from torchgrpo.run.lockstep_run import LockstepRun
 from torchgrpo.training.checkpoint import load_checkpoint
 
 SMALL = ("env.num_envs=4", "env.repeats=4")
-LOGGED = {
+METRICS_BY_GROUP = {
     "reward": "mean std accuracy zero_variance_groups",
     "advantage": "mean std",
     "kl": "ref inference",
@@ -29,18 +38,18 @@ LOGGED = {
     "time": "collect_s optimize_s push_s",
     "throughput": "tokens_per_s completions_per_s",
 }
-PLAIN = {"ess", "entropy", "grad_norm", "lr", "policy_version"}
+METRICS = {"ess", "entropy", "grad_norm", "lr", "policy_version"}
 
 
 def test_a_short_run_logs_every_metric_and_leaves_checkpoints(tmp_path: Path) -> None:
-    config = configured(
+    config = compose_run_config(
         *SMALL, "train.total_dialog_turns=64", "train.checkpoint_frequency=2", "train.epochs=2"
     )
-    run_job(config, tmp_path, grpo.train, Lockstep)
-    metrics = rows(tmp_path)
+    run_job(config, tmp_path, grpo.train, LockstepRun)
+    metrics = read_metrics(tmp_path)
     assert [row["optimizer_step"] for row in metrics] == list(range(1, 9))
-    named = {f"{group}/{name}" for group, names in LOGGED.items() for name in names.split()}
-    assert named | PLAIN <= set(metrics[0])
+    named = {f"{group}/{name}" for group, names in METRICS_BY_GROUP.items() for name in names.split()}
+    assert named | METRICS <= set(metrics[0])
     assert metrics[0]["kl/ref"] == pytest.approx(0.0, abs=1e-5)
     assert metrics[0]["ess"] == pytest.approx(1.0, abs=1e-4)
     assert [row["policy_version"] for row in metrics] == [0, 0, 1, 1, 2, 2, 3, 3]
@@ -51,88 +60,101 @@ def test_a_short_run_logs_every_metric_and_leaves_checkpoints(tmp_path: Path) ->
 
 
 def test_an_iteration_is_trained_on_in_steps_of_whole_groups(tmp_path: Path) -> None:
-    """4 groups of 4 an iteration, 8 completions a step: every group once an epoch, and two of them in each step."""
-    config = configured(*SMALL, "train.total_dialog_turns=32", "train.optim_batch_size=8", "train.epochs=2")
-    trained: list[torch.Tensor] = []
+    """Every group is trained on once per epoch, two groups in each step.
 
-    class Noting(Lockstep):
+    4 groups of 4 completions in an iteration, 8 completions in a step.
+    """
+    config = compose_run_config(
+        *SMALL, "train.total_dialog_turns=32", "train.optim_batch_size=8", "train.epochs=2"
+    )
+    group_ids: list[torch.Tensor] = []
+
+    class GroupRecorder(LockstepRun):
         def learn(self, minibatch: Rollout) -> None:
-            trained.append(minibatch.batch.group_id.view(2, 4))
+            group_ids.append(minibatch.batch.group_id.view(2, 4))
             super().learn(minibatch)
 
-    run_job(config, tmp_path, grpo.train, Noting)
-    assert [row["optimizer_step"] for row in rows(tmp_path)] == list(range(1, 9))
-    epochs = torch.stack(trained).view(4, 4, 4)
+    run_job(config, tmp_path, grpo.train, GroupRecorder)
+    assert [row["optimizer_step"] for row in read_metrics(tmp_path)] == list(range(1, 9))
+    epochs = torch.stack(group_ids).view(4, 4, 4)
     assert (epochs == epochs[..., :1]).all()
     assert [sorted(epoch[:, 0].tolist()) for epoch in epochs] == [[0, 1, 2, 3]] * 2 + [[4, 5, 6, 7]] * 2
 
 
 def test_without_kl_no_reference_is_loaded(tmp_path: Path) -> None:
-    working = build(configured(*SMALL, "policy.kl_coef=0"), tmp_path, Lockstep)
+    working = build_run(compose_run_config(*SMALL, "policy.kl_coef=0"), tmp_path, LockstepRun)
     assert working.learner.worker.reference is None
     working.close("finished")
 
 
 def test_mixed_precision_lora_and_accumulation_run(tmp_path: Path) -> None:
-    config = configured(
+    config = compose_run_config(
         *SMALL,
         "train.total_dialog_turns=32",
         "train.mixed_precision=bf16",
         "train_model.lora.enabled=true",
         "train.gradient_accumulation_steps=2",
     )
-    run_job(config, tmp_path, grpo.train, Lockstep)
-    assert len(rows(tmp_path)) == 2
+    run_job(config, tmp_path, grpo.train, LockstepRun)
+    assert len(read_metrics(tmp_path)) == 2
 
 
-def learned(tmp_path: Path, schedule: type[Lockstep]) -> tuple[float, float]:
-    """Mean reward of the first and of the last five of 30 iterations of the quickstart."""
-    config = configured("train.total_dialog_turns=7680", "env.num_envs=32", "env.repeats=8")
+def mean_rewards(tmp_path: Path, schedule: type[LockstepRun]) -> tuple[float, float]:
+    """Returns mean rewards of the first and the last five of 30 quickstart iterations."""
+    config = compose_run_config("train.total_dialog_turns=7680", "env.num_envs=32", "env.repeats=8")
     run_job(config, tmp_path, grpo.train, schedule)
-    rewards = [row["reward/mean"] for row in rows(tmp_path)]
+    rewards = [row["reward/mean"] for row in read_metrics(tmp_path)]
     return rewards[0], sum(rewards[-5:]) / 5
 
 
 def test_reward_rises(tmp_path: Path) -> None:
-    before, after = learned(tmp_path, Lockstep)
+    before, after = mean_rewards(tmp_path, LockstepRun)
     assert before <= 0.4
     assert after >= 0.75
 
 
 @pytest.mark.long
 def test_with_shuffled_rewards_it_does_not(tmp_path: Path) -> None:
-    """The control: the same run, the rewards of every batch permuted before the learner sees them."""
+    """With rewards permuted within every batch the reward does not rise."""
     chance = random.Random(0)
 
-    class Shuffling(Lockstep):
+    class ShuffledRun(LockstepRun):
         def advantage(self, rollout: Rollout) -> None:
             rows = len(rollout.batch)
             rollout.batch.next = rollout.batch.next[chance.sample(range(rows), rows)]
             super().advantage(rollout)
 
-    before, after = learned(tmp_path, Shuffling)
+    before, after = mean_rewards(tmp_path, ShuffledRun)
     assert after < before + 0.1
 
 
-RESUMED = (*SMALL, "train.total_dialog_turns=160", "train.checkpoint_frequency=1", "train.keep_checkpoints=0")
+RESUME_SETTINGS = (
+    *SMALL,
+    "train.total_dialog_turns=160",
+    "train.checkpoint_frequency=1",
+    "train.keep_checkpoints=0",
+)
 
 
 def test_killed_and_resumed_is_bit_identical_to_never_stopped(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    killed = start("grpo.py", broken, *RESUMED)
-    wait_for(lambda: (broken / "checkpoints" / "checkpoint_000003").exists(), killed)
+    uninterrupted, resumed = tmp_path / "whole", tmp_path / "broken"
+    killed = start_script("grpo.py", resumed, *RESUME_SETTINGS)
+    wait_until(lambda: (resumed / "checkpoints" / "checkpoint_000003").exists(), killed)
     killed.send_signal(signal.SIGKILL)
     killed.wait()
-    run_job(configured(*RESUMED), whole, grpo.train, Lockstep)
-    run_job(configured(*RESUMED, "train.resume=auto"), broken, grpo.train, Lockstep)
+    run_job(compose_run_config(*RESUME_SETTINGS), uninterrupted, grpo.train, LockstepRun)
+    run_job(compose_run_config(*RESUME_SETTINGS, "train.resume=auto"), resumed, grpo.train, LockstepRun)
     assert "resumed from" in capsys.readouterr().err
-    assert_same_run(broken, whole, 10)
+    assert_same_run(resumed, uninterrupted, 10)
 
 
 def test_a_full_disk_is_one_message_and_what_is_there_is_whole(tmp_path: Path) -> None:
-    """/dev/full in the place of the second checkpoint's tensors: every write to it says that no space is left."""
+    """A full disk gives one message, and complete files stay.
+
+    The second checkpoint's tensors are a link to /dev/full, where every write fails for lack of space.
+    """
     run_dir, script = tmp_path / "run", tmp_path / "with_a_full_disk.py"
     folder = run_dir / "checkpoints"
     script.write_text(
@@ -146,43 +168,43 @@ def test_a_full_disk_is_one_message_and_what_is_there_is_whole(tmp_path: Path) -
         "learner.write_tensors = write_tensors\n"
         "runpy.run_path('grpo.py', run_name='__main__')\n"
     )
-    process = start(str(script), run_dir, *SMALL, "train.checkpoint_frequency=1")
-    output = finish(process)
+    process = start_script(str(script), run_dir, *SMALL, "train.checkpoint_frequency=1")
+    output = wait_for_output(process)
     assert process.returncode == 2, output
-    assert "error: no space is left to write" in output
+    assert f"error: {run_dir}: no space is left to write the run's folder" in output
     assert "Traceback" not in output
     assert [path.name for path in folder.iterdir()] == ["checkpoint_000001"]
     assert json.loads((run_dir / "summary.json").read_text())["outcome"] == "failed"
 
 
 def test_ctrl_c_finishes_the_iteration_and_leaves_a_checkpoint_and_no_process(tmp_path: Path) -> None:
-    process = start(
+    process = start_script(
         "grpo.py", tmp_path, *SMALL, "train.total_dialog_turns=1600000", "train.checkpoint_frequency=0"
     )
-    wait_for(lambda: (tmp_path / "metrics.jsonl").exists(), process)
+    wait_until(lambda: (tmp_path / "metrics.jsonl").exists(), process)
     children = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(signal.SIGINT)
-    output = finish(process)
+    output = wait_for_output(process)
     assert process.returncode == 0, output
     assert "interrupted" in output
     (checkpoint,) = (tmp_path / "checkpoints").iterdir()
     done = load_checkpoint(checkpoint)["iteration"]
-    assert rows(tmp_path)[-1]["optimizer_step"] == done
-    _, there = psutil.wait_procs(children, timeout=300)  # they see that it has and end
-    assert not [child for child in there if alive(child.pid)]
+    assert read_metrics(tmp_path)[-1]["optimizer_step"] == done
+    _, survivors = psutil.wait_procs(children, timeout=300)  # children end after their parent
+    assert not [child for child in survivors if is_alive(child.pid)]
 
 
 def test_under_lora_the_base_is_the_reference(tmp_path: Path) -> None:
-    """On one GPU the reference has no memory of its own; the CPU run of it gives the same numbers."""
-    from torchgrpo.training.reference import Reference
+    """Under LoRA the base model without adapter gives the reference log-probs."""
+    from torchgrpo.training.reference_model import ReferenceModel
 
-    working = build(configured(*SMALL, "train_model.lora.enabled=true"), tmp_path, Lockstep)
+    working = build_run(compose_run_config(*SMALL, "train_model.lora.enabled=true"), tmp_path, LockstepRun)
     batch, learner = working.collect().batch, working.learner
     assert learner.worker.reference is not None
-    (own,) = learner.worker.reference.log_prob([batch])
+    (log_prob,) = learner.worker.reference.log_prob([batch])
     visit = learner.worker.scorer.model.disable_adapter
-    (shared,) = Reference(learner.worker.scorer, visit=visit).log_prob([batch])
-    torch.testing.assert_close(own, shared, atol=1e-6, rtol=0)
+    (shared_log_prob,) = ReferenceModel(learner.worker.scorer, scoring_context=visit).log_prob([batch])
+    torch.testing.assert_close(log_prob, shared_log_prob, atol=1e-6, rtol=0)
     working.close("finished")
 
 
@@ -195,7 +217,7 @@ def test_under_lora_the_base_is_the_reference(tmp_path: Path) -> None:
             "min_pp: no such configuration key",
         ),
         (["--config-name", "grpo_quickstart", "env.repeats=1"], "policy.baseline=none"),
-        (["--config-name", "grpo_quickstart", "env.dataset=nonsense"], "known: "),
+        (["--config-name", "grpo_quickstart", "env.dataset=nonsense"], "no such task; choose one of "),
         (
             ["--config-name", "grpo_quickstart", "train.resume=nowhere"],
             "train.resume=nowhere: no such folder",
@@ -207,7 +229,7 @@ def test_under_lora_the_base_is_the_reference(tmp_path: Path) -> None:
 def test_bad_input_is_one_message_and_nothing_half_written(
     arguments: list[str], expected: str, tmp_path: Path
 ) -> None:
-    result = called("grpo.py", *arguments, f"hydra.run.dir={tmp_path / 'run'}")
+    result = call_script("grpo.py", *arguments, f"hydra.run.dir={tmp_path / 'run'}")
     assert result.returncode == 2, result.stderr
     assert expected in result.stderr
     assert result.stderr.count("error: ") == 1
@@ -223,8 +245,10 @@ def test_multirun_sweeps(tmp_path: Path) -> None:
         *("optimizer.lr=1e-4,1e-5", "policy.kl_coef=0.01,0.1"),
         *("optimizer.warmup_steps=0", "train.total_dialog_turns=32"),
     ]
-    result = called("grpo.py", *command)
+    result = call_script("grpo.py", *command)
     assert result.returncode == 0, result.stderr
-    assert [rows(tmp_path / str(job))[0]["lr"] for job in range(4)] == [1e-4, 1e-4, 1e-5, 1e-5]
+    assert [read_metrics(tmp_path / str(job))[0]["lr"] for job in range(4)] == [1e-4, 1e-4, 1e-5, 1e-5]
     assert all((tmp_path / str(job) / ".hydra" / "config.yaml").exists() for job in range(4))
-    assert len({rows(tmp_path / str(job))[1]["loss/kl"] for job in range(4)}) == 4, "both keys reach the loss"
+    assert len({read_metrics(tmp_path / str(job))[1]["loss/kl"] for job in range(4)}) == 4, (
+        "both keys reach the loss"
+    )

@@ -1,4 +1,4 @@
-"""Imports point down only, and the rooms on one level never import each other."""
+"""Checks the layers of packages: imports point down, never sideways or in circles."""
 
 import ast
 import gc
@@ -34,7 +34,7 @@ MAY_IMPORT = {
     },
     "torchgrpo/models": set(),
 }
-"""The rooms that each room may import beside itself: what lies below it."""
+"""The packages that each package may import: those of the layers below."""
 LONGEST_FILE, LONGEST_FUNCTION = 400, 60
 WITHOUT_TORCH = [
     "config",
@@ -46,15 +46,18 @@ WITHOUT_TORCH = [
     "envs/tasks",
     "envs/tools",
     "envs/verifiers",
-    "envs/judging",
+    "envs/reward_workers",
     "envs/sandbox",
 ]
 
 
 @cache
-def parsed(path: Path) -> ast.Module:
-    """A file's syntax tree, made without garbage collection: CPython 3.11 counts on the depth of the stack meanwhile,
-    which callbacks of the collector (hypothesis has one) disturb."""
+def parse_file(path: Path) -> ast.Module:
+    """Returns a file's syntax tree, parsed without garbage collection.
+
+    CPython 3.11 relies on the stack depth while it builds the tree; callbacks of the collector, such as that of
+    hypothesis, disturb this depth.
+    """
     gc.disable()
     try:
         return ast.parse(path.read_text())
@@ -62,53 +65,58 @@ def parsed(path: Path) -> ast.Module:
         gc.enable()
 
 
-def module_of(path: Path) -> str:
+def module_name(path: Path) -> str:
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
-def modules_imported(path: Path, known: set[str]) -> set[str]:
-    """Known modules that a file imports anywhere, in functions and for types alone too."""
+def modules_imported(path: Path, known_modules: set[str]) -> set[str]:
+    """Returns the known modules that a file imports, also in functions or only for types."""
     names: set[str] = set()
-    for node in ast.walk(parsed(path)):
+    for node in ast.walk(parse_file(path)):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            inside = {f"{node.module}.{alias.name}" for alias in node.names}
-            names |= inside & known or {node.module}
-    return names & known
+            submodules = {f"{node.module}.{alias.name}" for alias in node.names}
+            names |= submodules & known_modules or {node.module}
+    return names & known_modules
 
 
-def imported(path: Path) -> set[str]:
-    """Packages that a file imports anywhere, functions included; a room of torchgrpo by its own name."""
+def packages_imported(path: Path) -> set[str]:
+    """Returns the packages that a file imports; of torchgrpo, its subpackages."""
     names: set[str] = set()
-    for node in ast.walk(parsed(path)):
+    for node in ast.walk(parse_file(path)):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            inside = node.module == "torchgrpo"
-            names |= {f"torchgrpo.{alias.name}" for alias in node.names} if inside else {node.module}
+            is_root = node.module == "torchgrpo"
+            names |= {f"torchgrpo.{alias.name}" for alias in node.names} if is_root else {node.module}
     return {name.removeprefix("torchgrpo.").split(".")[0] for name in names}
 
 
-@pytest.mark.parametrize("room", MAY_IMPORT)
-def test_a_room_imports_only_what_lies_below(room: str) -> None:
-    files = list((ROOT / room).rglob("*.py"))
+@pytest.mark.parametrize("package", MAY_IMPORT)
+def test_a_package_imports_only_lower_layers(package: str) -> None:
+    files = list((ROOT / package).rglob("*.py"))
     assert files
-    own = room.removeprefix("torchgrpo/")
-    rooms = {name.removeprefix("torchgrpo/") for name in MAY_IMPORT} | SCRIPTS | {"tests", "benchmarks"}
+    own_name = package.removeprefix("torchgrpo/")
+    packages = {name.removeprefix("torchgrpo/") for name in MAY_IMPORT} | SCRIPTS | {"tests", "benchmarks"}
     for path in files:
-        wrong = (imported(path) & rooms) - MAY_IMPORT[room] - {own}
+        wrong = (packages_imported(path) & packages) - MAY_IMPORT[package] - {own_name}
         assert not wrong, f"{path.relative_to(ROOT)} imports {', '.join(sorted(wrong))}"
 
 
-def test_every_folder_of_code_is_a_room() -> None:
-    rooms = {path.parent.relative_to(ROOT).as_posix() for path in (ROOT / "torchgrpo").glob("*/__init__.py")}
-    assert rooms | {"config", "envs", "torchgrpo/models"} == set(MAY_IMPORT)
+def test_every_folder_of_code_has_a_layer() -> None:
+    packages = {
+        path.parent.relative_to(ROOT).as_posix() for path in (ROOT / "torchgrpo").glob("*/__init__.py")
+    }
+    assert packages | {"config", "envs", "torchgrpo/models"} == set(MAY_IMPORT)
 
 
-def test_no_module_imports_itself_by_way_of_others() -> None:
-    places = [*ROOT.glob("grpo*.py"), *(path for room in MAY_IMPORT for path in (ROOT / room).rglob("*.py"))]
-    modules = {module_of(path): path for path in places}
+def test_no_module_imports_itself_through_others() -> None:
+    files = [
+        *ROOT.glob("grpo*.py"),
+        *(path for package in MAY_IMPORT for path in (ROOT / package).rglob("*.py")),
+    ]
+    modules = {module_name(path): path for path in files}
     graph = {name: modules_imported(path, set(modules)) for name, path in modules.items()}
     assert sum(map(len, graph.values())) > len(graph)
     try:
@@ -117,37 +125,37 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
         pytest.fail(f"imports in a circle: {' <- '.join(error.args[1])}")
 
 
-@pytest.mark.parametrize("place", WITHOUT_TORCH)
-def test_a_config_error_and_a_task_cost_no_torch(place: str) -> None:
-    for path in [ROOT / place] if place.endswith(".py") else (ROOT / place).rglob("*.py"):
-        assert not imported(path) & {"torch", "tensordict", "torchrl", "transformers", "vllm"}, path
+@pytest.mark.parametrize("path", WITHOUT_TORCH)
+def test_config_errors_and_tasks_import_no_torch(path: str) -> None:
+    for file in [ROOT / path] if path.endswith(".py") else (ROOT / path).rglob("*.py"):
+        assert not packages_imported(file) & {"torch", "tensordict", "torchrl", "transformers", "vllm"}, file
 
 
-def test_the_scripts_know_only_how_they_start_and_their_schedule() -> None:
+def test_the_scripts_import_only_their_launcher_and_schedule() -> None:
     for script in ("grpo.py", "grpo_async.py"):
-        assert imported(ROOT / script) == {"run", "grpo_utils"}
+        assert packages_imported(ROOT / script) == {"run", "grpo_utils"}
 
 
-@pytest.mark.parametrize("room", [*MAY_IMPORT, "benchmarks", "tests"])
-def test_files_and_functions_can_be_read_at_one_go(room: str) -> None:
-    for path in (ROOT / room).rglob("*.py"):
+@pytest.mark.parametrize("package", [*MAY_IMPORT, "benchmarks", "tests"])
+def test_files_and_functions_are_short(package: str) -> None:
+    for path in (ROOT / package).rglob("*.py"):
         assert len(path.read_text().splitlines()) <= LONGEST_FILE, path
-        for node in ast.walk(parsed(path)):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and room != "tests":
+        for node in ast.walk(parse_file(path)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and package != "tests":
                 assert node.end_lineno is not None
                 assert node.end_lineno - node.lineno < LONGEST_FUNCTION, f"{path}: {node.name}"
 
 
 def test_the_files_that_the_architecture_page_names_exist() -> None:
-    named = re.findall(r"\b(?:config|envs|torchgrpo|tests)/[\w/]+(?:\.(?:py|yaml))?", PAGE.read_text())
+    named = re.findall(r"\b(?:config|envs|torchgrpo|tests)/[\w/]+(?:\.(?:py|yaml|js))?", PAGE.read_text())
     missing = [name for name in named if "NAME" not in name and not (ROOT / name).exists()]
     assert not missing
 
 
-def test_the_self_test_tells_of_a_torch_that_does_not_load() -> None:
-    """Modules outside the processes of the checks import none."""
+def test_the_self_test_imports_torch_only_in_check_processes() -> None:
+    """The self-test can therefore report a torch that does not load."""
     for name in ("main", "check", "catalogue", "runner", "child"):
-        assert not imported(ROOT / "torchgrpo" / "selftest" / f"{name}.py") & {
+        assert not packages_imported(ROOT / "torchgrpo" / "selftest" / f"{name}.py") & {
             "torch",
             "transformers",
             "vllm",

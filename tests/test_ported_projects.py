@@ -1,4 +1,4 @@
-"""Three projects in verl's form, run from their files as they are."""
+"""Runs of three projects whose data and rewards have verl's format, without changes."""
 
 import json
 from collections.abc import Callable
@@ -9,12 +9,12 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from tests.scripts import ran, rows
+from tests.script_runner import read_metrics, run_script
 from torchgrpo.monitoring.ledger_storage import read_records
 
 pytestmark = pytest.mark.long
 
-PORTED = Path(__file__).parent / "ported"
+PROJECTS_DIR = Path(__file__).parent / "ported"
 CALL = {"name": "add", "arguments": {"a": 1, "b": 2}}
 
 
@@ -30,13 +30,13 @@ def logic_row(number: int) -> dict[str, Any]:
 
 
 def tools_row(number: int) -> dict[str, Any]:
-    called = {"id": "0", "type": "function", "function": {"name": "add", "arguments": '{"a": 1, "b": 1}'}}
+    tool_call = {"id": "0", "type": "function", "function": {"name": "add", "arguments": '{"a": 1, "b": 1}'}}
     return {
         "data_source": "calls",
         "prompt": [
             {"role": "system", "content": "Call functions."},
             {"role": "user", "content": f"{number}+1?"},
-            {"role": "assistant", "content": None, "tool_calls": [called]},
+            {"role": "assistant", "content": None, "tool_calls": [tool_call]},
             {"role": "tool", "content": "2", "tool_call_id": "0"},
         ],
         "tools": json.dumps(
@@ -60,45 +60,49 @@ def sql_row(number: int) -> dict[str, Any]:
 
 
 def train(name: str, folder: Path, row: Callable[[int], dict[str, Any]]) -> list[dict[str, Any]]:
-    """Run a project from its YAML file, as a user does; the run's records."""
+    """Trains a project from its YAML file and returns the ledger's records."""
     path = folder / "train.parquet"
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row(number) for number in range(16)]), path)
     short = ("env.num_envs=4", "train.total_dialog_turns=96", f"env.data_files={path}")
-    output = ran("grpo.py", folder / "run", *short, f"--config-dir={PORTED}", name=name).output
+    output = run_script("grpo.py", folder / "run", *short, f"--config-dir={PROJECTS_DIR}", name=name).output
     assert "finished" in output, output
-    assert len(rows(folder / "run")) == 3
+    assert len(read_metrics(folder / "run")) == 3
     return list(read_records(folder / "run"))
 
 
-def scores(records: list[dict[str, Any]]) -> set[float]:
+def valid_scores(records: list[dict[str, Any]]) -> set[float]:
     verdicts = [one["verdict"] for record in records for one in record["completions"]]
-    found = {verdict["score"] for verdict in verdicts if verdict["outcome"] == "scored"}
-    assert min(verdict["score"] for verdict in verdicts) >= min(found) > -4, "an invalid one is the lowest"
-    return found
+    scores = {verdict["score"] for verdict in verdicts if verdict["outcome"] == "scored"}
+    assert min(verdict["score"] for verdict in verdicts) >= min(scores) > -4, (
+        "no score is below the lowest valid one"
+    )
+    return scores
 
 
-def test_puzzles_whose_chats_are_rendered_already(tmp_path: Path) -> None:
+def test_puzzles_with_rendered_chats(tmp_path: Path) -> None:
     records = train("logic", tmp_path, logic_row)
     for record in records:
         assert record["prompt_text"].startswith("<bos><user>Ann says")
         assert record["prompt_text"].endswith("<assistant><think>")
-        assert record["prompt_tokens"][0] == 1, "the control tokens of the text are control tokens"
-        assert {one["shown"]["prefill"] for one in record["completions"]} == {"<think>"}
-    assert all(-3 <= score <= -2.9 for score in scores(records))
+        assert record["prompt_tokens"][0] == 1, "<bos> in the text becomes the control token"
+        assert {one["reward_input"]["prefill"] for one in record["completions"]} == {"<think>"}
+    assert all(-3 <= score <= -2.9 for score in valid_scores(records))
 
 
 def test_function_calls_with_a_reward_that_follows_the_step(tmp_path: Path) -> None:
     records = train("tools", tmp_path, tools_row)
     for record in records:
-        done = record["iteration"] - 1
-        assert {one["verdict"]["parts"].get("step", done) for one in record["completions"]} == {done}
+        num_steps = record["iteration"] - 1
+        assert {one["verdict"]["components"].get("step", num_steps) for one in record["completions"]} == {
+            num_steps
+        }
         assert [message["role"] for message in record["messages"]] == ["system", "user", "assistant", "tool"]
         assert record["messages"][2]["tool_calls"][0]["function"]["arguments"] == {"a": 1, "b": 1}
-    assert all(-3 <= score <= -1.9 for score in scores(records))
+    assert all(-3 <= score <= -1.9 for score in valid_scores(records))
 
 
 def test_queries_that_are_run_on_the_schema_of_the_row(tmp_path: Path) -> None:
     records = train("sql", tmp_path, sql_row)
     assert all([message["role"] for message in record["messages"]] == ["user"] for record in records)
     assert all("Write SQLite" not in record["prompt_text"] for record in records)
-    assert all(-2 <= score <= -1.9 for score in scores(records))
+    assert all(-2 <= score <= -1.9 for score in valid_scores(records))

@@ -1,4 +1,4 @@
-"""Real ranks send their weights straight to real engines: in Ray actors, with the driver out of the way."""
+"""Tests weight pushes from learner ranks directly to engines, in Ray actors."""
 
 import os
 import signal
@@ -10,17 +10,17 @@ import pytest
 import torch
 
 from config.schema.errors import RankLost
-from tests.rollout.conftest import OpenPool, open_pool, requests, tiny_settings
+from tests.rollout.conftest import OpenPool, make_requests, open_pool, tiny_settings
 from tests.rollout.conftest import tiny_llama as tall_llama
-from tests.rollout.pool_engines import CountingEngine, HandCarried
-from tests.training.test_ranks import config_of, over, two_ranks, weights
+from tests.rollout.pool_engines import CallTransfer, CountingEngine
+from tests.training.test_ranks import config_of, ranked_learner, two_ranks, weights
 from torchgrpo.plan.machine import installed_vllm
+from torchgrpo.rollout.engines.engine_pool import RayEnginePool
 from torchgrpo.rollout.engines.interface import generate
-from torchgrpo.rollout.engines.pool import RayPool
-from torchgrpo.rollout.weights.from_ranks import TransferFromRanks
-from torchgrpo.rollout.weights.host_copy import Transport
-from torchgrpo.rollout.weights.outgoing import Engines, Outgoing
+from torchgrpo.rollout.weights.host_weight_copy import WeightTransport
+from torchgrpo.rollout.weights.sharded_weight_transfer import ShardedWeightTransfer
 from torchgrpo.rollout.weights.transports.shared_memory import SharedMemory
+from torchgrpo.rollout.weights.weight_update import LiveEngines, WeightUpdate
 from torchgrpo.training.learner import Learner
 from torchgrpo.training.ranks import Ranks
 
@@ -31,9 +31,9 @@ __all__ = ["open_pool"]
 
 @pytest.fixture(scope="module")
 def ranks(local_ray: None) -> Iterator[Ranks]:
-    there = two_ranks()
-    yield there
-    there.close()
+    ranks_pool = two_ranks()
+    yield ranks_pool
+    ranks_pool.close()
 
 
 @pytest.fixture(scope="module")
@@ -45,11 +45,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def learner(ranks: Ranks, model: str, tmp_path: Path) -> Learner:
-    return over(ranks, config_of(model, 2), tmp_path)
+    return ranked_learner(ranks, config_of(model, 2), tmp_path)
 
 
-class Keeping(CountingEngine):
-    """Scores are the sums of what it holds, by name in the order of the alphabet."""
+class SummingEngine(CountingEngine):
+    """Engine whose scores are the sums of its weights, sorted by name."""
 
     def score(self, sequences: object) -> dict[str, list[list[float]]]:
         return {"": [[float(self.weights[name].sum()) for name in sorted(self.weights)]]}
@@ -64,78 +64,85 @@ def kill_once(victim: Path) -> Callable[[int], None]:
     return kill
 
 
-def pushed(pool: RayPool, learner: Learner, version: int) -> None:
-    pool.load(Outgoing(learner.publish(), learner.ranks), version)
+def push(pool: RayEnginePool, learner: Learner, version: int) -> None:
+    pool.load(WeightUpdate(learner.publish(), learner.ranks), version)
 
 
-def ways(pool: RayPool) -> list[str]:
-    return pool.supervisor.call_each("came_by", [{}] * len(pool.supervisor.members))
+def arrivals(pool: RayEnginePool) -> list[str]:
+    return pool.supervisor.call_each("push_path", [{}] * len(pool.supervisor.engine_pids))
 
 
 def sums(learner: Learner) -> list[float]:
-    made = weights(learner)
-    return [float(made[name].sum()) for name in sorted(made)]
+    tensors = weights(learner)
+    return [float(tensors[name].sum()) for name in sorted(tensors)]
 
 
 def test_every_tensor_arrives(open_pool: OpenPool, learner: Learner) -> None:
-    direct = TransferFromRanks(HandCarried())
-    pool = open_pool(Keeping, engines=2, transport=Transport(SharedMemory(), direct))
+    direct = ShardedWeightTransfer(CallTransfer())
+    pool = open_pool(SummingEngine, engines=2, transport=WeightTransport(SharedMemory(), direct))
     for version in (1, 2):
-        pushed(pool, learner, version)
-        assert ways(pool) == ["direct", "direct"]
+        push(pool, learner, version)
+        assert arrivals(pool) == ["direct", "direct"]
         assert [scores[0] for scores in pool.score([[1, 2]]).values()] == [sums(learner)] * 2
 
 
 def test_an_engine_lost_in_a_push_costs_no_rank(
     open_pool: OpenPool, learner: Learner, tmp_path: Path
 ) -> None:
-    """Rank 0 finds out; all ranks go on, and every engine loads the copy in memory."""
+    """A lost engine costs no rank: every engine loads the copy in memory."""
     victim = tmp_path / "pid"
-    direct = TransferFromRanks(HandCarried(before=kill_once(victim)))
-    pool = open_pool(Keeping, engines=2, transport=Transport(SharedMemory(), direct))
-    victim.write_text(str(pool.supervisor.members[1]))
+    direct = ShardedWeightTransfer(CallTransfer(on_push=kill_once(victim)))
+    pool = open_pool(SummingEngine, engines=2, transport=WeightTransport(SharedMemory(), direct))
+    victim.write_text(str(pool.supervisor.engine_pids[1]))
     before = learner.ranks.process_ids
-    pushed(pool, learner, 1)
-    pool.supervisor.wait_for_every()
-    assert ways(pool) == ["copy", "copy"]
+    push(pool, learner, 1)
+    pool.supervisor.wait_for_all_engines()
+    assert arrivals(pool) == ["copy", "copy"]
     assert [scores[0] for scores in pool.score([[1, 2]]).values()] == [sums(learner)] * 2
-    pushed(pool, learner, 2)
-    assert ways(pool) == ["direct", "direct"]
+    push(pool, learner, 2)
+    assert arrivals(pool) == ["direct", "direct"]
     assert learner.ranks.process_ids == before
 
 
 @pytest.mark.skipif(installed_vllm() is None, reason="vLLM is not installed")
 def test_vllms_own_transfer(open_pool: OpenPool, ranks: Ranks, model: str, tmp_path: Path) -> None:
-    """All but the bytes' way through a GPU is vLLM's: the engine scores and draws with what the ranks hold."""
-    from tests.rollout.mapped_backend import MAPPED, MappedTransfer, start_engine
+    """vLLM engines score and sample with the ranks' weights.
 
-    settings = replace(tiny_settings(Path(model)), weight_transfer=MAPPED)
-    transport = Transport(SharedMemory(), TransferFromRanks(MappedTransfer(MAPPED, timeout=600)))
+    Only the transfer of bytes through a GPU is replaced.
+    """
+    from tests.rollout.mapped_backend import MAPPED_BACKEND, MappedTransfer, start_engine
+
+    settings = replace(tiny_settings(Path(model)), weight_transfer=MAPPED_BACKEND)
+    transport = WeightTransport(
+        SharedMemory(), ShardedWeightTransfer(MappedTransfer(MAPPED_BACKEND, timeout=600))
+    )
     pool = open_pool(lambda: start_engine(settings), transport=transport)
     sequences = [list(range(3, 83)), list(range(90, 140))]
     other = tmp_path / "other"
     tall_llama(tied=True, seed=1).save_pretrained(other)
     for version, folder in ((1, model), (2, str(other))):
-        learner = over(ranks, config_of(folder, 2), tmp_path)
-        pushed(pool, learner, version)
+        learner = ranked_learner(ranks, config_of(folder, 2), tmp_path)
+        push(pool, learner, version)
         (scores,) = pool.score(sequences).values()
         for found, expected in zip(scores.log_probs, learner.score(sequences), strict=True):
             torch.testing.assert_close(torch.tensor(found), torch.tensor(expected), atol=1e-4, rtol=0)
-    completions = generate(pool, requests(2))
+    completions = generate(pool, make_requests(2))
     assert all(set(one.policy_versions) == {2} for one in completions[0].completions)
 
 
-class RaisesInRank0(HandCarried):
-    def push(self, weights: Outgoing, version: int, engines: Engines) -> None:
+class FailingTransfer(CallTransfer):
+    def push(self, weights: WeightUpdate, version: int, engines: LiveEngines) -> None:
         raise ValueError("a fault of the sender's own")
 
 
 def test_another_failure_names_the_rank(
     open_pool: OpenPool, local_ray: None, model: str, tmp_path: Path
 ) -> None:
-    own = two_ranks()
-    learner = over(own, config_of(model, 2), tmp_path)
-    pool = open_pool(Keeping, transport=Transport(SharedMemory(), TransferFromRanks(RaisesInRank0())))
+    own_ranks = two_ranks()
+    learner = ranked_learner(own_ranks, config_of(model, 2), tmp_path)
+    pool = open_pool(
+        SummingEngine, transport=WeightTransport(SharedMemory(), ShardedWeightTransfer(FailingTransfer()))
+    )
     with pytest.raises(RankLost, match=r"a fault of the sender's own[\s\S]*learner rank 0 \(CPU\) failed"):
-        pushed(pool, learner, 1)
-    own.close()
+        push(pool, learner, 1)
+    own_ranks.close()

@@ -1,4 +1,4 @@
-"""The embedded quickstart model: its folder, its tokenizer, how badly it adds, the script that makes it."""
+"""Tests of the quickstart model: files, tokenizer, accuracy, and the script that trains it."""
 
 import json
 import random
@@ -14,11 +14,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from torchgrpo.models.make_quickstart import (
     FOLDER,
     MAX_OPERAND,
-    TEACHER,
+    SLOPPY_ERRORS,
     main,
     make_batch,
     make_tokenizer,
-    teach_answer,
+    sample_sloppy_answer,
 )
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
@@ -36,20 +36,20 @@ def model() -> Any:
 
 @pytest.fixture
 def restored_threads() -> Iterator[None]:
-    """The script pins one thread for its process; other tests get theirs back."""
+    """Restores the number of threads after the script has set it to one."""
     threads = torch.get_num_threads()
     yield
     torch.set_num_threads(threads)
 
 
-def answers(model: Any, tokenizer: Any, operands: list[tuple[int, int]], sample: bool) -> list[str]:
-    """One completion for each addition: the decoded text with its `<eos>`, padding removed."""
+def generate_answers(model: Any, tokenizer: Any, operands: list[tuple[int, int]], sample: bool) -> list[str]:
+    """Returns one completion per addition: decoded text with `<eos>`, without padding."""
     chats = [[{"role": "user", "content": f"{a}+{b}="}] for a, b in operands]
     texts = [str(tokenizer.apply_chat_template(c, add_generation_prompt=True, tokenize=False)) for c in chats]
     prompts = tokenizer(texts, add_special_tokens=False, padding=True, return_tensors="pt")
     torch.manual_seed(0)
-    drawing = {"do_sample": True, "temperature": 1.0, "top_k": 0} if sample else {"do_sample": False}
-    output = model.generate(**prompts, max_new_tokens=6, **drawing)
+    options = {"do_sample": True, "temperature": 1.0, "top_k": 0} if sample else {"do_sample": False}
+    output = model.generate(**prompts, max_new_tokens=6, **options)
     completions = output[:, prompts["input_ids"].shape[1] :]
     return [str(tokenizer.decode(completion)).replace("<pad>", "") for completion in completions]
 
@@ -94,10 +94,10 @@ def test_chat_template(tokenizer: Any) -> None:
     assert prompt == "<bos><user>17+5=<assistant>"
     encoded = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=True)
     assert encoded["input_ids"] == tokenizer(prompt, add_special_tokens=False)["input_ids"]
-    pieces = [tokenizer.decode([token]) for token in encoded["input_ids"]]
-    assert pieces == ["<bos>", "<user>", *"17+5=", "<assistant>"]
-    whole = [{"role": "system", "content": "Add."}, *chat, {"role": "assistant", "content": "22"}]
-    text = tokenizer.apply_chat_template(whole, tokenize=False)
+    token_texts = [tokenizer.decode([token]) for token in encoded["input_ids"]]
+    assert token_texts == ["<bos>", "<user>", *"17+5=", "<assistant>"]
+    full_chat = [{"role": "system", "content": "Add."}, *chat, {"role": "assistant", "content": "22"}]
+    text = tokenizer.apply_chat_template(full_chat, tokenize=False)
     assert text == "<bos><system>Add.<user>17+5=<assistant>22<eos>"
 
 
@@ -110,27 +110,27 @@ def test_every_text_round_trips(tokenizer: Any, text: str) -> None:
 
 def test_adds_badly_but_not_hopelessly(model: Any, tokenizer: Any) -> None:
     operands = random_operands(1500)
-    sampled = answers(model, tokenizer, operands, sample=True)
+    sampled = generate_answers(model, tokenizer, operands, sample=True)
     assert 0.25 <= accuracy(sampled, operands) <= 0.40
-    assert accuracy(answers(model, tokenizer, operands, sample=False), operands) < 0.5
+    assert accuracy(generate_answers(model, tokenizer, operands, sample=False), operands) < 0.5
 
 
-def test_most_wrong_answers_are_the_slips_of_the_teacher(model: Any, tokenizer: Any) -> None:
+def test_most_wrong_answers_are_slips_of_the_training_data(model: Any, tokenizer: Any) -> None:
     operands = random_operands(500)
-    texts = answers(model, tokenizer, operands, sample=True)
-    slips = [{f"{a + b + slip}<eos>" for slip in TEACHER} for a, b in operands]
-    assert sum(text in known for text, known in zip(texts, slips, strict=True)) >= 0.85 * len(texts)
+    texts = generate_answers(model, tokenizer, operands, sample=True)
+    slip_texts = [{f"{a + b + slip}<eos>" for slip in SLOPPY_ERRORS} for a, b in operands]
+    assert sum(text in slips for text, slips in zip(texts, slip_texts, strict=True)) >= 0.85 * len(texts)
 
 
-def test_the_teacher_keeps_its_odds_and_never_goes_below_zero() -> None:
+def test_sloppy_answers_have_their_probabilities_and_are_not_negative() -> None:
     generator = random.Random(0)
-    drawn = [teach_answer(40, generator) - 40 for _ in range(4000)]
-    for slip, probability in TEACHER.items():
-        assert drawn.count(slip) / len(drawn) == pytest.approx(probability, abs=0.03)
-    assert {teach_answer(0, generator) for _ in range(200)} == {0, 1}
+    errors = [sample_sloppy_answer(40, generator) - 40 for _ in range(4000)]
+    for slip, probability in SLOPPY_ERRORS.items():
+        assert errors.count(slip) / len(errors) == pytest.approx(probability, abs=0.03)
+    assert {sample_sloppy_answer(0, generator) for _ in range(200)} == {0, 1}
 
 
-def test_only_the_answer_is_taught() -> None:
+def test_only_the_answer_has_labels() -> None:
     tokenizer = make_tokenizer()
     ids, labels = make_batch(tokenizer, 16, sloppy=False, generator=random.Random(0))
     assert ids.shape == labels.shape
@@ -141,7 +141,7 @@ def test_only_the_answer_is_taught() -> None:
 
 
 @pytest.mark.usefixtures("restored_threads")
-def test_the_script_reproduces_itself_and_the_tokenizer(tmp_path: Path) -> None:
+def test_the_script_is_deterministic_and_reproduces_the_tokenizer(tmp_path: Path) -> None:
     folders = (tmp_path / "first", tmp_path / "second")
     for folder in folders:
         main(["--steps", "3", "--folder", str(folder)])

@@ -1,4 +1,4 @@
-"""New engines, trackers, objectives and more, each added by the one file that docs/architecture.md names."""
+"""Extension of each registry by one file, as docs/architecture.md describes."""
 
 import json
 import os
@@ -18,45 +18,45 @@ from config.schema.logging import TRACKERS
 from config.schema.optimizer import OPTIMIZERS
 from config.schema.policy import OBJECTIVES
 from config.schema.registry import Registry
-from tests.scripts import QUICK, ROOT, rows
+from tests.script_runner import QUICK, ROOT, read_metrics
 from torchgrpo.plan.devices import TRANSPORTS
 
 REGISTRIES = [ENGINES, TRACKERS, TRANSPORTS, OPTIMIZERS, OBJECTIVES, TOOLS, JOBS]
 FILES = {
     "torchgrpo/rollout/engines/backends/added.py": """
-from torchgrpo.rollout.engines.backends.transformers import engine_factory as plain
+from torchgrpo.rollout.engines.backends.transformers import engine_factory as transformers_engine_factory
 
 def engine_factory(config, tokenizer, plan, run_dir=None, adapter=None):
     (run_dir / "engine_of_mine").touch()
-    return plain(config, tokenizer, plan, run_dir, adapter)
+    return transformers_engine_factory(config, tokenizer, plan, run_dir, adapter)
 """,
     "torchgrpo/monitoring/trackers/added.py": """
 import json
-from torchgrpo.monitoring.tracker_interface import OpenTracker
+from torchgrpo.monitoring.tracker_interface import TrackerFactory
 
-class Lines:
-    def __init__(self, logging, run_dir, title, config, tell):
+class JsonLinesTracker:
+    def __init__(self, logging, run_dir, title, config, on_message):
         self.file = open(run_dir / "tracker_of_mine.jsonl", "w")
     def metrics(self, numbers, step):
         self.file.write(json.dumps({"step": step, **numbers}) + chr(10))
-    def completions(self, shown, step):
+    def completions(self, rows, step):
         pass
     def close(self, outcome):
         self.file.close()
 
-OPEN = OpenTracker("json", Lines)
+FACTORY = TrackerFactory("json", JsonLinesTracker)
 """,
     "torchgrpo/training/optimizers/added.py": """
 from torch.optim import SGD
 from torchgrpo.training.parameter_groups import parameter_groups
 
-def make_members(model, config):
-    return [SGD(parameter_groups(model, config, config.lr, lambda one: True), lr=config.lr)]
+def make_optimizers(model, config):
+    return [SGD(parameter_groups(model, config, config.lr, lambda parameter: True), lr=config.lr)]
 """,
     "torchgrpo/training/objectives/added.py": """
-from torchgrpo.training.policy_terms import PolicyTerm, binds_never
+from torchgrpo.training.policy_terms import PolicyTerm, clip_binds_nowhere
 
-TERM = PolicyTerm(lambda policy, inputs: -inputs.advantage * inputs.log_prob, binds_never)
+TERM = PolicyTerm(lambda policy, inputs: -inputs.advantage * inputs.log_prob, clip_binds_nowhere)
 """,
     "torchgrpo/rollout/weights/transports/added.py": """
 from torchgrpo.rollout.weights.transports.shared_memory import make_transport
@@ -65,7 +65,7 @@ from torchgrpo.rollout.weights.transports.shared_memory import make_transport
 from envs.task import Example, Reward, Task, register
 
 @register("added")
-class Digits(Task):
+class DoublingTask(Task):
     in_process = True
     def examples(self, split):
         return [Example(self.messages(f"{n}+{n}="), str(2 * n), n) for n in range(2, 40)]
@@ -91,7 +91,7 @@ def run(job):
     return "finished"
 """,
 }
-NAMED = (
+USE_ADDED_FILES = (
     *("env.dataset=added", "env.reward=added", "env.tools=[added]", "env.max_steps=2"),
     "env.max_prompt_tokens=200",
     *("policy.objective=added", "policy.kl_coef=0", "optimizer.name=added", "optimizer.lr=1e-2"),
@@ -101,7 +101,7 @@ NAMED = (
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The code with one more file of each kind, and nothing else touched."""
+    """Returns a copy of the code with one added file for each registry."""
     folder = tmp_path_factory.mktemp("added") / "checkout"
     folder.mkdir()
     for name in ("config", "envs", "torchgrpo"):
@@ -114,7 +114,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def ended(checkout: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def run_in_checkout(checkout: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "grpo.py", "--config-name", "grpo_quickstart", *QUICK, *words],
         cwd=checkout,
@@ -126,36 +126,39 @@ def ended(checkout: Path, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_run_of_added_parts_trains(checkout: Path) -> None:
+def test_a_run_with_added_files_trains(checkout: Path) -> None:
     short = ("env.num_envs=2", "env.repeats=4", "train.total_dialog_turns=16", "hydra.run.dir=run")
-    told = ended(checkout, *short, *NAMED)
-    assert told.returncode == 0, told.stderr
+    process = run_in_checkout(checkout, *short, *USE_ADDED_FILES)
+    assert process.returncode == 0, process.stderr
     run_dir = checkout / "run"
     assert (run_dir / "engine_of_mine").exists()
     lines = [json.loads(line) for line in (run_dir / "tracker_of_mine.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [1.0, 2.0] or [line["step"] for line in lines] == [1, 2]
-    written = rows(run_dir)
-    assert written[0]["grad_norm"] > 0 and 0 < written[0]["reward/mean"] <= 1
+    metrics = read_metrics(run_dir)
+    assert metrics[0]["grad_norm"] > 0 and 0 < metrics[0]["reward/mean"] <= 1
 
 
 def test_an_added_job_and_transport_are_known(checkout: Path) -> None:
-    told = ended(checkout, "run=added")
-    assert told.returncode == 0 and "a job of mine: added" in told.stdout, told.stderr
-    code = "from torchgrpo.plan.devices import TRANSPORTS as ways; print(type(ways.load('added')(None).copy).__name__)"
-    told = subprocess.run(
+    process = run_in_checkout(checkout, "run=added")
+    assert process.returncode == 0 and "a job of mine: added" in process.stdout, process.stderr
+    code = (
+        "from torchgrpo.plan.devices import TRANSPORTS; "
+        "print(type(TRANSPORTS.load('added')(None).host_copy).__name__)"
+    )
+    process = subprocess.run(
         [sys.executable, "-c", code], cwd=checkout, capture_output=True, text=True, check=True
     )
-    assert told.stdout.strip() == "SharedMemory"
+    assert process.stdout.strip() == "SharedMemory"
 
 
-def test_unknown_names_are_refused_with_those_that_are_there(checkout: Path) -> None:
-    told = ended(checkout, "inference_model.backend=sglang")
-    assert told.returncode == 2
-    assert "inference_model.backend='sglang': choose one of auto, added, transformers, vllm" in told.stderr
+def test_unknown_names_are_refused_with_the_known_ones(checkout: Path) -> None:
+    process = run_in_checkout(checkout, "inference_model.backend=sglang")
+    assert process.returncode == 2
+    assert "inference_model.backend='sglang': choose one of auto, added, transformers, vllm" in process.stderr
 
 
 @pytest.mark.parametrize("registry", REGISTRIES, ids=lambda registry: registry.key)
-def test_every_name_has_what_its_registry_loads(registry: Registry) -> None:
+def test_every_name_of_a_registry_loads(registry: Registry) -> None:
     assert registry.names
     for name in registry.names:
         assert registry.load(name) is not None

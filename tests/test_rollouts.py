@@ -1,4 +1,4 @@
-"""`run=rollouts`: what a run generated, chosen and as a table."""
+"""Tests `run=rollouts`: selection, printing and tables of recorded groups."""
 
 import csv
 import json
@@ -14,13 +14,20 @@ import pytest
 
 from config.schema.errors import ConfigError
 from config.schema.rollouts import RolloutsConfig
-from tests.scripts import called
+from tests.script_runner import call_script
 from torchgrpo.monitoring.ledger_storage import read_records
-from torchgrpo.run.jobs.rollouts import extremes, flipped, matching, mean_of, rollouts, shown
+from torchgrpo.run.jobs.rollouts import (
+    extreme_groups,
+    flipped_groups,
+    format_group,
+    format_rollouts,
+    group_mean,
+    matching_groups,
+)
 
 
-def chosen(run: Path, **wanted: Any) -> list[dict[str, Any]]:
-    return list(matching(read_records(run), RolloutsConfig(**wanted)))
+def matching_records(run: Path, **filters: Any) -> list[dict[str, Any]]:
+    return list(matching_groups(read_records(run), RolloutsConfig(**filters)))
 
 
 def completions(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -29,29 +36,31 @@ def completions(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def test_groups_are_chosen_by_where_they_come_from(lockstep_run: Path) -> None:
     everything = list(read_records(lockstep_run))
-    assert chosen(lockstep_run) == everything
-    assert len(chosen(lockstep_run, set="train")) == 16
-    assert len(chosen(lockstep_run, set="held_out")) == 60
-    assert {record["iteration"] for record in chosen(lockstep_run, set="held_out", iteration=4)} == {4}
-    of_step = chosen(lockstep_run, step=3)
-    assert len(of_step) == 4 and all(record["optimizer_steps"] == [3] for record in of_step)
+    assert matching_records(lockstep_run) == everything
+    assert len(matching_records(lockstep_run, set="train")) == 16
+    assert len(matching_records(lockstep_run, set="held_out")) == 60
+    assert {
+        record["iteration"] for record in matching_records(lockstep_run, set="held_out", iteration=4)
+    } == {4}
+    step_records = matching_records(lockstep_run, step=3)
+    assert len(step_records) == 4 and all(record["optimizer_steps"] == [3] for record in step_records)
     one = everything[7]
-    assert one in chosen(lockstep_run, row=one["row"])
-    same = chosen(lockstep_run, prompt=one["prompt_id"][:6])
+    assert one in matching_records(lockstep_run, row=one["row"])
+    same = matching_records(lockstep_run, prompt=one["prompt_id"][:6])
     assert one in same and {record["prompt_id"] for record in same} == {one["prompt_id"]}
-    assert chosen(lockstep_run, set="train", row=one["row"], step=99) == []
+    assert matching_records(lockstep_run, set="train", row=one["row"], step=99) == []
 
 
 def test_completions_are_chosen_by_what_they_are(lockstep_run: Path) -> None:
-    right, wrong = (chosen(lockstep_run, outcome=outcome) for outcome in ("right", "wrong"))
+    right, wrong = (matching_records(lockstep_run, outcome=outcome) for outcome in ("right", "wrong"))
     assert all(one["verdict"]["success"] == 1 for one in completions(right))
     assert all(one["verdict"]["success"] == 0 for one in completions(wrong))
     assert len(completions(right)) + len(completions(wrong)) == len(
-        completions(chosen(lockstep_run, outcome="scored"))
+        completions(matching_records(lockstep_run, outcome="scored"))
     )
-    assert chosen(lockstep_run, outcome="error") == []
+    assert matching_records(lockstep_run, outcome="error") == []
     text = right[0]["completions"][0]["text"]
-    found = chosen(lockstep_run, contains=text, outcome="right")
+    found = matching_records(lockstep_run, contains=text, outcome="right")
     assert all(
         text in one["text"] or text in record["prompt_text"]
         for record in found
@@ -60,7 +69,7 @@ def test_completions_are_chosen_by_what_they_are(lockstep_run: Path) -> None:
     assert right[0] in found or right[0]["completions"][0] in completions(found)
 
 
-def test_what_cannot_be_judged_is_neither_right_nor_wrong() -> None:
+def test_a_completion_without_a_score_is_neither_right_nor_wrong() -> None:
     one = {"verdict": {"outcome": "error", "success": 0.0, "score": 0.0}, "text": ""}
     record = {
         "set": "",
@@ -71,37 +80,37 @@ def test_what_cannot_be_judged_is_neither_right_nor_wrong() -> None:
         "completions": [one],
     }
     for outcome, count in {"right": 0, "wrong": 0, "scored": 0, "error": 1}.items():
-        assert len(list(matching([record], RolloutsConfig(outcome=outcome)))) == count
-    assert math.isnan(mean_of(record, "success")) and extremes([record], 1, 1) == []
+        assert len(list(matching_groups([record], RolloutsConfig(outcome=outcome)))) == count
+    assert math.isnan(group_mean(record, "success")) and extreme_groups([record], 1, 1) == []
     unjudged_and_bad = record | {"completions": [one, {"verdict": {"outcome": "scored", "score": -2.0}}]}
     bad = record | {"completions": [{"verdict": {"outcome": "scored", "score": -1.5}}]}
-    assert extremes([record, bad, unjudged_and_bad], 1, 1) == [bad, unjudged_and_bad]
+    assert extreme_groups([record, bad, unjudged_and_bad], 1, 1) == [bad, unjudged_and_bad]
 
 
 def test_the_best_and_the_worst(lockstep_run: Path) -> None:
     records = list(read_records(lockstep_run))
-    falling, rising = (sorted(records, key=lambda one: sign * mean_of(one, "score")) for sign in (-1, 1))
-    assert mean_of(falling[0], "score") > mean_of(rising[0], "score")
-    assert extremes(records, 3, 2) == falling[:3] + rising[:2]  # of equal ones the earlier
-    assert extremes(records, 3, 0) == falling[:3]
+    falling, rising = (sorted(records, key=lambda one: sign * group_mean(one, "score")) for sign in (-1, 1))
+    assert group_mean(falling[0], "score") > group_mean(rising[0], "score")
+    assert extreme_groups(records, 3, 2) == falling[:3] + rising[:2]  # of equal groups the earlier
+    assert extreme_groups(records, 3, 0) == falling[:3]
 
 
 def test_prompts_that_flipped(lockstep_run: Path) -> None:
     def held_out() -> Iterator[dict[str, Any]]:
-        return matching(read_records(lockstep_run), RolloutsConfig(set="held_out"))
+        return matching_groups(read_records(lockstep_run), RolloutsConfig(set="held_out"))
 
     first, last = (
-        {r["prompt_id"]: mean_of(r, "success") >= 0.5 for r in held_out() if r["iteration"] == i}
+        {r["prompt_id"]: group_mean(r, "success") >= 0.5 for r in held_out() if r["iteration"] == i}
         for i in (0, 4)
     )
     expected = {prompt for prompt in first if first[prompt] != last[prompt]}
-    found = list(flipped(held_out))
+    found = list(flipped_groups(held_out))
     assert expected and {record["prompt_id"] for record in found} == expected
     assert [record["iteration"] for record in found] == [0, 4] * len(expected)
 
 
 def test_a_group_for_a_person() -> None:
-    verdict = {"score": 0.25, "parts": {"accuracy": 0.0, "brief": 0.25}, "outcome": "invalid"}
+    verdict = {"score": 0.25, "components": {"accuracy": 0.0, "brief": 0.25}, "outcome": "invalid"}
     one = {"sample": 0, "verdict": verdict, "advantage": -0.5, "chosen": True}
     one |= {"token_ids": [1, 2, 3], "finish_reason": "length", "text": "so long " * 200}
     record = {
@@ -117,7 +126,7 @@ def test_a_group_for_a_person() -> None:
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "6 * 7 = ?"},
     ]
-    lines = shown(record).splitlines()
+    lines = format_group(record).splitlines()
     assert lines[:5] == [
         "training, iteration 3, step 5, 6: row 12, prompt 0123456789abcdef, group 77",
         "  6 * 7 = ?",
@@ -127,24 +136,26 @@ def test_a_group_for_a_person() -> None:
     ]
     assert lines[-1] == "     ... 11 more lines"
     assert max(map(len, lines)) <= 80
-    evaluated = shown(record | {"kind": "eval", "set": "aime", "optimizer_steps": []})
+    evaluated = format_group(record | {"kind": "eval", "set": "aime", "optimizer_steps": []})
     assert evaluated.startswith("aime after iteration 3: row 12") and "advantage" not in evaluated
-    assert ", stale: row 12" in shown(record | {"fate": "stale", "optimizer_steps": []})
+    assert ", stale: row 12" in format_group(record | {"fate": "stale", "optimizer_steps": []})
 
 
 def test_what_is_printed_is_limited(lockstep_run: Path) -> None:
-    text = rollouts(lockstep_run, RolloutsConfig(set="train", limit=3))
+    text = format_rollouts(lockstep_run, RolloutsConfig(set="train", limit=3))
     assert text.count("training, iteration") == 3
     assert text.endswith(
-        "... and more than these 3: rollouts.limit=0 prints all, rollouts.to=FILE.csv writes them"
+        "... and more than these 3 groups: set rollouts.limit=0 to print all, or rollouts.to=FILE.csv to write them"
     )
-    assert rollouts(lockstep_run, RolloutsConfig(set="train", limit=0)).count("training, iteration") == 16
+    assert (
+        format_rollouts(lockstep_run, RolloutsConfig(set="train", limit=0)).count("training, iteration") == 16
+    )
 
 
 @pytest.mark.parametrize("ending", ["csv", "jsonl", "parquet"])
 def test_a_table_has_a_row_for_every_completion(lockstep_run: Path, ending: str, tmp_path: Path) -> None:
     path = tmp_path / f"table.{ending}"
-    assert rollouts(lockstep_run, RolloutsConfig(to=str(path))) == f"304 completions in {path}"
+    assert format_rollouts(lockstep_run, RolloutsConfig(to=str(path))) == f"304 completions in {path}"
     table: list[dict[str, Any]]
     if ending == "parquet":
         table = pyarrow.parquet.read_table(path).to_pylist()
@@ -156,7 +167,7 @@ def test_a_table_has_a_row_for_every_completion(lockstep_run: Path, ending: str,
     assert len(table) == len(expected) == 304
     for row, (record, one) in zip(table, expected, strict=True):
         assert (row["prompt_id"], row["completion"]) == (record["prompt_id"], one["text"])
-        assert float(row["score"]) == float(row["part/accuracy"]) == one["verdict"]["score"]
+        assert float(row["score"]) == float(row["component/accuracy"]) == one["verdict"]["score"]
         assert int(row["tokens"]) == len(one["token_ids"])
         if record["kind"] == "train":
             assert float(row["advantage"]) == one["advantage"]
@@ -171,7 +182,7 @@ def test_a_table_that_does_not_fit_is_not_there(lockstep_run: Path, ending: str,
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limit[1]))
     try:
         with pytest.raises(ConfigError, match=r"cannot be written \(File too large\)"):
-            rollouts(lockstep_run, RolloutsConfig(to=str(tmp_path / f"table.{ending}")))
+            format_rollouts(lockstep_run, RolloutsConfig(to=str(tmp_path / f"table.{ending}")))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
     assert not list(tmp_path.iterdir())
@@ -179,25 +190,25 @@ def test_a_table_that_does_not_fit_is_not_there(lockstep_run: Path, ending: str,
 
 def test_what_is_not_there_is_named(lockstep_run: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no group .* \(rollouts\.step=99, rollouts\.outcome=right\)"):
-        rollouts(lockstep_run, RolloutsConfig(step=99, outcome="right"))
+        format_rollouts(lockstep_run, RolloutsConfig(step=99, outcome="right"))
     with pytest.raises(ConfigError, match=r"rollouts\.to='\.xls': choose one of \.csv"):
         RolloutsConfig(to="a.xls")
     with pytest.raises(ConfigError, match=r"rollouts\.outcome='bad': choose one of right, wrong"):
         RolloutsConfig(outcome="bad")
     with pytest.raises(ConfigError, match="cannot be written"):
-        rollouts(lockstep_run, RolloutsConfig(to=str(tmp_path / "nowhere" / "a.csv")))
+        format_rollouts(lockstep_run, RolloutsConfig(to=str(tmp_path / "nowhere" / "a.csv")))
     bare = shutil.copytree(lockstep_run, tmp_path / "bare", ignore=shutil.ignore_patterns("rollouts"))
-    with pytest.raises(ConfigError, match=r"there is no rollouts/ in this folder"):
-        rollouts(bare, RolloutsConfig())
+    with pytest.raises(ConfigError, match=r"the folder has no rollouts/"):
+        format_rollouts(bare, RolloutsConfig())
 
 
 def test_on_the_command_line(lockstep_run: Path, tmp_path: Path) -> None:
     folder = f"hydra.run.dir={tmp_path / 'new'}"
-    printed = called("grpo.py", "run=rollouts", f"run_dir={lockstep_run}", "rollouts.step=3", folder)
+    printed = call_script("grpo.py", "run=rollouts", f"run_dir={lockstep_run}", "rollouts.step=3", folder)
     assert printed.returncode == 0, printed.stderr
-    assert printed.stdout.rstrip("\n") == rollouts(lockstep_run, RolloutsConfig(step=3))
-    removed = called("grpo.py", "run=diff", f"a={lockstep_run}", f"b={lockstep_run}", folder)
+    assert printed.stdout.rstrip("\n") == format_rollouts(lockstep_run, RolloutsConfig(step=3))
+    removed = call_script("grpo.py", "run=diff", f"a={lockstep_run}", f"b={lockstep_run}", folder)
     assert removed.returncode == 2 and "run=report run_dir=A,B" in removed.stderr
-    wrong = called("grpo.py", "run=rollouts", f"run_dir={tmp_path}", folder)
-    assert wrong.returncode == 2 and "no run's folder" in wrong.stderr
+    wrong = call_script("grpo.py", "run=rollouts", f"run_dir={tmp_path}", folder)
+    assert wrong.returncode == 2 and "not the folder of a run" in wrong.stderr
     assert not (tmp_path / "new").exists()

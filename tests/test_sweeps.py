@@ -1,4 +1,4 @@
-"""Sweeps as a user starts them: every launcher, a study of Optuna's, jobs that fail, Ctrl-C."""
+"""Tests sweeps from the command line: launchers, Optuna, failing jobs, Ctrl-C."""
 
 import csv
 import json
@@ -15,17 +15,26 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from config.cli.composition import CONFIG_DIR, register_schema
-from config.cli.error_messages import is_readable, readable
+from config.cli.error_messages import is_user_error, user_message
 from config.cli.sweep_jobs import LAST_STEPS, objective
-from tests.processes import family, wait_until_gone
-from tests.scripts import ENVIRONMENT, QUICK, ROOT, begin, ended, finish, rows, wait_for
+from tests.processes import process_tree, wait_for_exit
+from tests.script_runner import (
+    ENVIRONMENT,
+    QUICK,
+    ROOT,
+    read_metrics,
+    run_python,
+    start_python,
+    wait_for_output,
+    wait_until,
+)
 from torchgrpo.run import sweep
 
 pytestmark = pytest.mark.long
 SMALL = ("env.num_envs=4", "env.repeats=4", "train.total_dialog_turns=32", "optimizer.warmup_steps=0")
 LONG = ("env.num_envs=4", "env.repeats=4", "train.total_dialog_turns=1600000", "train.checkpoint_frequency=0")
 TOO_LONG = "inference_model.max_tokens=8,1000000,9"
-"""Completions of the second job do not fit into the model: it is refused after the first one has ended."""
+"""The second job is refused, since its completions do not fit into the model."""
 LAUNCHERS = {
     "basic": "hydra",
     "joblib": "hydra_plugins.hydra_joblib_launcher",
@@ -34,120 +43,127 @@ LAUNCHERS = {
 }
 
 
-def begun(folder: Path, *overrides: str, cwd: Path) -> subprocess.Popen[str]:
-    """Start a sweep away from the checkout. Jobs of joblib and submitit begin in new interpreters."""
+def start_sweep(folder: Path, *overrides: str, cwd: Path) -> subprocess.Popen[str]:
+    """Starts a sweep outside of the checkout.
+
+    Jobs of joblib and submitit start in new interpreters.
+    """
     command = [str(ROOT / "grpo.py"), "--config-name", "grpo_quickstart", "--multirun"]
-    return begin([*command, f"hydra.sweep.dir={folder}", *QUICK, *overrides], cwd, stderr=subprocess.STDOUT)
+    return start_python(
+        [*command, f"hydra.sweep.dir={folder}", *QUICK, *overrides], cwd, stderr=subprocess.STDOUT
+    )
 
 
 def outcomes(folder: Path) -> dict[str, str]:
-    found = folder.glob("*/summary.json")
-    return {path.parent.name: json.loads(path.read_text())["outcome"] for path in found}
+    paths = folder.glob("*/summary.json")
+    return {path.parent.name: json.loads(path.read_text())["outcome"] for path in paths}
 
 
-def foreign_listeners(process: subprocess.Popen[str]) -> Iterator[str]:
-    """Addresses other than loopback on which the process or one below it listens now."""
-    for one in family(process.pid):
+def non_loopback_listeners(process: subprocess.Popen[str]) -> Iterator[str]:
+    """Yields non-loopback addresses on which a process or its descendants listen."""
+    for one in process_tree(process.pid):
         with suppress(psutil.NoSuchProcess):
-            for link in one.net_connections("inet"):
-                if link.status == psutil.CONN_LISTEN and "127.0.0.1" not in link.laddr.ip:
-                    yield f"{one.name()} on {link.laddr}"
+            for connection in one.net_connections("inet"):
+                address = connection.laddr
+                is_loopback = "127.0.0.1" in address.ip or address.ip == "::1"
+                if connection.status == psutil.CONN_LISTEN and not is_loopback:
+                    yield f"{one.name()} on {address}"
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_a_failed_job_loses_no_other(launcher: str, tmp_path: Path) -> None:
-    """Each job has a folder of its own, and nothing listens beyond loopback."""
+def test_a_failed_job_does_not_stop_other_jobs(launcher: str, tmp_path: Path) -> None:
+    """A failed job stops no other; nothing listens beyond loopback."""
     pytest.importorskip(LAUNCHERS[launcher])
     folder = tmp_path / "sweep"
     jobs = ["hydra.launcher.n_jobs=2"] if launcher == "joblib" else []
-    process = begun(folder, f"hydra/launcher={launcher}", *jobs, *SMALL, TOO_LONG, cwd=tmp_path)
-    seen: set[str] = set()
+    process = start_sweep(folder, f"hydra/launcher={launcher}", *jobs, *SMALL, TOO_LONG, cwd=tmp_path)
+    foreign: set[str] = set()
     while process.poll() is None and not (folder / "summary.csv").exists():
-        seen |= set(foreign_listeners(process))
+        foreign |= set(non_loopback_listeners(process))
         time.sleep(0.3)
-    output = finish(process)
-    assert not seen
+    output = wait_for_output(process)
+    assert not foreign
     assert process.returncode == 1, output
     assert outcomes(folder) == {"0": "finished", "1": "failed", "2": "finished"}
-    assert all(len(rows(folder / job)) == 2 for job in ("0", "2"))
+    assert all(len(read_metrics(folder / job)) == 2 for job in ("0", "2"))
     assert not (folder / "1" / "metrics.jsonl").exists()
     assert "Traceback" not in output
     assert f"error: {folder / '1'} failed: prompt plus response may reach" in output
     with (folder / "summary.csv").open() as file:
-        swept = list(csv.DictReader(file))
-    assert [row["inference_model.max_tokens"] for row in swept] == ["8", "1000000", "9"]
-    assert float(swept[2]["last_reward"]) == rows(folder / "2")[-1]["reward/mean"]
+        sweep_rows = list(csv.DictReader(file))
+    assert [row["inference_model.max_tokens"] for row in sweep_rows] == ["8", "1000000", "9"]
+    assert float(sweep_rows[2]["last_reward"]) == read_metrics(folder / "2")[-1]["reward/mean"]
 
 
 def test_a_study_goes_on_after_failed_trials(tmp_path: Path) -> None:
-    """Some trials are refused; the best one has the highest objective, for it is maximised."""
+    """Failed trials do not end a study; the objective is maximised."""
     pytest.importorskip("hydra_plugins.hydra_optuna_sweeper")
     study = ("hydra/sweeper=optuna", "hydra.sweeper.n_trials=4", "hydra.sweeper.sampler.seed=1")
     searched = ("optimizer.lr=tag(log,interval(1e-5,1e-3))", "inference_model.max_tokens=choice(8,1000000)")
-    process = begun(tmp_path, *study, "hydra.sweeper.n_jobs=1", *searched, *SMALL, cwd=tmp_path)
-    output = finish(process)
+    process = start_sweep(tmp_path, *study, "hydra.sweeper.n_jobs=1", *searched, *SMALL, cwd=tmp_path)
+    output = wait_for_output(process)
     assert process.returncode == 1, output
     ran = outcomes(tmp_path)
     assert sorted(ran) == ["0", "1", "2", "3"]
     assert set(ran.values()) == {"finished", "failed"}
-    found = OmegaConf.load(tmp_path / "optimization_results.yaml")
+    results = OmegaConf.load(tmp_path / "optimization_results.yaml")
     objectives = [objective(tmp_path / job, None) for job, outcome in ran.items() if outcome == "finished"]
-    assert found.best_value == max(value for value in objectives if value is not None)
-    assert found.best_params["inference_model.max_tokens"] == 8
+    assert results.best_value == max(value for value in objectives if value is not None)
+    assert results.best_params["inference_model.max_tokens"] == 8
 
 
-OWN = """
+OWN_SCRIPT = """
 from config.cli.command_line import command_line
 from config.schema.errors import ConfigError
-from torchgrpo.run.sweep import reported
+from torchgrpo.run.sweep import write_sweep_report
 
-def job(config, run_dir, begun):
+def job(config, run_dir, on_start):
     if config.train.seed == 0:
         raise ZeroDivisionError("by 0")
     if (run_dir / "metrics.jsonl").exists():
         raise ConfigError("there is an earlier run")
-    begun()
+    on_start()
     (run_dir / "metrics.jsonl").touch()
     (run_dir / "summary.json").write_text('{"outcome": "finished"}')
     return "finished"
 
-with reported():
+with write_sweep_report():
     command_line(job)
 """
 
 
-def swept(folder: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
-    """Run a sweep with a script of the test's own, in folder/sweep."""
-    (folder / "own.py").write_text(OWN)
+def run_own_sweep(folder: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
+    """Runs a sweep with the script OWN_SCRIPT, in folder/sweep."""
+    (folder / "own.py").write_text(OWN_SCRIPT)
     command = [str(folder / "own.py"), "--config-name", "grpo_quickstart", "--multirun", *overrides]
     environment = {**ENVIRONMENT, "PYTHONPATH": str(ROOT)}
-    return ended([*command, f"hydra.sweep.dir={folder / 'sweep'}"], environment=environment)
+    return run_python([*command, f"hydra.sweep.dir={folder / 'sweep'}"], environment=environment)
 
 
-def test_a_fault_in_a_job_is_told_and_an_earlier_run_stays_as_it_is(tmp_path: Path) -> None:
-    """Something that no message was written for: its traceback is printed, and the next job begins."""
+def test_a_fault_in_a_job_is_printed_and_an_earlier_run_is_unchanged(tmp_path: Path) -> None:
+    """An unexpected error prints its traceback, and the next job starts."""
     folder = tmp_path / "sweep"
-    first = swept(tmp_path, "train.seed=0,1")
+    first = run_own_sweep(tmp_path, "train.seed=0,1")
     assert first.returncode == 1, first.stderr
     assert outcomes(folder) == {"0": "failed", "1": "finished"}
     assert "in job\n" in first.stderr and "ZeroDivisionError: by 0" in first.stderr
 
-    def kept() -> dict[Path, str]:
-        """Files of the finished run less the log, in which the refusal stands."""
+    def run_files() -> dict[Path, str]:
+        """Returns the files of the finished run, without the log, which has the error."""
         files = [path for path in (folder / "1").rglob("*") if path.is_file() and path.name != "grpo.log"]
         return {path: path.read_text() for path in files}
 
-    before = kept()
-    again = swept(tmp_path, "train.seed=10,11")
+    before = run_files()
+    again = run_own_sweep(tmp_path, "train.seed=10,11")
     assert again.returncode == 1, again.stderr
     assert f"error: {folder / '1'} failed: there is an earlier run" in again.stderr
-    assert kept() == before and len(before) == 5
+    assert run_files() == before and len(before) == 5
 
 
-def test_a_study_of_failures_alone_is_one_message(tmp_path: Path) -> None:
+def test_a_study_whose_trials_all_fail_prints_one_message(tmp_path: Path) -> None:
     pytest.importorskip("hydra_plugins.hydra_optuna_sweeper")
     study = ("hydra/sweeper=optuna", "hydra.sweeper.n_trials=2", "hydra.sweeper.n_jobs=1", "train.seed=0")
-    result = swept(tmp_path, *study, "optimizer.lr=interval(1e-5,1e-3)")
+    result = run_own_sweep(tmp_path, *study, "optimizer.lr=interval(1e-5,1e-3)")
     assert result.returncode == 1, result.stderr
     assert "error: every trial of the study failed" in result.stderr
 
@@ -155,7 +171,7 @@ def test_a_study_of_failures_alone_is_one_message(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("override", "expected"),
     [
-        ("hydra.sweeper.direction=up", "direction=up: a run has one objective; take maximize or minimize"),
+        ("hydra.sweeper.direction=up", "direction=up: a run has one objective; set maximize or minimize"),
         ("hydra.sweeper.n_jobs=0", "hydra.sweeper.n_jobs=0: must be at least 1"),
         ("hydra.sweeper.storage=sqlite:///study.db", "pip install 'sqlalchemy<2'"),
     ],
@@ -186,27 +202,30 @@ def test_an_interval_that_makes_no_sense_is_one_message(override: str, expected:
     plugin = pytest.importorskip("hydra_plugins.hydra_optuna_sweeper._impl")
     with pytest.raises(ValueError, match="`low` value") as refused:
         plugin.create_params_from_overrides([override])
-    assert is_readable(refused.value) and expected in readable(refused.value)
+    assert is_user_error(refused.value) and expected in user_message(refused.value)
 
 
 def test_an_interrupt_ends_the_jobs_in_other_processes(tmp_path: Path) -> None:
-    """It ends the processes of the running ones; the third never begins."""
+    """Ctrl-C ends the processes of running jobs; the third job never starts."""
     pytest.importorskip(LAUNCHERS["joblib"])
-    folder, chosen = tmp_path / "sweep", ("hydra/launcher=joblib", "hydra.launcher.n_jobs=2")
-    process = begun(folder, *chosen, *LONG, "train.seed=0,1,2", cwd=tmp_path)
-    wait_for(lambda: len(list(folder.glob("*/metrics.jsonl"))) == 2, process)
-    _, *below = family(process.pid)
+    folder, overrides = tmp_path / "sweep", ("hydra/launcher=joblib", "hydra.launcher.n_jobs=2")
+    process = start_sweep(folder, *overrides, *LONG, "train.seed=0,1,2", cwd=tmp_path)
+    wait_until(lambda: len(list(folder.glob("*/metrics.jsonl"))) == 2, process)
+    _, *children = process_tree(process.pid)
     process.send_signal(signal.SIGINT)
-    output = finish(process)
+    output = wait_for_output(process)
     assert process.returncode == 130, output
     assert "error: interrupted" in output and "Traceback" not in output
     assert len(list(folder.glob("*/metrics.jsonl"))) == 2
-    for one in below:
-        wait_until_gone(one.pid)
+    for one in children:
+        wait_for_exit(one.pid)
 
 
 def test_the_objective(tmp_path: Path) -> None:
-    """The first set's last pass@1; without one the mean reward of the last steps; None where there is no number."""
+    """The objective is the first set's last pass@1, else the last steps' mean reward.
+
+    None where there is no number.
+    """
     assert objective(tmp_path, None) is None
     summary, metrics = tmp_path / "summary.json", tmp_path / "metrics.jsonl"
     rewards = [{"reward/mean": step / 16} for step in range(LAST_STEPS + 5)]

@@ -1,4 +1,4 @@
-"""Batches under TorchRL's own keys: its loss, its replay buffer, and back."""
+"""Tests of batches under TorchRL's keys: loss, replay buffer, conversion back."""
 
 import pytest
 import torch
@@ -8,18 +8,18 @@ from torchrl.modules.llm import TransformersWrapper
 from torchrl.objectives.llm import GRPOLoss as TorchRLLoss
 
 from config.schema.policy import load_policy
-from tests.generating import assert_same
-from tests.groups import drawn_from_tiny, make_completion, make_group
-from tests.tiny import tiny_llama
-from tests.training.scorers import REPEATS, scorer
+from tests.group_collection import assert_same
+from tests.groups import make_completion, make_group, sample_tiny_groups
+from tests.tiny_models import tiny_llama
+from tests.training.tiny_learners import REPEATS, make_scorer
 from torchgrpo.batches.batch import Batch
 from torchgrpo.batches.rollout import Rollout
-from torchgrpo.training.credit import credit
+from torchgrpo.training.credit_assignment import assign_credit
 from torchgrpo.training.grpo_loss import GRPOLoss
 
 
 class PadToken:
-    """What TransformersWrapper asks of a tokenizer where it is given tokens."""
+    """Tokenizer stub with the attributes that TransformersWrapper needs for token input."""
 
     pad_token_id = 0
     eos_token_id = 1
@@ -32,8 +32,8 @@ class PadToken:
 
 @pytest.fixture(scope="module")
 def rollout() -> Rollout:
-    """Sampled groups with prompts and responses of unequal length; ratios are not 1."""
-    rollout = Rollout.of(drawn_from_tiny(num_groups=6, repeats=REPEATS))
+    """Returns sampled groups of unequal lengths, with ratios other than 1."""
+    rollout = Rollout.from_groups(sample_tiny_groups(num_groups=6, repeats=REPEATS))
     rollout.batch.sample_log_prob += 0.3 * torch.randn(
         rollout.batch.sample_log_prob.shape, generator=torch.Generator().manual_seed(0)
     )
@@ -41,9 +41,12 @@ def rollout() -> Rollout:
 
 
 def test_torchrls_loss_on_our_rollout(rollout: Rollout) -> None:
-    """Its objective, gradient and ESS are ours, by its own wrapper of the model, which pads on its own."""
+    """TorchRL's objective, gradient and ESS equal ours.
+
+    They are computed with TorchRL's wrapper of the model, which pads by itself.
+    """
     policy = load_policy("compat_torchrl", kl_coef=0.0, kl_inference_coef=0.0, entropy_coef=0.0)
-    batch, model = credit(policy, rollout, max_tokens=9).batch, tiny_llama()
+    batch, model = assign_credit(policy, rollout, max_tokens=9).batch, tiny_llama()
     actor = TransformersWrapper(
         model,
         tokenizer=PadToken(),
@@ -53,7 +56,7 @@ def test_torchrls_loss_on_our_rollout(rollout: Rollout) -> None:
         return_log_probs=True,
     )
     theirs = TorchRLLoss(actor, masking_strategy="sft", entropy_bonus=False)(batch.to_torchrl())
-    ours = GRPOLoss(scorer(model, True), policy)(batch)
+    ours = GRPOLoss(make_scorer(model, True), policy)(batch)
     assert ours["loss_objective"].item() == pytest.approx(theirs.loss_objective.item(), rel=1e-4, abs=1e-6)
     assert ours["ESS"].item() == pytest.approx(theirs.ESS.item(), rel=1e-5)
     assert 0.1 < ours["ESS"].item() < 0.99 and ours["loss_objective"].item() != 0
@@ -80,8 +83,8 @@ def test_a_replay_buffer_of_torchrl_keeps_rows_of_any_width(rollout: Rollout) ->
     assert_same(Batch.from_torchrl(buffer[:]), Batch.from_torchrl(rows))
 
 
-def test_there_and_back() -> None:
-    """Every field that both know, an environment's tokens, an error and a reference included."""
+def test_conversion_to_torchrl_and_back() -> None:
+    """Conversion keeps all shared fields, environment tokens, errors and reference log-probs."""
     groups = [
         make_group(
             4, [make_completion(3, 1.0, versions=[0, 1, 1]), make_completion(5, -0.5, outcome="invalid")]
@@ -89,21 +92,21 @@ def test_there_and_back() -> None:
         make_group(
             7,
             [
-                make_completion([9, 8, 7], 0.25, sampled=[True, False, True], finish_reason="length"),
+                make_completion([9, 8, 7], 0.25, sampled_mask=[True, False, True], finish_reason="length"),
                 make_completion(1, 0.0, outcome="error"),
             ],
             prompt=(3, 4, 5),
             temperature=0.7,
         ),
     ]
-    batch = Rollout.of(groups).batch
+    batch = Rollout.from_groups(groups).batch
     assert_same(Batch.from_torchrl(batch.to_torchrl()), batch)
     batch.ref_log_prob = (batch.sample_log_prob - 1.0) * batch.tokens.response_mask
     batch.advantage = torch.arange(4.0)[:, None]
     assert_same(Batch.from_torchrl(batch.to_torchrl()), batch)
 
 
-def test_rows_of_torchrl_need_no_keys_of_ours() -> None:
+def test_torchrl_rows_need_no_project_keys() -> None:
     row = TensorDict(
         {
             "tokens": {"prompt": torch.tensor([5, 6]), "response": torch.tensor([7, 8, 1])},

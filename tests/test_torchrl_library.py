@@ -1,4 +1,4 @@
-"""docs/library.md, run as it is printed."""
+"""Runs the code of docs/library.md and checks that the model learns."""
 
 import re
 import runpy
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.scripts import ROOT
+from tests.script_runner import ROOT
 
 TEXT = (ROOT / "docs" / "library.md").read_text(encoding="utf-8")
 
@@ -19,7 +19,7 @@ def one_thread() -> None:
 
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.long
-def test_the_text_trains_from_the_first_line_to_the_last(
+def test_the_code_of_the_page_trains(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     imports, loop, in_torchrl = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
@@ -27,11 +27,11 @@ def test_the_text_trains_from_the_first_line_to_the_last(
     assert len([line for line in loop.splitlines() if line.strip()]) <= 25
     (tmp_path / "library.py").write_text(imports + loop + in_torchrl)
     monkeypatch.chdir(ROOT)
-    made = runpy.run_path(str(tmp_path / "library.py"))
-    printed = [line.split() for line in capsys.readouterr().out.splitlines()]
-    rewards = [float(row[1]) for row in printed if len(row) == 3 and row[0].isdigit()]
+    variables = runpy.run_path(str(tmp_path / "library.py"))
+    printed_rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    rewards = [float(row[1]) for row in printed_rows if len(row) == 3 and row[0].isdigit()]
     assert len(rewards) == 45
-    assert sum(rewards[:5]) / 5 < 0.75 < 0.85 < sum(rewards[40:]) / 5  # it learns, and goes on under TorchRL
-    assert made["engine"].policy_version == 45
-    stored = made["buffer"][:]
+    assert sum(rewards[:5]) / 5 < 0.75 < 0.85 < sum(rewards[40:]) / 5  # learning continues with TorchRL
+    assert variables["engine"].policy_version == 45
+    stored = variables["buffer"][:]
     assert len(stored) == 1280 and len({len(row["tokens", "response"]) for row in stored.unbind(0)}) > 1

@@ -1,4 +1,4 @@
-"""The reproductions of docs/torchrl.md, run as printed: each fault is still there."""
+"""Runs the reproductions of docs/torchrl.md and checks that each fault of TorchRL remains."""
 
 import re
 import traceback
@@ -7,7 +7,7 @@ from importlib.metadata import version
 import pytest
 import torch
 
-from tests.scripts import ROOT
+from tests.script_runner import ROOT
 
 TEXT = (ROOT / "docs" / "torchrl.md").read_text(encoding="utf-8")
 PREAMBLE, *_ = re.findall(r"^```python\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
@@ -17,24 +17,22 @@ FAULTS = {
     for title, body in SECTIONS.items()
     for block in re.findall(r"^```python\n(.*?)^```", body, re.MULTILINE | re.DOTALL)
 }
-MENDED = "mended upstream: take it off docs/torchrl.md"
+FIXED_UPSTREAM = "fixed upstream: remove it from docs/torchrl.md"
 
 
 def test_the_page_is_for_the_installed_version() -> None:
     installed = version("torchrl").partition("+")[0]
-    named = set(re.findall(r"TorchRL (\d+(?:\.\d+)+)", TEXT))
-    assert named == {installed}, f"TorchRL {installed} is installed: check docs/torchrl.md again"
+    page_versions = set(re.findall(r"TorchRL (\d+(?:\.\d+)+)", TEXT))
+    assert page_versions == {installed}, f"TorchRL {installed} is installed: check docs/torchrl.md again"
 
 
 def test_every_fault_has_one_reproduction() -> None:
     assert len(FAULTS) == len(SECTIONS) - 1 == TEXT.count("```python") - 1
-    assert list(SECTIONS)[-1] == "What is used here all the same"
+    assert list(SECTIONS)[-1] == "Parts of TorchRL that this project uses"
 
 
 @pytest.mark.parametrize("title", FAULTS)
-def test_a_fault_is_still_there(
-    title: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fault_remains(title: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = [line for line in FAULTS[title].splitlines() if line.strip()]
     assert len(lines) <= 10 and max(map(len, lines)) <= 120
     assert lines[-1].startswith("assert ")
@@ -51,4 +49,4 @@ def test_a_fault_is_still_there(
             frame = traceback.extract_tb(error.__traceback__)[-1]
             if frame.filename != page:
                 raise
-            pytest.fail(f"{MENDED}: {title}, line {frame.lineno} of its block")
+            pytest.fail(f"{FIXED_UPSTREAM}: {title}, line {frame.lineno} of its block")

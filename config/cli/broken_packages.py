@@ -1,30 +1,31 @@
-"""A package that is installed and does not load, as one message: the package, what it says, and what helps.
+"""Builds the message about an installed package that fails to import, with a remedy.
 
-Packages that import others where they find them fail with these: transformers with a torchvision of another torch.
+A package with optional imports fails with a broken one: transformers with the torchvision of another torch.
 """
 
 import importlib
 import traceback
 from pathlib import Path
 
-PROJECT = Path(__file__).resolve().parents[2]
-"""The checkout, or the folder that `pip install` puts other packages into as well."""
-OURS = {"config", "envs", "torchgrpo", "grpo", "grpo_async", "grpo_utils", "benchmarks", "tests"}
+PROJECT_DIR = Path(__file__).resolve().parents[2]
+"""The checkout, or the site-packages folder, which holds other packages too."""
+PROJECT_PACKAGES = {"config", "envs", "torchgrpo", "grpo", "grpo_async", "grpo_utils", "benchmarks", "tests"}
 REMEDY = (
-    "What is installed together must fit: `pip check` tells more, a torchvision or torchaudio has to be that of its "
-    "torch, and an environment of its own, as README.md makes it, has nothing else in it"
+    "Installed packages must match: run `pip check`, install the torchvision and torchaudio of this torch "
+    "version, or make a separate environment as in README.md"
 )
 
 
-def broken_package(error: BaseException) -> str | None:
-    """What package does not load and why, if that is what the exception came from and not a fault of ours.
+def broken_package_message(error: BaseException) -> str | None:
+    """Returns the message about a package that fails to import; None for any other error.
 
-    A package that we import ourselves and that is not there is none: what asks for it says so.
+    An error in the project's own code is no such error. Neither is a missing package that the project imports:
+    the code that needs it raises its own error.
     """
     if not isinstance(error, ImportError):
         return None
     root: BaseException = error
-    while root.__cause__ is not None:  # not what was tried before: `except ImportError` is no fault
+    while root.__cause__ is not None:  # not `__context__`: an import that failed in `try` is no error
         root = root.__cause__
     pythons_import = ("<", importlib.__file__)
     frames = traceback.extract_tb(root.__traceback__)
@@ -33,7 +34,11 @@ def broken_package(error: BaseException) -> str | None:
         return None
     file = Path(places[-1].filename)
     inside = file.resolve()
-    if inside.is_relative_to(PROJECT) and inside.relative_to(PROJECT).parts[0].removesuffix(".py") in OURS:
+    if (
+        inside.is_relative_to(PROJECT_DIR)
+        and inside.relative_to(PROJECT_DIR).parts[0].removesuffix(".py") in PROJECT_PACKAGES
+    ):
         return None
-    said = str(root) or type(root).__name__
-    return f"a package does not load: {said} ({type(root).__name__} in {file}, line {places[-1].lineno}). {REMEDY}"
+    text = str(root) or type(root).__name__
+    place = f"{file}, line {places[-1].lineno}"
+    return f"a package does not load: {text} ({type(root).__name__} in {place}). {REMEDY}"

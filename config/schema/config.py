@@ -1,8 +1,8 @@
-"""The whole configuration: the sections, and what follows from several of them. No torch here.
+"""Defines `Config`, all sections of the configuration and values derived from several sections.
 
-Dataclasses say names, types, defaults and what each field does, a file for each section. YAML files say only what
-differs. `to_config` turns a composed Hydra config into a checked `Config`; after it nothing is a DictConfig and nothing
-needs a default.
+One file per section has a dataclass with the names, types, defaults and meanings of the fields. YAML files only
+set what differs from the defaults. `to_config` converts a composed Hydra config into a checked `Config`, which
+contains no DictConfig and no missing values. This package does not import torch.
 """
 
 from dataclasses import dataclass, field, replace
@@ -11,23 +11,27 @@ from typing import Any
 from config.schema.env import EnvConfig
 from config.schema.evaluation import EvalConfig
 from config.schema.inference import InferenceModelConfig
+from config.schema.jobs import ExportConfig, ReplayConfig, RewardsConfig
 from config.schema.logging import LoggingConfig
+from config.schema.machine import MachineConfig
 from config.schema.models import ModelConfig, RefModelConfig, TrainModelConfig
 from config.schema.optimizer import OptimizerConfig
-from config.schema.plan import MachineConfig
 from config.schema.policy import PolicyConfig
 from config.schema.ray import RayConfig
 from config.schema.registry import Registry
 from config.schema.rollouts import RolloutsConfig
 from config.schema.train import TrainConfig
-from config.schema.values import one_of
+from config.schema.values import check_choice
 
 JOBS = Registry("run", "torchgrpo.run.jobs", "run")
 
 
 @dataclass
 class Config:
-    """Everything a run depends on. Sections are checked alone first, then against each other."""
+    """The settings of a run.
+
+    Each section is checked by itself first, then all sections against each other.
+    """
 
     env: EnvConfig = field(default_factory=EnvConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -40,34 +44,33 @@ class Config:
     ray: RayConfig = field(default_factory=RayConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     logging: LoggingConfig = field(default_factory=LoggingConfig)
-    plan: MachineConfig = field(default_factory=MachineConfig)
+    machine: MachineConfig = field(default_factory=MachineConfig)
     device: str = "auto"
-    """`cuda`, `cpu`, or `auto`: CUDA when it is there; configs of billion-parameter models say `cuda`."""
+    """Device type: `cuda`, `cpu`, or `auto`, which is CUDA where available. The configs of billion-parameter
+    models set `cuda`."""
     run_dir: Any = None
-    """The folder of a run, or several (`A,B`), that `run=report`, `doctor`, `rollouts` or `replay` looks at. Unset: the
-    newest below the current folder."""
-    step: int | None = None
-    """run=replay: the number of the optimizer step that is computed again."""
+    """The folder of a run, or several folders (`A,B`), that `run=report`, `diagnostics`, `rollouts` or `replay`
+    reads. Unset: the newest run below the current folder."""
+    rewards: RewardsConfig = field(default_factory=RewardsConfig)
+    export: ExportConfig = field(default_factory=ExportConfig)
+    replay: ReplayConfig = field(default_factory=ReplayConfig)
     rollouts: RolloutsConfig = field(default_factory=RolloutsConfig)
     run: str = "train"
-    """`train`, `plan` (print the device plan and stop), `rehearse` (one optimizer step of a learner rank on no device:
-    what it would take), `rewards` (grade saved completions), `eval`, `export` (a checkpoint as a model).
-    Of a run that has been made: `report` (its page), `doctor` (what is worth worrying about), `rollouts` (what it
-    generated), `replay` (one of its optimizer steps again)."""
-    checkpoint: str | None = None
-    """run=export: a checkpoint, or the folder of a run (its newest one)."""
-    to: str | None = None
-    """run=export: the folder that the model is written to; it must not hold anything yet."""
-    hub: str | None = None
-    """run=export: a hub name, USER/NAME, that the folder is uploaded to as well. It is private where it is new."""
+    """The job. `train` is the default. `plan` prints the device plan, `dry_run` estimates one optimizer step
+    without a device. `rewards` scores saved completions, `eval` evaluates a model, `export` writes the model of
+    a checkpoint. On an earlier run: `report` writes its page, `diagnostics` lists its problems, `rollouts`
+    prints its completions, `replay` computes one of its optimizer steps again."""
 
     def __post_init__(self) -> None:
         JOBS.check(self.run)
-        one_of("device", self.device, ("auto", "cuda", "cpu"))
+        check_choice("device", self.device, ("auto", "cuda", "cpu"))
 
     @property
     def reference_model(self) -> ModelConfig:
-        """The files of the frozen model that scores: those of `ref_model.name`, else the policy's."""
+        """The `model` section of the frozen reference model or teacher.
+
+        The files are those of `ref_model.name`, or the policy's where `ref_model.name` is unset.
+        """
         ref = self.ref_model
         return replace(self.model, name=ref.name or self.model.name, dtype=ref.dtype or self.model.dtype)
 
@@ -93,7 +96,7 @@ class Config:
 
     @property
     def batches_per_version(self) -> int:
-        """Batches that grpo_async.py's learner takes between two weight pushes."""
+        """Batches that the learner of grpo_async.py trains on between two weight pushes."""
         return -(-self.train.weight_update_frequency // self.train.epochs)
 
     @property
@@ -104,17 +107,17 @@ class Config:
     def total_optimizer_steps(self) -> int:
         return self.total_iterations * self.optimizer_steps_per_iteration
 
-    def derive(self) -> None:
-        """Fills what other sections decide where it is unset."""
+    def derive_fields(self) -> None:
+        """Fills unset fields whose defaults depend on other sections."""
         if self.policy.constant_length is None:
             self.policy.constant_length = self.inference_model.max_tokens
 
     @property
     def longest_response(self) -> int:
-        """Tokens of the longest response, in training or in an evaluation."""
+        """Maximum number of response tokens, in training or in an evaluation."""
         return max([self.inference_model.max_tokens, *(s.max_tokens or 0 for s in self.eval.sets.values())])
 
     @property
     def max_model_len(self) -> int:
-        """Prompt plus response in tokens that the engines must hold."""
+        """Maximum number of tokens of prompt plus response in the engines."""
         return self.inference_model.max_model_len or self.env.max_prompt_tokens + self.longest_response

@@ -1,107 +1,127 @@
-"""The `env.curriculum` section: which prompts are asked when, by their difficulty and by how well they go."""
+"""The `env.curriculum` section: selection of prompts by difficulty and recent success."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from config.schema.errors import ConfigError
-from config.schema.values import at_least, check_fields, is_share, one_of
+from config.schema.values import check_choice, check_fields, check_minimum, is_share
 
-BY_SUCCESS = ("learnability", "failure")
-"""Rules by which success draws: a small function each, in envs/curriculum/worth_of_success.py."""
+SUCCESS_RULES = ("learnability", "failure")
+"""Names of the priority rules; envs/curriculum/priorities.py has a function for each."""
 
 
 @dataclass
 class CurriculumConfig:
-    """Which prompts are asked when. The defaults ask every prompt once an epoch, whatever became of it."""
+    """Selection of prompts by difficulty and recent success.
+
+    With the defaults, each prompt is sampled once per epoch, whatever its success.
+    """
 
     column: Any = None
-    """Column of the rows that says how hard they are: its values are levels, which open one after the other. In a
-    mixture also {MEMBER: column}, for the members that have one. Unset: all rows are open."""
+    """Column with the difficulty of the rows: its values are levels, which open one after the other. In a
+    mixture also {MEMBER: column}, for the members with such a column. Unset: all rows are open."""
     order: Any = "ascending"
-    """Of the levels: `ascending` (a larger number is harder), `descending` (a pass rate), or a list of the column's
-    values, easiest first."""
+    """Order of the levels: `ascending` (a larger number is harder), `descending` (as for a pass rate), or a
+    list of the column's values, easiest first."""
     bins: int | None = None
-    """Levels of about equally many rows, made of the column's values. Unset: every value is a level."""
+    """Number of levels of about equally many rows, formed from the column's values. Unset: every value is a
+    level."""
     open: str = "reached"
-    """Levels that are drawn from: all that were `reached`, or the `newest` one alone."""
+    """Levels to sample from: all levels that are open (`reached`), or only the `newest` one."""
     gate: float = 0.7
-    """Recent success rate of the newest level at which the next one opens."""
+    """Recent success rate of the newest level at which the next level opens."""
     window: int = 64
-    """Groups that a recent success rate, of a level or of a source, is the mean of. No gate opens before as many."""
+    """Number of groups in the mean that is the recent success rate of a level or a source. No level opens
+    before this number of groups."""
     priority: str | None = None
-    """Draws prompts by their own recent success p, in place of each once an epoch: `learnability`, in proportion to
-    p (1 - p), or `failure`, to 1 - p."""
+    """Samples prompts by their recent success p, instead of each prompt once per epoch: `learnability` in
+    proportion to p (1 - p), `failure` in proportion to 1 - p."""
     sources: str | None = None
-    """The same for the members of a mixture, by the recent success of each: its weight in `env.mixture` times
-    p (1 - p), or times 1 - p. Unset: the weights stay."""
+    """Samples the members of a mixture by the recent success p of each: `learnability` multiplies the weight in
+    `env.mixture` by p (1 - p), `failure` by 1 - p. Unset: constant weights."""
     floor: float = 0.1
-    """Share of the draws on which success has no say: every prompt, and every source, keeps this part of what it would
-    have without."""
+    """Share of the samples that ignores success: every prompt, and every source, keeps this fraction of its
+    share without priorities."""
     prior: float = 0.5
-    """Success that a prompt, or a source, is taken to have before it was asked."""
+    """Assumed success of a prompt or a source before its first group."""
     memory: float = 0.2
-    """What a prompt's recent success keeps of its value with every new group; 0: only the newest group counts."""
+    """Factor on the previous value of a prompt's recent success at every new group; 0: only the newest group
+    counts."""
     replay: float = 0.0
-    """Share of the draws that ask a solved prompt again."""
+    """Share of the samples that repeat a solved prompt."""
     solved: float = 1.0
-    """Success of a group from which on its prompt counts as solved."""
+    """Minimum success of a group at which its prompt counts as solved."""
 
     def __post_init__(self) -> None:
         shares = ("gate", "floor", "prior", "memory", "solved")
-        check_fields("env.curriculum", self, shares, is_share, "a share, 0 to 1")
-        check_fields("env.curriculum", self, ("replay",), lambda part: 0 <= part < 1, "a share, 0 to below 1")
-        at_least("env.curriculum.window", self.window, 1)
-        at_least("env.curriculum.bins", self.bins, 2)
-        one_of("env.curriculum.open", self.open, ("reached", "newest"))
+        check_fields("env.curriculum", self, shares, is_share, "must be a share from 0 to 1")
+        check_fields(
+            "env.curriculum",
+            self,
+            ("replay",),
+            lambda part: 0 <= part < 1,
+            "must be a share from 0 to below 1",
+        )
+        check_minimum("env.curriculum.window", self.window, 1)
+        check_minimum("env.curriculum.bins", self.bins, 2)
+        check_choice("env.curriculum.open", self.open, ("reached", "newest"))
         for key in ("priority", "sources"):
             if vars(self)[key] is not None:
-                one_of(f"env.curriculum.{key}", vars(self)[key], BY_SUCCESS)
+                check_choice(f"env.curriculum.{key}", vars(self)[key], SUCCESS_RULES)
         column, order = self.column, self.order
         names = list(column.values()) if isinstance(column, Mapping) else [] if column is None else [column]
         if not all(isinstance(name, str) and name for name in names):
             raise ConfigError(
-                f"env.curriculum.column={column!r}: the name of a column, or {{MEMBER: column}} in a mixture"
+                f"env.curriculum.column={column!r}: not the name of a column; set a column name, or "
+                "{MEMBER: column} in a mixture"
             )
         if isinstance(order, list):
             if not order or any(order.count(value) > 1 for value in order):
                 raise ConfigError(
-                    f"env.curriculum.order={order!r}: the values of the column, easiest first, each once"
+                    f"env.curriculum.order={order!r}: the list is empty or repeats a value; list the values "
+                    "of the column, easiest first, each once"
                 )
             if self.bins is not None:
                 raise ConfigError(
-                    f"env.curriculum.bins={self.bins}: a list of values (env.curriculum.order={order!r}) names the "
-                    "levels; leave one of the two out"
+                    f"env.curriculum.bins={self.bins}: env.curriculum.order={order!r} already lists the "
+                    "levels; remove one of the two settings"
                 )
         else:
-            one_of("env.curriculum.order", order, ("ascending", "descending", "[VALUE, ...]"))
+            check_choice("env.curriculum.order", order, ("ascending", "descending", "[VALUE, ...]"))
         if self.bins is not None and not names:
             raise ConfigError(
-                f"env.curriculum.bins={self.bins} makes levels of a column: set env.curriculum.column"
+                f"env.curriculum.bins={self.bins}: there is no column to make levels from; set "
+                "env.curriculum.column"
             )
 
-    def check_against(self, dataset: str, mixture: Mapping[str, Any], passes_over: bool) -> None:
-        """passes_over: `env.difficulty` leaves prompts out. Raises ConfigError for what the data cannot have."""
+    def check_data(self, dataset: str, mixture: Mapping[str, Any], skips_prompts: bool) -> None:
+        """Raises ConfigError for settings that contradict the data.
+
+        skips_prompts: whether `env.difficulty` skips prompts.
+        """
         mixed = dataset == "mixture"
         if self.sources is not None and not mixed:
             raise ConfigError(
-                f"env.curriculum.sources={self.sources} weighs the members of a mixture, and env.dataset={dataset} is "
-                "none: set env.dataset=mixture and env.mixture, or leave it out"
+                f"env.curriculum.sources={self.sources}: only the members of a mixture have weights, and "
+                f"env.dataset={dataset} is not a mixture; set env.dataset=mixture and env.mixture, or remove "
+                "env.curriculum.sources"
             )
         if isinstance(self.column, Mapping):
             unknown = sorted(set(self.column) - set(mixture)) if mixed else sorted(self.column)
             if unknown:
                 raise ConfigError(
-                    f"env.curriculum.column={dict(self.column)!r}: {unknown[0]} is no member of env.mixture; give the "
-                    f"name of the column{', or members of ' + ', '.join(mixture) if mixed else ''}"
+                    f"env.curriculum.column={dict(self.column)!r}: {unknown[0]} is not a member of "
+                    "env.mixture; set the name of the "
+                    f"column{', or members of ' + ', '.join(mixture) if mixed else ''}"
                 )
-        if self.priority is not None and passes_over:
+        if self.priority is not None and skips_prompts:
             raise ConfigError(
                 f"env.curriculum.priority={self.priority} and env.difficulty both choose prompts by their recent "
                 "success: leave one of the two at its default"
             )
 
-    def of_member(self, name: str) -> "CurriculumConfig":
-        """What a member of a mixture is to know of it: the column that its rows must have."""
+    def member_config(self, name: str) -> "CurriculumConfig":
+        """Returns the curriculum of a mixture's member, which has only the column of its rows."""
         column = self.column.get(name) if isinstance(self.column, Mapping) else self.column
         return replace(CurriculumConfig(), column=column)

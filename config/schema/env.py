@@ -1,4 +1,4 @@
-"""The `env` section: data, completions per prompt, reward, tools, limits."""
+"""The `env` section: data, group size, rewards, reward workers, sandbox, turns and tools."""
 
 import math
 from dataclasses import dataclass, field
@@ -9,142 +9,157 @@ from omegaconf import MISSING
 from config.schema.curriculum import CurriculumConfig
 from config.schema.errors import ConfigError
 from config.schema.registry import Registry
-from config.schema.values import above_0, at_least, check_fields, is_share, one_of
+from config.schema.values import check_choice, check_fields, check_minimum, is_positive, is_share
 
 TOOLS = Registry("env.tools", "envs.tools", "tool")
-"""Name of a tool and where it is; those of a user are named module:function or module:Class."""
+"""Names of the built-in tools; a user's tool is `module:function` or `module:Class`."""
 
 
 @dataclass
 class DifficultyConfig:
-    """Prompts that are too easy or too hard right now are skipped for a while. The defaults skip none."""
+    """Skips prompts that are too easy or too hard for the present policy.
+
+    The defaults skip no prompt.
+    """
 
     low: float = 0.0
-    """Smallest recent success rate of a prompt that is still drawn."""
+    """Minimum recent success rate of a prompt to sample."""
     high: float = 1.0
-    """Largest recent success rate of a prompt that is still drawn."""
+    """Maximum recent success rate of a prompt to sample."""
     retry_epochs: int = 2
-    """A skipped prompt is tried again after this many epochs: the policy has changed since."""
+    """Epochs after which a skipped prompt is sampled again, since the policy has changed."""
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.low <= self.high <= 1.0:
             raise ConfigError(
-                f"env.difficulty: low={self.low}, high={self.high}: success rates, 0 <= low <= high <= 1"
+                f"env.difficulty: low={self.low}, high={self.high}: must be success rates with 0 <= low <= "
+                "high <= 1"
             )
-        at_least("env.difficulty.retry_epochs", self.retry_epochs, 1)
+        check_minimum("env.difficulty.retry_epochs", self.retry_epochs, 1)
 
 
 @dataclass
 class EnvConfig:
-    """One dataset (or a weighted mixture) turned into prompts and rewards."""
+    """A data set (or a weighted mixture), its prompts and its rewards."""
 
     dataset: str = MISSING
-    """Registered task name, or a task of your own, `module:Class`; `jsonl` reads any local file, `mixture` draws from
-    `env.mixture`."""
+    """Registered task name, or a task of your own, `module:Class`; `jsonl` reads any local file, `mixture`
+    samples from `env.mixture`."""
     data_files: Any = None
-    """Local JSONL or parquet file, a list of them, or {split: file}, read instead of the hub."""
+    """Local JSONL or parquet file, a list of files, or {split: file}, read instead of the data set on the
+    hub."""
     data_revision: str | None = None
-    """Commit, tag or branch of the hub's data set. Unset: its newest."""
+    """Commit, tag or branch of the data set on the hub. Unset: the newest revision."""
     split: str = "train"
-    """Which part of the data set the prompts come from."""
+    """Split of the data set that the prompts come from."""
     holdout: float = 0.0
-    """Share of the rows, chosen by a hash of the prompt, that is `test` and not `train`; for data without a
-    test split of its own."""
+    """Share of the rows, chosen by a hash of the prompt, that become `test` instead of `train`; for data
+    without a test split."""
     duplicates: str = "keep"
-    """Rows with the same prompt: `keep` all, the `first` one only, or `drop` those whose answers contradict
-    each other and keep the first of the others. They are reported either way."""
+    """Rows with the same prompt: `keep` keeps all, `first` keeps only the first row, `drop` removes rows with
+    contradictory answers and keeps the first of the others. Duplicates are reported in all cases."""
     mixture: dict[str, Any] = field(default_factory=dict)
-    """For `dataset=mixture`: NAME: WEIGHT, or NAME: {weight, dataset, data_files, options, reward, ...}."""
+    """Members of `dataset=mixture`: NAME: WEIGHT, or NAME: {weight, dataset, data_files, options, reward,
+    ...}."""
     difficulty: DifficultyConfig = field(default_factory=DifficultyConfig)
     curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)
     num_envs: int = 32
-    """Groups (a prompt with its completions) at a time: in grpo.py those of one iteration, in grpo_async.py those that
-    each engine has in flight."""
+    """Number of groups (a prompt with its completions): in grpo.py the groups of an iteration, in grpo_async.py
+    the groups that each engine has in flight."""
     repeats: int = 16
     """Completions per prompt: the group size G."""
     oversample: int | None = None
-    """Candidates generated for a prompt, above `repeats`: of these as many right as wrong ones are kept, where
-    there are enough of both. Unset: `repeats`."""
+    """Number of candidate completions generated for a prompt, more than `repeats`. Equal numbers of right and
+    wrong completions are kept, where there are enough of both. Unset: `repeats`."""
     max_prompt_tokens: int = 512
-    """A longer prompt is left out and counted, never cut."""
+    """Maximum prompt length in tokens. Longer prompts are skipped and counted, never truncated."""
     system_prompt: str | None = None
-    """Replaces the system prompt of the task, its reward or the row's conversation; an empty string removes it."""
+    """Replaces the system prompt of the task, of its reward or of the row's conversation; an empty string
+    removes it."""
     prefill: str | None = None
-    """The beginning of every answer, such as `<think>`: a part of the prompt that is judged with the completion. A
-    row's column `prefill` takes its place."""
+    """Text at the start of every answer, such as `<think>`: it belongs to the prompt, and is scored together
+    with the completion. A column `prefill` of a row overrides it."""
     options: dict[str, Any] = field(default_factory=dict)
-    """The task's own options (a generator's ranges, for example)."""
+    """Options of the task, such as the ranges of a generator."""
     reward: Any = None
-    """What judges in place of the task's own reward: a named reward (docs/rewards.md), a function `module:function`, or
-    a list of them, each of which becomes a part by its name."""
+    """The reward in place of the task's own: a named reward (docs/rewards.md) or a function `module:function`.
+    In a list of rewards each becomes a reward component of its name."""
     reward_weights: Any = None
-    """Weights. With a list of rewards a list as long, such as `[1.0,0.2]`; unset: 1 each. With one reward
-    {PART: weight}: the score is then the weighted sum of these parts; unset: the reward's own score."""
-    reward_second_opinion: str | None = None
-    """A named reward, or a function `module:function`, that is asked only where the reward's own verdict is not
-    "right"; if it says "right", that counts (docs/rewards.md). Goes with one reward, not with a list."""
+    """Weights of reward components. For a list of rewards: a list of equal length, such as `[1.0,0.2]`; unset:
+    1 each. For a single reward: {COMPONENT: weight}, and the score is the weighted sum of these components; unset:
+    the reward's own score."""
+    fallback_reward: str | None = None
+    """A named reward, or a function `module:function`, that is called only where the outcome of `env.reward` is
+    not "right"; its outcome "right" replaces that outcome (docs/rewards.md). Works with a single reward, not
+    with a list."""
     reward_workers: int | None = None
-    """Processes that judge completions. Unset: all cores but one."""
+    """Number of processes that score completions. Unset: all cores but one."""
     reward_timeout_s: float = 10.0
-    """Wall-clock seconds for one verification; then its worker is killed and the completion is invalid."""
+    """Maximum wall-clock seconds to score one completion; then the worker is killed and the completion is
+    invalid."""
     reward_memory_gib: float = 4.0
-    """Address space of a reward worker."""
+    """Maximum address space of a reward worker in GiB."""
     max_error_rate: float = 0.1
-    """Share of recent verifications that may fail through bad data or a fault in a reward before the run stops."""
+    """Maximum share of recently scored completions that fail through bad data or a bug in a reward; beyond it,
+    the run stops."""
     sandbox: str = "auto"
-    """How tested programs are isolated: `bubblewrap`, `namespaces` or `rlimits`; `auto`: the first of these
-    that works here (docs/sandbox.md says what each protects against). `remote`: the server of `env.sandbox_url` runs
-    them."""
+    """Isolation of tested programs: `bubblewrap`, `namespaces` or `rlimits`; `auto` uses the first of these
+    that works on this machine. `remote` runs programs on the server `env.sandbox_url`. docs/sandbox.md
+    describes the protection of each."""
     sandbox_url: str | None = None
-    """With `env.sandbox=remote`: a server with SandboxFusion's interface, such as `http://HOST:8080`."""
+    """Server with SandboxFusion's interface for `env.sandbox=remote`, such as `http://HOST:8080`."""
     max_steps: int = 1
-    """Turns, not training steps: how often the model writes in one completion. Above 1 the environment replies between
-    them (docs/turns.md), and `inference_model.max_tokens` bounds all turns and replies together."""
+    """Maximum number of turns of the model in one completion, not of training steps. Above 1, the environment
+    replies between turns (docs/turns.md), and `inference_model.max_tokens` limits all turns and replies
+    together."""
     reasoning: bool = False
-    """The environment asks the model to think again after every turn that calls no tool."""
+    """Sends `reasoning_prompt` to the model after every turn without a tool call."""
     reasoning_prompt: str = (
         "Think again: check your answer, then give the final one in the form you were asked for."
     )
-    """How it asks."""
+    """Text of the environment's reply for `reasoning`."""
     tools: list[str] = field(default_factory=list)
-    """Tools that the model is told of and may call at the end of a turn: `calculator`, `python` (in the sandbox), and
-    your own, `module:function` (docs/turns.md)."""
+    """Tools in the model's prompt, which the model may call at the end of a turn: `calculator`, `python` (in
+    the sandbox), and your own, `module:function` (docs/turns.md)."""
     tool_timeout_s: float = 10.0
-    """Seconds for one call of a tool of your own; then the model is told that it took too long."""
-    samples: str | None = None
-    """For `run=rewards`: JSONL of {"row": index in the data file, "completion": text}."""
+    """Maximum seconds for a call of your own tool; then the reply to the model is a time-out message."""
 
     def __post_init__(self) -> None:
-        at_least("env.reward_workers", self.reward_workers, 1)
-        at_least("env.max_prompt_tokens", self.max_prompt_tokens, 1)
-        one_of("env.duplicates", self.duplicates, ("keep", "first", "drop"))
-        one_of("env.sandbox", self.sandbox, ("auto", "bubblewrap", "namespaces", "rlimits", "remote"))
+        check_minimum("env.reward_workers", self.reward_workers, 1)
+        check_minimum("env.max_prompt_tokens", self.max_prompt_tokens, 1)
+        check_choice("env.duplicates", self.duplicates, ("keep", "first", "drop"))
+        check_choice("env.sandbox", self.sandbox, ("auto", "bubblewrap", "namespaces", "rlimits", "remote"))
         url = self.sandbox_url
         if self.sandbox != "remote" and url is not None:
             raise ConfigError(
-                f"env.sandbox_url={url}: nothing asks it at env.sandbox={self.sandbox}; add env.sandbox=remote"
+                f"env.sandbox_url={url}: the server is unused with env.sandbox={self.sandbox}; set "
+                "env.sandbox=remote"
             )
         if self.sandbox == "remote" and not (url or "").startswith(("http://", "https://")):
             raise ConfigError(
-                f"env.sandbox_url={url}: env.sandbox=remote needs the address of a server, http://HOST:PORT"
+                f"env.sandbox_url={url}: env.sandbox=remote needs the address of a server; set "
+                "env.sandbox_url=http://HOST:PORT"
             )
-        check_fields("env", self, ("holdout",), lambda value: 0 <= value < 1, "a share, 0 to below 1")
+        check_fields(
+            "env", self, ("holdout",), lambda value: 0 <= value < 1, "must be a share from 0 to below 1"
+        )
         seconds_and_bytes = ("reward_timeout_s", "reward_memory_gib", "tool_timeout_s")
-        check_fields("env", self, seconds_and_bytes, above_0, "must be above 0")
-        check_fields("env", self, ("max_error_rate",), is_share, "a share, 0 to 1")
-        passes_over = self.difficulty.low > 0 or self.difficulty.high < 1
-        self.curriculum.check_against(self.dataset, self.mixture, passes_over)
+        check_fields("env", self, seconds_and_bytes, is_positive, "must be above 0")
+        check_fields("env", self, ("max_error_rate",), is_share, "must be a share from 0 to 1")
+        skips_prompts = self.difficulty.low > 0 or self.difficulty.high < 1
+        self.curriculum.check_data(self.dataset, self.mixture, skips_prompts)
         self._check_rewards()
         unknown = [tool for tool in self.tools if tool not in TOOLS.names and ":" not in tool]
         if unknown:
             raise ConfigError(
-                f"env.tools={unknown}: choose from {', '.join(TOOLS.names)}; one of your own is named module:function"
+                f"env.tools={unknown}: no such tool; choose from {', '.join(TOOLS.names)}, or name a tool of "
+                "your own as module:function"
             )
         replies = self.reasoning or self.tools
-        at_least("env.max_steps", self.max_steps, 1)
+        check_minimum("env.max_steps", self.max_steps, 1)
         if self.max_steps > 1 and not replies:
             raise ConfigError(
-                f"env.max_steps={self.max_steps}: nothing replies between turns; set env.reasoning=true or "
+                f"env.max_steps={self.max_steps}: there is no reply between turns; set env.reasoning=true or "
                 "env.tools=[calculator], or leave env.max_steps at 1"
             )
         if self.max_steps == 1 and replies:
@@ -158,10 +173,11 @@ class EnvConfig:
         names = reward if isinstance(reward, list) else [] if reward is None else [reward]
         if reward == [] or not all(isinstance(name, str) and name for name in names):
             raise ConfigError(f"env.reward={reward!r}: give the name of a reward, or a list of names")
-        twice = [name for name in names if names.count(name) > 1]
-        if twice:
+        duplicates = [name for name in names if names.count(name) > 1]
+        if duplicates:
             raise ConfigError(
-                f"env.reward: {twice[0]} is there twice; name it once, with a weight of its own"
+                f"env.reward: {duplicates[0]} is listed twice; list each reward once, with its weight in "
+                "env.reward_weights"
             )
         values = list(weights.values()) if isinstance(weights, dict) else [] if weights is None else weights
         if not isinstance(values, list) or not all(
@@ -169,33 +185,35 @@ class EnvConfig:
             for value in values
         ):
             raise ConfigError(
-                f"env.reward_weights={weights!r}: finite numbers, {{PART: weight}} or, for a list of rewards, a list"
+                f"env.reward_weights={weights!r}: weights must be finite numbers; set {{COMPONENT: weight}} "
+                "or, for a list of rewards, a list"
             )
         if isinstance(weights, list) and (not isinstance(reward, list) or len(weights) != len(reward)):
             raise ConfigError(
-                f"env.reward_weights={weights!r} has {len(weights)} weights for env.reward={reward!r}: a list of "
-                "weights goes with a list of as many rewards"
+                f"env.reward_weights={weights!r} has {len(weights)} weights for env.reward={reward!r}: set "
+                "one weight for each reward"
             )
         if isinstance(reward, list) and isinstance(weights, dict) and weights:
             example = f"[{','.join(['1.0'] * len(reward))}]"
             raise ConfigError(
-                f"env.reward_weights={weights!r} names parts of one reward, but env.reward is a list: give a weight "
-                f"for each in their order, such as env.reward_weights={example}"
+                f"env.reward_weights={weights!r} names components of one reward, but env.reward is a list: "
+                f"set one weight for each reward in order, such as env.reward_weights={example}"
             )
-        second = self.reward_second_opinion
-        if second == "":
-            raise ConfigError("env.reward_second_opinion='': give the name of a reward, or null for none")
-        if second and isinstance(reward, list):
+        fallback = self.fallback_reward
+        if fallback == "":
+            raise ConfigError("env.fallback_reward='': give the name of a reward, or null for none")
+        if fallback and isinstance(reward, list):
             raise ConfigError(
-                f"env.reward_second_opinion={second} with the list env.reward={reward!r}: which of their verdicts "
-                "it would replace is not defined; name one reward"
+                f"env.fallback_reward={fallback} with the list env.reward={reward!r}: a fallback reward replaces the "
+                "outcome of a single reward; name one reward"
             )
-        if second and second == reward:
+        if fallback and fallback == reward:
             raise ConfigError(
-                f"env.reward_second_opinion={second} is env.reward itself; name another reward, or null for none"
+                f"env.fallback_reward={fallback} is the same as env.reward; name another reward, or null for "
+                "none"
             )
 
     @property
     def candidates(self) -> int:
-        """Completions generated for a prompt."""
+        """Number of completions generated for a prompt."""
         return self.oversample or self.repeats

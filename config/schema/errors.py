@@ -1,11 +1,12 @@
-"""Exceptions that the user sees as one message without a traceback, and how a run ends."""
+"""Exceptions printed without a traceback, names of run outcomes, and an exception's chain of causes."""
 
 import signal
 from typing import Literal
 
 RunOutcome = Literal["finished", "interrupted", "failed"]
-INTERRUPTED = 128 + signal.SIGINT
-"""Exit code of what an interrupt has left without a result. A training run that wrote its checkpoint exits with 0."""
+EXIT_INTERRUPTED = 128 + signal.SIGINT
+"""Exit code of an interrupted job without a result. An interrupted training run that wrote its checkpoint exits
+with 0."""
 
 
 class ConfigError(ValueError):
@@ -13,19 +14,22 @@ class ConfigError(ValueError):
 
 
 class RunError(RuntimeError):
-    """A known reason why the run cannot go on. The message names it, and what helps."""
+    """A known reason why the run cannot continue, with a remedy in the message."""
 
 
 class DeadlineError(RunError, TimeoutError):
-    """A wait that reached its deadline. The message says who waited for whom."""
+    """A wait that exceeded its deadline. The message names the waiting and the awaited side."""
 
 
 class RankLost(RunError):
-    """A rank of the learner or of a scorer died, failed or hangs; its own traceback comes first."""
+    """A learner or scorer rank died, failed or hangs.
+
+    The rank's own traceback is printed first.
+    """
 
 
 def causes(error: BaseException | None) -> list[BaseException]:
-    """An exception and those that it came from, the latest first."""
+    """Returns an exception and its chain of causes, latest first."""
     links: list[BaseException] = []
     while error is not None and error not in links:
         links.append(error)

@@ -1,77 +1,80 @@
-"""The `inference_model` section: the rollout engines, their devices and limits, how tokens are sampled."""
+"""The `inference_model` section: rollout engines, their devices and limits, sampling parameters."""
 
 from dataclasses import dataclass
 from typing import Any
 
 from config.schema.errors import ConfigError
 from config.schema.registry import Registry
-from config.schema.values import above_0, check_fields, one_of
+from config.schema.values import check_choice, check_fields, is_positive
 
 ENGINES = Registry("inference_model.backend", "torchgrpo.rollout.engines.backends", "engine_factory")
 
 
 @dataclass
 class InferenceModelConfig:
-    """The rollout engines and how they sample."""
+    """The rollout engines and their sampling parameters."""
 
     backend: str = "auto"
-    """`vllm`, `transformers`, or `auto`: vLLM when it is installed and a GPU is there."""
+    """Engine: `vllm`, `transformers`, or `auto`, which is vLLM where installed and with a GPU."""
     num_devices: int = 1
-    """Devices for generation; `num_devices / tensor_parallel_size` engines share the prompts."""
+    """Number of devices for generation; `num_devices / tensor_parallel_size` engines share the prompts."""
     devices: Any = None
-    """Device indices by hand, such as `[2,3]`, instead of the plan's choice."""
+    """Explicit device indices, such as `[2,3]`, instead of the plan's choice."""
     tensor_parallel_size: int = 1
-    """Devices that one engine is split across; must divide `num_devices`."""
+    """Number of devices that one engine is split across; must divide `num_devices`."""
     gpu_memory_utilization: float = 0.9
-    """Largest share of a GPU's memory that a vLLM engine takes for weights and KV cache. Where it takes turns with the
-    learner it takes no more than what that keeps there leaves."""
+    """Maximum share of a GPU's memory that a vLLM engine uses for weights and KV cache. An engine that takes
+    turns with the learner uses at most the memory that the learner leaves free."""
     kv_cache_gib: float | None = None
-    """KV cache of one engine in GiB. Unset: what `gpu_memory_utilization` leaves on a GPU, but no more than twice
-    `max_num_seqs` sequences of `max_model_len` tokens where engine and learner take turns; on a CPU what
-    `max_num_seqs` of them need, 4 GiB at most."""
+    """KV cache of one engine in GiB. Unset on a GPU: the memory that `gpu_memory_utilization` leaves. Where
+    engine and learner take turns, at most twice `max_num_seqs` sequences of `max_model_len` tokens. Unset on a
+    CPU: `max_num_seqs` such sequences, at most 4 GiB."""
     max_model_len: int | None = None
-    """Longest prompt plus response in tokens. Unset: `env.max_prompt_tokens + max_tokens`."""
+    """Maximum length of prompt plus response in tokens. Unset: `env.max_prompt_tokens + max_tokens`."""
     max_num_seqs: int | None = None
-    """Completions that one engine advances together; more of them wait. Unset: 512 on a GPU, 256 on a CPU."""
+    """Maximum number of completions that one engine generates concurrently; further ones wait. Unset: 512 on a
+    GPU, 256 on a CPU."""
     max_num_batched_tokens: int | None = None
-    """vLLM on a GPU only: tokens that one step takes, prompts included. Unset: 8192."""
+    """vLLM on a GPU only: maximum number of tokens in one engine step, including prompts. Unset: 8192."""
     enforce_eager: bool | None = None
-    """True: no CUDA graphs and no compilation (a faster start, slower tokens). Unset: true on a CPU only."""
+    """Disables CUDA graphs and compilation: a faster start, slower generation. Unset: true only on a CPU."""
     dtype: str = "auto"
-    """`float32`, `bfloat16`, `float16`; `auto` takes bfloat16 on a GPU and float32 on a CPU."""
+    """Data type of the engine: `float32`, `bfloat16`, `float16`, or `auto`, which is bfloat16 on a GPU and
+    float32 on a CPU."""
     quantization: str | None = None
     """A vLLM quantization method that accepts unquantized pushed weights, such as `fp8`."""
     temperature: float = 1.0
-    """Sampling temperature; 0 takes the likeliest token."""
+    """Sampling temperature; 0 selects the most likely token."""
     temperature_end: float | None = None
-    """Temperature at the end: it changes linearly over the run, and every log-prob is taken at the temperature that its
-    token was drawn at. Unset: `temperature` stays."""
+    """Final temperature: the temperature changes linearly over the run, and the log-prob of each token uses the
+    temperature at which the token was sampled. Unset: constant `temperature`."""
     temperature_end_at: float = 1.0
-    """Share of the run after which `temperature_end` is reached."""
+    """Share of the run at which `temperature_end` is reached."""
     top_p: float = 1.0
-    """Smallest set of tokens with this much probability is sampled from; 1 keeps all."""
+    """Samples from the smallest set of tokens with this total probability; 1 keeps all tokens."""
     top_k: int = 0
-    """Only the k likeliest tokens are sampled from; 0 keeps all."""
+    """Samples only from the k most likely tokens; 0 keeps all tokens."""
     max_tokens: int = 1024
-    """Longest response in tokens."""
+    """Maximum response length in tokens."""
     colocate: bool = False
-    """Engine and learner take turns on the same GPUs: the engine sleeps while the learner works."""
+    """Runs engine and learner in turns on the same GPUs: the engine sleeps while the learner trains."""
     lora: str = "merge"
-    """How a LoRA policy is sent to the engines: `merge` sends full weights, `adapter` the adapter alone."""
+    """Weights that a LoRA policy sends to the engines: `merge` sends the merged full weights, `adapter` only
+    the adapter."""
     update: str = "keep"
-    """What happens to requests in flight when new weights arrive: `keep` continues them under the new weights with keys
-    and values computed anew, `wait` finishes them under the old, `abort` stops them and queues prompt plus partial
-    completion again."""
+    """Handling of requests in flight at a weight update. `keep` continues them with the new weights and
+    recomputed keys and values. `wait` finishes them with the old weights. `abort` stops them and queues the
+    prompt with its partial completion again."""
     start_timeout_s: float = 600.0
-    """Seconds that an engine may take to load."""
+    """Maximum seconds for the start of an engine."""
     request_timeout_s: float = 900.0
-    """Seconds that one group may take; then its engine counts as hung and is replaced."""
+    """Maximum seconds for the generation of one group; then the engine counts as hung and is replaced."""
 
     def __post_init__(self) -> None:
         ENGINES.check(self.backend, "auto")
-        one_of("inference_model.update", self.update, ("keep", "wait", "abort"))
-        one_of("inference_model.lora", self.lora, ("merge", "adapter"))
-        one_of("inference_model.dtype", self.dtype, ("auto", "float32", "bfloat16", "float16"))
+        check_choice("inference_model.update", self.update, ("keep", "wait", "abort"))
+        check_choice("inference_model.lora", self.lora, ("merge", "adapter"))
+        check_choice("inference_model.dtype", self.dtype, ("auto", "float32", "bfloat16", "float16"))
         positive = (
             "num_devices",
             "tensor_parallel_size",
@@ -79,7 +82,7 @@ class InferenceModelConfig:
             "start_timeout_s",
             "request_timeout_s",
         )
-        check_fields("inference_model", self, positive, above_0, "must be above 0")
+        check_fields("inference_model", self, positive, is_positive, "must be above 0")
         shares = ("gpu_memory_utilization", "top_p", "temperature_end_at")
         check_fields("inference_model", self, shares, lambda value: 0 < value <= 1, "must lie in (0, 1]")
         limits = (
@@ -89,7 +92,7 @@ class InferenceModelConfig:
             "max_num_batched_tokens",
             "temperature_end",
         )
-        check_fields("inference_model", self, limits, above_0, "must be above 0, or null")
+        check_fields("inference_model", self, limits, is_positive, "must be above 0, or null")
         if self.temperature < 0 or self.top_k < 0:
             raise ConfigError(
                 f"inference_model.temperature={self.temperature}, inference_model.top_k={self.top_k}: "
@@ -98,7 +101,8 @@ class InferenceModelConfig:
         if self.num_devices % self.tensor_parallel_size:
             raise ConfigError(
                 f"inference_model.tensor_parallel_size={self.tensor_parallel_size} does not divide "
-                f"inference_model.num_devices={self.num_devices}: take a divisor of it, or change num_devices"
+                f"inference_model.num_devices={self.num_devices}: set a divisor of {self.num_devices}, or "
+                "change inference_model.num_devices"
             )
 
     def temperature_at(self, progress: float) -> float:

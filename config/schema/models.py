@@ -1,4 +1,4 @@
-"""The sections `model`, `train_model` and `ref_model`: what is trained, and where it and the reference live."""
+"""The sections `model`, `train_model` and `ref_model`: models, adapters and devices."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -6,27 +6,29 @@ from typing import Any
 from omegaconf import MISSING
 
 from config.schema.errors import ConfigError
-from config.schema.values import at_least, one_of
+from config.schema.values import check_choice, check_minimum
 
 
 @dataclass
 class ModelConfig:
-    """The policy that is trained, and that the engines and the reference start from."""
+    """The trained policy, from which the engines and the reference model start."""
 
     name: str = MISSING
-    """A Hugging Face hub name, a local folder in Hugging Face format, a checkpoint, or the folder of a run."""
+    """A name on the Hugging Face hub, a local folder in Hugging Face format, a checkpoint, or the folder of a
+    run."""
     dtype: str = "float32"
-    """Weights of the trained model: `float32`, or `bfloat16`, beside which the optimizer keeps the bits that rounding
-    drops, so that they move as float32 ones do."""
+    """Data type of the trained weights: `float32`, or `bfloat16`, for which the optimizer keeps the bits that
+    rounding loses, so that the weights change as in float32."""
     attn_implementation: str = "sdpa"
-    """Attention kernel of the trained and reference models on whole rows (without `train.packing`): `sdpa`, `eager`,
-    `flash_attention_2`."""
+    """Attention kernel of the trained and reference models on padded rows (without `train.packing`): `sdpa`,
+    `eager`, `flash_attention_2`."""
     chat_template: str | None = None
-    """A file of Jinja in the place of the tokenizer's chat template, or `none`: a prompt is then the text of its
-    messages as it stands, control tokens included. Unset: the tokenizer's own, and `none` where it has none."""
+    """A Jinja file that replaces the tokenizer's chat template, or `none`: a prompt is then the unchanged text
+    of its messages, including control tokens. Unset: the tokenizer's template, or `none` where the tokenizer
+    has none."""
 
     def __post_init__(self) -> None:
-        one_of("model.dtype", self.dtype, ("float32", "bfloat16"))
+        check_choice("model.dtype", self.dtype, ("float32", "bfloat16"))
 
 
 @dataclass
@@ -34,26 +36,27 @@ class LoraConfig:
     """Low-rank adapters on the trained model (peft)."""
 
     enabled: bool = False
-    """Train adapters instead of all weights."""
+    """Trains adapters instead of all weights."""
     r: int = 8
-    """Rank."""
+    """Rank of the adapters."""
     alpha: int = 16
-    """Scale numerator: adapters are multiplied by alpha / r."""
+    """Numerator of the adapters' scale, which is alpha / r."""
     dropout: float = 0.0
-    """Dropout on the adapters' input."""
+    """Dropout on the input of the adapters."""
     quantization: str = "none"
-    """The frozen base: `none`, or `nf4`, its linear layers but the head in 4 bits (QLoRA, with bitsandbytes)."""
+    """Quantization of the frozen base: `none`, or `nf4`, which stores all linear layers except the head in 4
+    bits (QLoRA, with bitsandbytes)."""
 
     def __post_init__(self) -> None:
-        one_of("train_model.lora.quantization", self.quantization, ("none", "nf4"))
-        at_least("train_model.lora.r", self.r, 1)
-        at_least("train_model.lora.alpha", self.alpha, 1)
+        check_choice("train_model.lora.quantization", self.quantization, ("none", "nf4"))
+        check_minimum("train_model.lora.r", self.r, 1)
+        check_minimum("train_model.lora.alpha", self.alpha, 1)
         if not 0 <= self.dropout < 1:
-            raise ConfigError(f"train_model.lora.dropout={self.dropout}: a share, 0 to below 1")
+            raise ConfigError(f"train_model.lora.dropout={self.dropout}: must be a share from 0 to below 1")
 
     @property
     def quantized(self) -> bool:
-        """Whether the base is in 4 bits."""
+        """Whether the base is quantized to 4 bits."""
         return self.quantization != "none"
 
 
@@ -62,66 +65,70 @@ class TrainModelConfig:
     """Devices and adapters of the trained model."""
 
     num_devices: int = 1
-    """Learner ranks: processes with a GPU each (on a CPU a share of its cores), over which weights, gradients and
-    optimizer states are sharded (FSDP2), and the groups of a step shared out. 1 is the run's own process."""
+    """Number of learner ranks: processes with one GPU each (on a CPU a share of the cores). Weights, gradients
+    and optimizer states are sharded over the ranks (FSDP2), and the groups of a step are distributed among
+    them. 1: the main process."""
     num_nodes: int = 1
-    """Nodes of the Ray cluster that the ranks are spread over evenly; must divide `num_devices`."""
+    """Number of nodes of the Ray cluster, over which the ranks are distributed evenly; must divide
+    `num_devices`."""
     shard_size: int | None = None
-    """Ranks that share one copy of the parameters; with fewer than `num_devices` every group of so many holds a copy of
-    its own (HSDP): more memory, less traffic between nodes. Must divide `num_devices`. Unset: all ranks."""
+    """Number of ranks that share one copy of the parameters. With fewer than `num_devices`, each group of this
+    many ranks has its own copy (HSDP): more memory, less traffic between nodes. Must divide `num_devices`.
+    Unset: all ranks."""
     offload: str = "none"
-    """What lives in host memory: `none`; `optimizer`, states that visit the GPU for the step; `all`, parameters and
-    gradients too, and the step is made on the CPU. GPUs only; less memory of theirs, more time."""
+    """Tensors in host memory: `none`; `optimizer`, the optimizer states, which are copied to the GPU for the
+    step; `all`, also parameters and gradients, and the step runs on the CPU. Only for GPUs: less GPU memory,
+    more time."""
     devices: Any = None
-    """Device indices by hand, one a rank, such as `[0]`, instead of the plan's choice."""
+    """Explicit device indices, one per rank, such as `[0]`, instead of the plan's choice."""
     num_threads: int | None = None
-    """CPU threads of each rank. Unset: all cores, shared out evenly among the ranks of a machine; with grpo_async.py on
-    a CPU one is left to the engines."""
+    """CPU threads of each rank. Unset: all cores, divided evenly among the ranks of a machine; with
+    grpo_async.py on a CPU, one core is left to the engines."""
     lora: LoraConfig = field(default_factory=LoraConfig)
 
     def __post_init__(self) -> None:
-        one_of("train_model.offload", self.offload, ("none", "optimizer", "all"))
+        check_choice("train_model.offload", self.offload, ("none", "optimizer", "all"))
         for key in ("num_devices", "num_nodes", "shard_size", "num_threads"):
-            at_least(f"train_model.{key}", vars(self)[key], 1)
+            check_minimum(f"train_model.{key}", vars(self)[key], 1)
 
     @property
     def ranks(self) -> int:
-        """Learner ranks: as many as `devices` lists, else `num_devices`."""
+        """Number of learner ranks: the length of `devices`, else `num_devices`."""
         listed = len(self.devices) if isinstance(self.devices, list | tuple) else 0
         return listed or self.num_devices
 
     @property
     def shards(self) -> int:
-        """Ranks that share one copy of the parameters."""
+        """Number of ranks that share one copy of the parameters."""
         return self.shard_size or self.ranks
 
 
 @dataclass
 class RefModelConfig:
-    """The frozen reference or teacher, loaded only where `policy.kl_coef` or `policy.distill_coef` is not 0."""
+    """The frozen reference or teacher, loaded only if `policy.kl_coef` or `policy.distill_coef` is not 0."""
 
     name: str | None = None
-    """A model as in `model.name`, with the same tokens. Unset: the policy as it is before the first step."""
+    """A model as in `model.name`, with the same vocabulary. Unset: the policy before the first step."""
     dtype: str | None = None
-    """Weights of it: `float32` or `bfloat16`. Unset: `model.dtype`."""
+    """Data type of the weights: `float32` or `bfloat16`. Unset: `model.dtype`."""
     num_devices: int | None = None
-    """Scorer ranks: processes with a GPU each (on a CPU a share of its cores), which score while the learner works.
-    Unset: a free GPU of this machine (none of a Ray cluster) beside a learner of one rank, else the learner's own
-    GPUs, in turns; under LoRA the base."""
+    """Number of scorer ranks: processes with one GPU each (on a CPU a share of the cores), which compute
+    log-probs while the learner trains. Unset: for a learner of one rank a free GPU of this machine (not of a
+    Ray cluster); else the learner's GPUs, in turns; with LoRA the base model."""
     shard_size: int | None = None
-    """Scorer ranks that share one copy of its parameters; must divide `num_devices`. Copies share out the microbatches.
-    Unset: the smallest that fits."""
+    """Number of scorer ranks that share one copy of the parameters; must divide `num_devices`. The microbatches
+    are distributed among the copies. Unset: the smallest number with enough memory."""
     devices: Any = None
-    """Device indices by hand, one a scorer rank, such as `[2,3]`, instead of the plan's choice."""
+    """Explicit device indices, one per scorer rank, such as `[2,3]`, instead of the plan's choice."""
 
     def __post_init__(self) -> None:
         if self.dtype is not None:
-            one_of("ref_model.dtype", self.dtype, ("float32", "bfloat16"))
+            check_choice("ref_model.dtype", self.dtype, ("float32", "bfloat16"))
         for key in ("num_devices", "shard_size"):
-            at_least(f"ref_model.{key}", vars(self)[key], 1)
+            check_minimum(f"ref_model.{key}", vars(self)[key], 1)
 
     @property
     def ranks(self) -> int:
-        """Scorer ranks that are asked for: as many as `devices` lists, else `num_devices`; 0: none."""
+        """Number of requested scorer ranks: the length of `devices`, else `num_devices`; 0: none."""
         listed = len(self.devices) if isinstance(self.devices, list | tuple) else 0
         return listed or self.num_devices or 0

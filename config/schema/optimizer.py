@@ -1,12 +1,12 @@
-"""The `optimizer` section: update rule, learning rates by parameter, schedule."""
+"""The `optimizer` section: update rule, learning rates per parameter, schedule."""
 
 from dataclasses import dataclass, field
 
 from config.schema.errors import ConfigError
 from config.schema.registry import Registry
-from config.schema.values import above_0, check_fields, is_share, one_of
+from config.schema.values import check_choice, check_fields, is_positive, is_share
 
-OPTIMIZERS = Registry("optimizer.name", "torchgrpo.training.optimizers", "make_members")
+OPTIMIZERS = Registry("optimizer.name", "torchgrpo.training.optimizers", "make_optimizers")
 
 
 @dataclass
@@ -14,38 +14,40 @@ class OptimizerConfig:
     """The update rule, its learning rates and its schedule."""
 
     name: str = "adamw"
-    """`adamw` for every parameter, or `muon_adamw`: Muon for the matrices between embedding and head, AdamW
-    for the rest."""
+    """Update rule: `adamw` for all parameters, or `muon_adamw`, which uses Muon for the matrices between
+    embedding and head, and AdamW for the rest."""
     lr: float = 1e-6
     """Peak learning rate of AdamW."""
     weight_decay: float = 0.0
-    """Decoupled weight decay on matrices; vectors (norms, biases) have none."""
+    """Decoupled weight decay of matrices; vectors (norms, biases) are not decayed."""
     betas: tuple[float, float] = (0.9, 0.95)
-    """AdamW's decay rates of the first and second moment."""
+    """Decay rates of AdamW's first and second moment."""
     eps: float = 1e-8
-    """AdamW's denominator epsilon."""
+    """Epsilon in AdamW's denominator."""
     group_lr: dict[str, float] = field(default_factory=dict)
-    """Peak learning rate by parameter name, `*` being a wild card, such as {"*embed_tokens*": 1e-5}; the
-    first match counts."""
+    """Peak learning rates by parameter name, with `*` as wildcard, such as {"*embed_tokens*": 1e-5}. The first
+    matching pattern applies."""
     muon_lr: float = 2e-5
-    """Peak learning rate of Muon's matrices, whose updates are scaled to AdamW's root mean square."""
+    """Peak learning rate of the matrices that Muon updates; updates are scaled to the root mean square of
+    AdamW's."""
     muon_momentum: float = 0.95
-    """Muon's momentum, with Nesterov's look-ahead."""
+    """Momentum of Muon, with Nesterov's look-ahead."""
 
     clip_grad_norm: float | None = 1.0
-    """Largest 2-norm of the whole gradient; null: no clipping."""
+    """Maximum 2-norm of the whole gradient; null: no clipping."""
     schedule: str = "constant"
-    """After the warm-up: `constant`, `linear` or `cosine` decay to `min_lr_fraction` of the peak."""
+    """Learning rate after the warm-up: `constant`, or a `linear` or `cosine` decay to `min_lr_fraction` of the
+    peak."""
     warmup_steps: int = 0
-    """Optimizer steps over which the rate rises linearly to its peak."""
+    """Optimizer steps of the warm-up, in which the learning rate rises linearly to its peak."""
     warmup_fraction: float = 0.0
-    """The length of the warm-up as a share of all optimizer steps; the longer of the two counts."""
+    """Length of the warm-up as a share of all optimizer steps; the longer of the two warm-ups applies."""
     min_lr_fraction: float = 0.0
-    """Share of the peak that the decay ends at."""
+    """Learning rate at the end of the decay, as a share of the peak."""
 
     def __post_init__(self) -> None:
         OPTIMIZERS.check(self.name)
-        one_of("optimizer.schedule", self.schedule, ("constant", "linear", "cosine"))
+        check_choice("optimizer.schedule", self.schedule, ("constant", "linear", "cosine"))
         not_negative = ("lr", "weight_decay", "eps", "warmup_steps", "muon_lr")
         check_fields("optimizer", self, not_negative, lambda value: value >= 0, "must be 0 or above")
         shares = ("warmup_fraction", "min_lr_fraction", "muon_momentum")
@@ -53,7 +55,7 @@ class OptimizerConfig:
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise ConfigError(f"optimizer.betas={self.betas}: must be two numbers in [0, 1)")
         self.betas = (self.betas[0], self.betas[1])
-        check_fields("optimizer", self, ("clip_grad_norm",), above_0, "must be above 0, or null")
+        check_fields("optimizer", self, ("clip_grad_norm",), is_positive, "must be above 0, or null")
         for pattern, rate in self.group_lr.items():
             if not rate >= 0:
                 raise ConfigError(f"optimizer.group_lr[{pattern!r}]={rate}: must be 0 or above")

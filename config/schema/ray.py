@@ -1,20 +1,20 @@
-"""The `ray` section: the cluster that carries several engines and ranks."""
+"""The `ray` section: the Ray cluster that runs several engines and learner ranks."""
 
 from dataclasses import dataclass
 
-from config.schema.values import above_0, check_fields
+from config.schema.values import check_fields, is_positive
 
 
 @dataclass
 class RayConfig:
-    """The Ray cluster that carries several engines."""
+    """The Ray cluster that runs several engines and learner ranks."""
 
     enabled: bool = False
-    """Run engines as Ray actors even where one engine in process would do."""
+    """Runs engines as Ray actors even where a single engine could run in the main process."""
     address: str | None = None
-    """An existing cluster's address; unset starts a local one on loopback."""
+    """Address of an existing cluster. Unset: a local cluster on the loopback interface."""
     num_cpus_per_engine: int = 1
-    """CPU cores that an engine actor reserves."""
+    """CPU cores that each engine actor reserves."""
 
     def __post_init__(self) -> None:
-        check_fields("ray", self, ("num_cpus_per_engine",), above_0, "must be above 0")
+        check_fields("ray", self, ("num_cpus_per_engine",), is_positive, "must be above 0")

@@ -1,8 +1,8 @@
-"""Registered names: one file of a folder for each, whose list is the check of the configuration key.
+"""Lists a package's modules as values of a configuration key, and loads one on use.
 
-    NAME.py in the folder ─▶ KEY=NAME is accepted ─▶ its attribute is loaded where it is used
+    NAME.py in the folder ─▶ KEY=NAME is accepted ─▶ an attribute of the module is loaded on use
 
-Checking a name lists files and imports none of them.
+The check of a name lists the files and imports none of them.
 """
 
 from dataclasses import dataclass
@@ -11,14 +11,15 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any
 
-from config.schema.errors import ConfigError
+from config.schema.values import check_choice
 
 
 @dataclass(frozen=True)
 class Registry:
-    """The modules of a package, each of which defines `attribute`.
+    """The modules of a package that define `attribute`.
 
-    key: the configuration key that takes their names. package: a folder whose `__init__.py` imports nothing.
+    key: the configuration key whose values are the module names. package: a package whose `__init__.py` imports
+    nothing.
     """
 
     key: str
@@ -27,17 +28,15 @@ class Registry:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Registered names, sorted."""
+        """Sorted names of the modules."""
         return _module_names(tuple(import_module(self.package).__path__))
 
-    def check(self, value: object, *others: str) -> None:
-        """Raise ConfigError for a value that is no registered name and none of `others`."""
-        known = (*others, *self.names)
-        if value not in known:
-            raise ConfigError(f"{self.key}={value!r}: choose one of {', '.join(known)}")
+    def check(self, value: object, *extra_choices: str) -> None:
+        """Raises ConfigError unless `value` is a registered name or one of `extra_choices`."""
+        check_choice(self.key, value, (*extra_choices, *self.names))
 
     def load(self, name: str) -> Any:
-        """The attribute of the module of this name, which is imported now."""
+        """Imports the module `name` and returns its attribute."""
         return getattr(import_module(f"{self.package}.{name}"), self.attribute)
 
 

@@ -1,45 +1,51 @@
-"""The `rollouts` section: what `run=rollouts` shows of a run's ledger."""
+"""The `rollouts` section: filters of the completions that `run=rollouts` prints."""
 
 from dataclasses import dataclass
 
-from config.schema.values import at_least, one_of
+from config.schema.values import check_choice, check_minimum
 
 
 @dataclass
 class RolloutsConfig:
-    """What `run=rollouts` shows. Settings narrow it down together; what is unset takes all."""
+    """Filters of the groups and completions that `run=rollouts` prints.
+
+    All filters that are set apply together; an unset filter selects all groups.
+    """
 
     set: str | None = None
-    """`train`, or the name of an evaluation's set."""
+    """`train`, or the name of an evaluation set."""
     step: int | None = None
-    """Groups that this optimizer step trained on."""
+    """Selects the groups of this optimizer step."""
     iteration: int | None = None
-    """Groups of this iteration, or of the evaluation after it."""
+    """Selects the groups of this iteration, or of the evaluation after it."""
     row: int | None = None
-    """The index of the example in its data set."""
+    """Selects the example with this index in its data set."""
     prompt: str | None = None
-    """The id of a prompt, or how it begins: the same in every run that has the same messages."""
+    """Selects the prompt with this id, or with an id that starts with this text. Prompts with equal messages
+    have equal ids in all runs."""
     outcome: str | None = None
-    """Completions that were `right` or `wrong`, `scored`, `invalid`, or could not be judged (`error`)."""
+    """Selects completions by their outcome: `right`, `wrong`, `scored`, `invalid`, or `error` (the reward
+    failed)."""
     contains: str | None = None
-    """Completions with this text in them, or in their prompt."""
+    """Selects completions that contain this text, also in their prompt."""
     best: int | None = None
-    """So many groups, those of the highest mean reward."""
+    """Selects this many groups with the highest mean reward."""
     worst: int | None = None
-    """So many groups, those of the lowest mean reward."""
+    """Selects this many groups with the lowest mean reward."""
     flipped: bool = False
-    """Prompts that were solved the first time and not the last, or the other way round: both groups of each. Solved
-    means half of the completions."""
+    """Selects prompts that were solved in their first group but not in their last, or the reverse; both groups
+    are printed. A group is solved if at least half of its completions are right."""
     limit: int = 10
-    """Groups that are printed at most; 0 prints all. A file of `rollouts.to` holds all."""
+    """Maximum number of groups to print; 0 prints all. The file `rollouts.to` contains all groups."""
     to: str | None = None
-    """A file instead of the screen, one row a completion: its name ends in .csv, .jsonl or .parquet."""
+    """Writes a file with one row per completion instead of printing; the name ends in .csv, .jsonl or
+    .parquet."""
 
     def __post_init__(self) -> None:
         if self.outcome is not None:
-            one_of("rollouts.outcome", self.outcome, ("right", "wrong", "scored", "invalid", "error"))
+            check_choice("rollouts.outcome", self.outcome, ("right", "wrong", "scored", "invalid", "error"))
         for key in ("best", "worst"):
-            at_least(f"rollouts.{key}", vars(self)[key], 1)
-        at_least("rollouts.limit", self.limit, 0)
+            check_minimum(f"rollouts.{key}", vars(self)[key], 1)
+        check_minimum("rollouts.limit", self.limit, 0)
         if self.to is not None:
-            one_of("rollouts.to", "." + self.to.rpartition(".")[2], (".csv", ".jsonl", ".parquet"))
+            check_choice("rollouts.to", "." + self.to.rpartition(".")[2], (".csv", ".jsonl", ".parquet"))

@@ -1,8 +1,8 @@
-"""The `train` section: length, batches, precision, checkpoints, and how old a group may be."""
+"""The `train` section: run length, batch sizes, precision, checkpoints, policy age, reactions to alarms."""
 
 from dataclasses import dataclass
 
-from config.schema.values import above_0, at_least, check_fields, one_of
+from config.schema.values import check_choice, check_fields, check_minimum, is_positive
 
 
 @dataclass
@@ -10,86 +10,97 @@ class TrainConfig:
     """Length of the run, batch sizes, precision, checkpoints, and the limits of the overlapped schedule."""
 
     seed: int = 0
-    """Fixes the order of the prompts and every random draw."""
+    """Seed of the prompt order and of all random numbers."""
     total_dialog_turns: int = 100_000
-    """Completions, not turns, that the whole run trains on."""
+    """Completions, not turns, of the whole run."""
     dialog_turns_per_batch: int | None = None
     """Completions, not turns, of one iteration. Unset: `env.num_envs * env.repeats`."""
     optim_batch_size: int | None = None
-    """Completions per optimizer step. Unset: all of an iteration's."""
+    """Completions per optimizer step. Unset: all completions of an iteration."""
     gradient_accumulation_steps: int = 1
-    """Microbatches per optimizer step, of about equal size; changes memory, not the gradient."""
+    """Microbatches per optimizer step, of about equal size; they change the memory, not the gradient."""
     max_tokens_per_microbatch: int | None = None
-    """Positions of a microbatch at most, prompts, responses and padding; a single longer response goes alone. Needs it
-    more microbatches than `gradient_accumulation_steps`, there are more. Unset: no limit."""
+    """Maximum number of positions in a microbatch, including prompts, responses and padding; a longer response
+    forms a microbatch by itself. If the limit requires more microbatches than `gradient_accumulation_steps`,
+    their number increases. Unset: no limit."""
     epochs: int = 1
-    """Passes over an iteration's completions."""
+    """Passes over the completions of an iteration."""
     mixed_precision: str = "fp32"
-    """Arithmetic of forward and backward: `fp32`, `bf16`, `fp16` (with a gradient scaler)."""
+    """Precision of the forward and backward pass: `fp32`, `bf16`, `fp16` (with a gradient scaler)."""
     gradient_checkpointing: bool = False
-    """Recompute activations in the backward pass: less memory, about a third more time."""
+    """Recomputes activations in the backward pass: less memory, about a third more time."""
     packing: bool = True
-    """A microbatch goes through the model as one sequence without padding, each prompt once (exact); by an attention
-    of its own, whatever `model.attn_implementation` says. Models with sliding windows or recurrent layers take whole,
-    padded rows all the same."""
+    """Runs a microbatch through the model as one sequence without padding, each prompt once; the results are
+    exact. Packed sequences use their own attention kernel instead of `model.attn_implementation`. Models with
+    sliding windows or recurrent layers always use padded rows."""
     compile: bool = False
-    """Each decoder layer is compiled (torch.compile): the first step takes up to 100 s on a CPU, later ones 6 to 11%
-    less time (docs/scaling.md); the same numbers to rounding. Needs a C++ compiler."""
+    """Compiles each decoder layer with torch.compile: a slower first step, faster later steps
+    (docs/scaling.md), equal results up to rounding. Needs a C++ compiler."""
     log_prob_chunk_size: int | None = None
-    """Response tokens whose logits exist at one time, [chunk, vocabulary]. Unset: by the head's size."""
+    """Response tokens whose logits are in memory at one time, [chunk, vocabulary]. Unset: chosen by the head's
+    size."""
     checkpoint_frequency: int = 100
-    """Iterations between checkpoints; 0 keeps only the one at the end."""
+    """Iterations between checkpoints; 0 writes only the checkpoint at the end."""
     keep_checkpoints: int = 3
-    """Newest checkpoints that are kept; older ones are removed. 0 keeps all. A run that is resumed from an earlier
-    checkpoint removes the later ones in any case."""
+    """Number of newest checkpoints to keep; older ones are removed. 0 keeps all. A run that resumes from an
+    earlier checkpoint always removes the later ones."""
     keep_best: str | None = None
-    """A metric of evaluation such as `eval/SET/pass@1`: the checkpoint with its highest value is kept too, and one is
-    written after an evaluation that gives a higher one. `checkpoints/best` and `models/best` name it."""
+    """An evaluation metric such as `eval/SET/pass@1`: the checkpoint with the highest value is kept as well,
+    and a checkpoint is written after each evaluation with a new highest value. `checkpoints/best` and
+    `models/best` are links to the best checkpoint and its model."""
     export: bool = True
-    """Beside each checkpoint that is kept, a folder in Hugging Face format, `models/checkpoint_000040`, and `model`,
-    the newest: as much disk space each as the model's weights in `model.dtype`. A LoRA adapter is merged, and lies in
-    `adapter` beside that."""
+    """Writes a model in Hugging Face format for each checkpoint that is kept, `models/checkpoint_000040`, and
+    the link `model` to the newest one. Each model takes the disk space of the weights in `model.dtype`. A LoRA
+    adapter is merged into the weights, and also written to the subfolder `adapter`."""
     async_checkpoint: bool = True
-    """The run goes on while a checkpoint is written, from a copy in the host's memory; otherwise it waits."""
+    """Continues training while a checkpoint is written from a copy in host memory; `false`: training waits."""
     resume: str | None = None
-    """A checkpoint, the folder of a run (its newest one), or `auto`: of this run's folder or the newest run like it."""
+    """The checkpoint to resume from, or the folder of a run, for its newest checkpoint. `auto` takes the newest
+    checkpoint of this run's folder, or of the newest run with the same settings."""
     restarts: int = 0
-    """How often a run whose learner rank was lost goes on by itself, from its newest checkpoint."""
+    """Number of automatic restarts from the newest checkpoint after the loss of a learner rank."""
     max_nonfinite_steps: int = 3
-    """Optimizer steps with a non-finite loss or gradient in a row after which the run stops."""
+    """Number of consecutive optimizer steps with a non-finite loss or gradient after which the run stops."""
     deterministic: bool = True
-    """On a CPU the same config and seed give the same bits; on a GPU slower kernels where they exist."""
+    """On a CPU, equal configs and seeds give bitwise equal results; on a GPU, deterministic kernels are used
+    where they exist, which are slower."""
     max_policy_age: int = 1
-    """grpo_async.py: versions that a group may lag behind the trainer when it is consumed."""
+    """grpo_async.py: maximum age of a group when the learner trains on it, in policy versions behind the
+    learner."""
     stale_groups: str = "drop"
-    """grpo_async.py: a group beyond `max_policy_age` is dropped, or with `wait` never started too early."""
+    """grpo_async.py: `drop` discards a group older than `max_policy_age`; `wait` delays the start of a group so
+    that it cannot exceed that age."""
     weight_update_frequency: int = 1
-    """grpo_async.py: optimizer steps between two weight pushes, rounded up to whole batches of `epochs` steps."""
+    """grpo_async.py: optimizer steps between two weight pushes, rounded up to a multiple of `epochs`."""
     buffer_groups: int | None = None
-    """grpo_async.py: finished groups that may wait for the learner. Unset: two optimizer steps' worth."""
-    on_alarm: str = "say"
-    """What an alarm of the doctor (docs/doctor.md) does: `say` it; `checkpoint`, write one at the end of the iteration;
-    `stop`, end the run there with a checkpoint and exit code 1. Warnings are said and no more."""
+    """grpo_async.py: maximum number of finished groups that wait for the learner. Unset: the groups of two
+    optimizer steps."""
+    on_alarm: str = "log"
+    """Reaction to an alarm of the diagnostics (docs/diagnostics.md). `log` prints it. `checkpoint` also writes
+    a checkpoint at the end of the iteration. `stop` ends the run there with a checkpoint and exit code 1.
+    Warnings are only printed."""
     weight_check_every: int = 10
-    """Pushes from one comparison of engines and learner by fixed sequences to the next (docs/devices.md). At the first
-    push, with new engines and before evaluations they are compared in any case; the sampled tokens after every push."""
+    """Weight pushes between two checks of the engines' weights, which compare log-probs of fixed sequences
+    (docs/devices.md). The check also runs at the first push, with new engines and before evaluations. Log-probs
+    of sampled tokens are compared after every push."""
     on_mismatch: str = "stop"
-    """What happens when engines do not give the learner's log-probs: `stop` the run, or `say` it and go on."""
+    """Reaction when an engine's log-probs differ from the learner's: `stop` ends the run; `log` prints a
+    warning and continues."""
     wait_timeout_s: float = 600.0
-    """Seconds that the learner may wait for groups, a push for the engines, or the run for a checkpoint, before the
-    run stops."""
+    """Maximum seconds that the learner waits for groups, a weight push for the engines, or the run for a
+    checkpoint; then the run stops."""
 
     def __post_init__(self) -> None:
-        one_of("train.mixed_precision", self.mixed_precision, ("fp32", "bf16", "fp16"))
-        check_fields("train", self, ("wait_timeout_s",), above_0, "must be above 0")
-        one_of("train.on_alarm", self.on_alarm, ("say", "checkpoint", "stop"))
-        one_of("train.on_mismatch", self.on_mismatch, ("stop", "say"))
-        one_of("train.stale_groups", self.stale_groups, ("drop", "wait"))
+        check_choice("train.mixed_precision", self.mixed_precision, ("fp32", "bf16", "fp16"))
+        check_fields("train", self, ("wait_timeout_s",), is_positive, "must be above 0")
+        check_choice("train.on_alarm", self.on_alarm, ("log", "checkpoint", "stop"))
+        check_choice("train.on_mismatch", self.on_mismatch, ("stop", "log"))
+        check_choice("train.stale_groups", self.stale_groups, ("drop", "wait"))
         counts = (
             "weight_check_every", "total_dialog_turns", "gradient_accumulation_steps", "epochs", "max_nonfinite_steps",
             "weight_update_frequency", "log_prob_chunk_size", "max_tokens_per_microbatch",
         )  # fmt: skip
         for key in counts:
-            at_least(f"train.{key}", vars(self)[key], 1)
+            check_minimum(f"train.{key}", vars(self)[key], 1)
         for key in ("checkpoint_frequency", "keep_checkpoints", "max_policy_age", "restarts"):
-            at_least(f"train.{key}", vars(self)[key], 0)
+            check_minimum(f"train.{key}", vars(self)[key], 0)

@@ -1,10 +1,10 @@
-"""Trust regions of the objective: rules that leave tokens out of the policy term. A `TrustRegion` each."""
+"""Settings of one trust region in `policy.trust_regions`, which masks tokens outside its bounds."""
 
 import math
 from dataclasses import dataclass
 
 from config.schema.errors import ConfigError
-from config.schema.values import one_of
+from config.schema.values import check_choice
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "measure": ("ratio", "k1", "k2", "k3", "tv", "kl", "kl_symmetric"),
@@ -16,38 +16,49 @@ CHOICES: dict[str, tuple[str, ...]] = {
 
 @dataclass
 class TrustRegion:
-    """A token stays in the policy term while a measure of how far two policies are apart on it lies in [low, high]."""
+    """A rule that keeps tokens whose distance between two policies is in [low, high].
+
+    Other tokens are masked in the policy term.
+    """
 
     measure: str = "ratio"
-    """Of the later policy's probability p of the token and the earlier one's q: `ratio` p/q; with d = log p - log q,
-    `k1` -d, `k2` d^2/2, `k3` exp(d) - d - 1; `tv` p - q; `kl` the KL(q, p) of "this token or another", with the sign
-    of p - q; `kl_symmetric` the larger of KL(q, p) and KL(p, q)."""
+    """Distance of the later policy's probability p of the token and the earlier policy's probability q.
+    `ratio`: p/q. With d = log p - log q, `k1`: -d, `k2`: d^2/2, `k3`: exp(d) - d - 1. `tv`: p - q. `kl`: the
+    KL(q, p) of the binary choice "this token or another", with the sign of p - q. `kl_symmetric`: the larger of
+    KL(q, p) and KL(p, q)."""
     between: str = "now_old"
-    """Later and earlier policy: the one being trained and the ratio's denominator (`now_old`), or the engine
-    (`now_engine`); that denominator and the engine (`old_engine`), or the other way round (`engine_old`)."""
+    """Later and earlier policy. `now_old`: the trained policy and the denominator of the ratio. `now_engine`:
+    the trained policy and the engine. `old_engine`: the denominator of the ratio and the engine. `engine_old`:
+    the reverse."""
     level: str = "token"
-    """Each `token` by itself; a whole response by the `sum` or the `mean` of its tokens (of a `ratio` the product, the
-    geometric mean), or by whether `each` of them is inside."""
+    """Unit of the rule: each `token`, or a whole response by the `sum` or `mean` over its tokens (for `ratio`
+    the product or the geometric mean), or by whether `each` token is inside the bounds."""
     low: float | None = None
-    """Smallest value inside. Unset: no bound."""
+    """Smallest distance to keep. Unset: no bound."""
     high: float | None = None
-    """Largest value inside. Unset: no bound."""
+    """Largest distance to keep. Unset: no bound."""
     side: str = "both"
-    """Outside counts on `both` sides; `outward`, only where the advantage pushes further: above `high` with a positive
-    one, below `low` with another; `negative`, only with a negative advantage."""
+    """Bounds that apply: on `both` sides; `outward`, only where the gradient increases the distance, which is
+    above `high` with a positive advantage and below `low` with another; `negative`, only with a negative
+    advantage."""
 
     def check(self, place: str, engine_is_old: bool) -> None:
-        """Raises ConfigError for a value that is none. place: of this rule in the config."""
+        """Raises ConfigError for invalid fields.
+
+        place: key of this rule in the config. engine_is_old: whether `policy.old_log_prob` is `engine`.
+        """
         for key, known in CHOICES.items():
-            one_of(f"{place}.{key}", vars(self)[key], known)
+            check_choice(f"{place}.{key}", vars(self)[key], known)
         low, high = self.low, self.high
         bounds = [bound for bound in (low, high) if bound is not None]
         if not bounds or any(math.isnan(bound) for bound in bounds) or (len(bounds) == 2 and low > high):  # type: ignore[operator]
-            raise ConfigError(f"{place}: low={low}, high={high}: give one of them, or both with low <= high")
+            raise ConfigError(f"{place}: low={low}, high={high}: set low or high, or both with low <= high")
         if self.measure == "ratio" and not all(bound >= 0 for bound in bounds):
-            raise ConfigError(f"{place}: low={low}, high={high}: a ratio of probabilities is never below 0")
+            raise ConfigError(
+                f"{place}: low={low}, high={high}: bounds of a ratio of probabilities must be at least 0"
+            )
         if self.between in ("old_engine", "engine_old") and engine_is_old:
             raise ConfigError(
-                f"{place}.between={self.between}: with policy.old_log_prob=engine both are the engine; set "
-                "policy.old_log_prob=trainer, or between=now_old"
+                f"{place}.between={self.between}: with policy.old_log_prob=engine both log-probs are the "
+                "engine's; set policy.old_log_prob=trainer, or between=now_old"
             )

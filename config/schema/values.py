@@ -1,6 +1,6 @@
-"""Checks of single values, and of a section that is given in plain dictionaries. All raise ConfigError.
+"""Checks single config values, and builds a section's dataclass from a plain dictionary.
 
-A value that is unset (None) keeps to every rule.
+An unset value (None) passes every check.
 """
 
 import math
@@ -11,35 +11,41 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from config.schema.errors import ConfigError
+from config.schema.former_names import new_value_of
 
 Section = TypeVar("Section")
 
 
-def one_of(place: str, value: object, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise ConfigError(f"{place}={value!r}: choose one of {', '.join(known)}")
+def check_choice(place: str, value: object, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        if new := new_value_of(place, value):
+            raise ConfigError(f"{place}={value}: the value is now called {new}; set {place}={new}")
+        raise ConfigError(f"{place}={value!r}: choose one of {', '.join(choices)}")
 
 
-def at_least(place: str, value: float | None, least: float) -> None:
+def check_minimum(place: str, value: float | None, least: float) -> None:
     if value is not None and value < least:
         raise ConfigError(f"{place}={value}: must be at least {least}")
 
 
 def check_fields(
-    section: str, config: object, keys: Iterable[str], holds: Callable[[Any], bool], rule: str
+    section: str, config: object, keys: Iterable[str], is_valid: Callable[[Any], bool], rule: str
 ) -> None:
-    """Fields of a section against `holds`, which is `rule` in words."""
+    """Raises ConfigError for a field of a section that fails the predicate `is_valid`.
+
+    rule: the predicate in words, for the message.
+    """
     for key in keys:
         value = vars(config)[key]
-        if value is not None and not holds(value):
+        if value is not None and not is_valid(value):
             raise ConfigError(f"{section}.{key}={value}: {rule}")
 
 
-def above_0(value: float) -> bool:
+def is_positive(value: float) -> bool:
     return value > 0
 
 
-def is_size(value: float) -> bool:
+def is_positive_finite(value: float) -> bool:
     return 0 < value < math.inf
 
 
@@ -47,11 +53,16 @@ def is_share(value: float) -> bool:
     return 0 <= value <= 1
 
 
-def section_of(kind: type[Section], given: Mapping[str, Any], place: str) -> Section:
-    """A dataclass of what stands at `place` in plain dictionaries, each value in the type of its field."""
+def build_section(kind: type[Section], settings: Mapping[str, Any], place: str) -> Section:
+    """Builds a section's dataclass from a plain dictionary.
+
+    Values are converted to the types of the fields.
+
+    place: the dotted key of the section, for error messages.
+    """
     try:
-        made = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(kind), given))
+        section = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(kind), settings))
     except OmegaConfBaseException as error:
         raise ConfigError(f"{place}.{error.full_key}: {str(error).splitlines()[0]}") from error
-    assert isinstance(made, kind)
-    return made
+    assert isinstance(section, kind)
+    return section

@@ -1,4 +1,4 @@
-"""Levels of difficulty, which open one after the other: each when the one before it is mastered."""
+"""Sorts rows into difficulty levels by a column, and opens levels by success."""
 
 import math
 import re
@@ -8,93 +8,110 @@ from typing import Any
 
 from config.schema.curriculum import CurriculumConfig
 from config.schema.errors import ConfigError
-from envs.curriculum.window import Window
+from envs.curriculum.success_window import SuccessWindow
 from envs.example import Example
 
-OPEN: dict[str, Callable[[int, int], bool]] = {
-    "reached": lambda level, newest: level <= newest,
-    "newest": lambda level, newest: level == newest,
+OPEN_RULES: dict[str, Callable[[int, int], bool]] = {
+    "reached": lambda level, newest_level: level <= newest_level,
+    "newest": lambda level, newest_level: level == newest_level,
 }
-"""`env.curriculum.open`: whether a level is drawn from, by its number and that of the newest."""
+"""`env.curriculum.open`: whether a level is open, by its number and the number of the newest level."""
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
-_LISTED = 10
-"""Values of a column that a message names."""
+_MAX_LISTED_VALUES = 10
+"""Largest number of column values in a message."""
 
 
 class Levels:
-    """Which rows may be drawn now.
+    """Difficulty levels of one data set, with the recent success on each level.
 
     Args:
-        of_rows: number of each row's level, the easiest is 0; every level has rows.
-        labels: a name for each level.
+        row_levels: number of each row's level; 0 is the easiest, and every level has rows.
+        labels: a name for each level, used in metric names.
 
-    newest: the level that opened last. last: the hardest that can open.
+    newest_level: the level that opened last. hardest_level: the hardest level that can open.
     """
 
-    def __init__(self, of_rows: Sequence[int], labels: Sequence[str], config: CurriculumConfig) -> None:
-        self.of_rows, self.labels = of_rows, labels
-        self.gate, self._is_open = config.gate, OPEN[config.open]
-        self.newest, self.last = 0, len(labels) - 1
-        self.success = [Window(config.window) for _ in labels]
+    def __init__(self, row_levels: Sequence[int], labels: Sequence[str], config: CurriculumConfig) -> None:
+        self.row_levels, self.labels = row_levels, labels
+        self.gate, self._open_rule = config.gate, OPEN_RULES[config.open]
+        self.newest_level, self.hardest_level = 0, len(labels) - 1
+        self.success_windows = [SuccessWindow(config.window) for _ in labels]
 
     def is_open(self, row: int) -> bool:
-        return self._is_open(self.of_rows[row], self.newest)
+        """Whether the level of a row is open."""
+        return self._open_rule(self.row_levels[row], self.newest_level)
 
     def observe(self, row: int, success: float, weight: float) -> bool:
-        """One more group; whether it opened a level. weight: as in `Window.add`."""
-        level = self.of_rows[row]
-        window = self.success[level]
+        """Adds the success rate of a scored group; returns whether a level opened.
+
+        weight: as in `SuccessWindow.add`.
+        """
+        level = self.row_levels[row]
+        window = self.success_windows[level]
         window.add(success, weight)
-        if level != self.newest or level == self.last or not window.full:
+        if level != self.newest_level or level == self.hardest_level or not window.is_full:
             return False
         success_rate = window.mean
         if success_rate is None or success_rate < self.gate:
             return False
-        self.newest += 1
+        self.newest_level += 1
         return True
 
-    def settle(self, can_be_asked: Callable[[int], bool]) -> bool:
-        """Move to a level with usable rows; return whether the level changed.
+    def move_to_usable_level(self, accepts_row: Callable[[int], bool]) -> bool:
+        """Moves to a level with usable rows; returns whether the newest level changed.
 
-        Harder levels come first, then easier ones.
+        Harder levels come first, then easier levels.
         """
-        before = self.newest
-        while self.newest < self.last and not self._has_rows(can_be_asked):
-            self.newest += 1
-        while self.newest and not self._has_rows(can_be_asked):
-            self.newest -= 1
-            self.last = self.newest
-        return self.newest != before
+        before = self.newest_level
+        while self.newest_level < self.hardest_level and not self._has_rows(accepts_row):
+            self.newest_level += 1
+        while self.newest_level and not self._has_rows(accepts_row):
+            self.newest_level -= 1
+            self.hardest_level = self.newest_level
+        return self.newest_level != before
 
-    def _has_rows(self, can_be_asked: Callable[[int], bool]) -> bool:
-        """Asks only until one can: that a row is too long costs its tokens to find out."""
-        return any(can_be_asked(row) for row, level in enumerate(self.of_rows) if level == self.newest)
+    def _has_rows(self, accepts_row: Callable[[int], bool]) -> bool:
+        """Whether the newest level has a usable row.
+
+        The search stops at the first usable row, since the length check of a long row tokenizes text.
+        """
+        return any(
+            accepts_row(row) for row, level in enumerate(self.row_levels) if level == self.newest_level
+        )
 
     def state(self) -> dict[str, Any]:
-        success = [window.state() for window in self.success]
-        return {"newest": self.newest, "last": self.last, "labels": list(self.labels), "success": success}
+        """Returns the levels and their success for a checkpoint."""
+        success = [window.state() for window in self.success_windows]
+        return {
+            "newest": self.newest_level,
+            "last": self.hardest_level,
+            "labels": list(self.labels),
+            "success": success,
+        }
 
     def load(self, state: dict[str, Any]) -> None:
-        """Restore the levels; of changed ones those whose labels are still there."""
-        before = state["labels"]
-        if before == list(self.labels):
-            self.newest, self.last = state["newest"], state["last"]
-            of_now = list(range(len(before)))
+        """Restores the levels of a checkpoint; levels match by label if the labels changed."""
+        saved_labels = state["labels"]
+        if saved_labels == list(self.labels):
+            self.newest_level, self.hardest_level = state["newest"], state["last"]
+            numbers_now = list(range(len(saved_labels)))
         else:
-            reached = before[: state["newest"] + 1]
+            reached = saved_labels[: state["newest"] + 1]
             numbers = [number for number, label in enumerate(self.labels) if label in reached]
-            self.newest, self.last = max(numbers, default=0), len(self.labels) - 1
-            of_now = [self.labels.index(label) if label in self.labels else -1 for label in before]
-        for number, saved in zip(of_now, state["success"], strict=True):
+            self.newest_level, self.hardest_level = max(numbers, default=0), len(self.labels) - 1
+            numbers_now = [self.labels.index(label) if label in self.labels else -1 for label in saved_labels]
+        for number, window_state in zip(numbers_now, state["success"], strict=True):
             if number >= 0:
-                self.success[number].load(saved)
+                self.success_windows[number].load(window_state)
 
 
 def make_levels(examples: Sequence[Example], column: str | None, config: CurriculumConfig) -> Levels:
-    """The levels of one data set, by a column of its rows; one level without a column.
+    """Makes the levels of one data set by a column of its rows.
+
+    Without a column all rows are on one level.
 
     Raises:
-        ConfigError: a row without the column, or with a value that has no place in the order.
+        ConfigError: a row lacks the column, or its value cannot be ordered.
     """
     if column is None:
         return Levels([0] * len(examples), ["1"], config)
@@ -106,37 +123,45 @@ def make_levels(examples: Sequence[Example], column: str | None, config: Curricu
                     f"env.curriculum.order={config.order!r} lacks {value!r}, which column {column!r} has "
                     f"(example {row}): list every value, easiest first"
                 )
-        there = [value for value in config.order if value in values]
-        return Levels([there.index(value) for value in values], [_label(value) for value in there], config)
+        present = [value for value in config.order if value in values]
+        return Levels(
+            [present.index(value) for value in values], [_label(value) for value in present], config
+        )
     hardness = [_hardness(value, column, values) for value in values]
     if config.order == "descending":
         hardness = [-hard for hard in hardness]
     if config.bins is not None:
-        # Equal values share a level: that of the first of them among all rows in order.
+        # Equal values share a level: the bin of the first equal row in sorted order.
         first: dict[float, int] = {}
         for rank, hard in enumerate(sorted(hardness)):
             first.setdefault(hard, rank * config.bins // len(hardness))
         numbers = {bin_: number for number, bin_ in enumerate(sorted(set(first.values())))}
         labels = [str(number + 1) for number in range(len(numbers))]
         return Levels([numbers[first[hard]] for hard in hardness], labels, config)
-    found = dict(zip(hardness, values, strict=True))
-    places = {hard: place for place, hard in enumerate(sorted(found))}
-    return Levels([places[hard] for hard in hardness], [_label(found[hard]) for hard in places], config)
+    values_by_hardness = dict(zip(hardness, values, strict=True))
+    ranks = {hard: rank for rank, hard in enumerate(sorted(values_by_hardness))}
+    return Levels(
+        [ranks[hard] for hard in hardness], [_label(values_by_hardness[hard]) for hard in ranks], config
+    )
 
 
 def _value(example: Example, column: str) -> Any:
+    """Returns the value of an example's column.
+
+    Raises ConfigError if the column is missing.
+    """
     if column not in example.row_data:
         where = f" of {example.source}" if example.source else ""
         raise ConfigError(
-            f"env.curriculum.column={column!r}: row {example.row}{where} has no such column; it has "
-            f"{', '.join(sorted(map(str, example.row_data))) or 'none'}. Name one that every row has"
-            + (", or {MEMBER: column} for the members that have one" if example.source else "")
+            f"env.curriculum.column={column!r}: row {example.row}{where} has no such column (columns: "
+            f"{', '.join(sorted(map(str, example.row_data))) or 'none'}). Name a column that every row has"
+            + (", or {MEMBER: column} for the members with such a column" if example.source else "")
         )
     return example.row_data[column]
 
 
 def _hardness(value: Any, column: str, values: Sequence[Any]) -> float:
-    """A number, or the first one in a text such as `Level 3`."""
+    """Returns the difficulty of a value: a number, or the first number in a text."""
     number = math.nan
     if isinstance(value, int | float | Decimal) and not isinstance(value, bool):
         number = float(value)
@@ -145,13 +170,14 @@ def _hardness(value: Any, column: str, values: Sequence[Any]) -> float:
     if math.isfinite(number):
         return number
     distinct = list(dict.fromkeys(map(repr, values)))
-    more = ", ..." if len(distinct) > _LISTED else ""
+    more = ", ..." if len(distinct) > _MAX_LISTED_VALUES else ""
     raise ConfigError(
-        f"env.curriculum.column={column!r} has the value {value!r}, in which there is no number to sort by: give "
-        f"env.curriculum.order a list of the values, easiest first ({', '.join(distinct[:_LISTED])}{more})"
+        f"env.curriculum.column={column!r} has the value {value!r}, which contains no number to sort by; set "
+        "env.curriculum.order to a list of the values, easiest first "
+        f"({', '.join(distinct[:_MAX_LISTED_VALUES])}{more})"
     )
 
 
 def _label(value: Any) -> str:
-    """In the name of a metric."""
+    """Returns the label of a value for metric names."""
     return f"{value:g}" if isinstance(value, float) else "_".join(str(value).split())

@@ -1,4 +1,7 @@
-"""The languages of tested programs. Python runs in the sandbox's own interpreter, the others in one of the machine."""
+"""Programming languages of tested programs and their interpreters.
+
+Python runs in the sandbox's own interpreter, other languages in an interpreter of the machine.
+"""
 
 import os
 import shutil
@@ -10,12 +13,16 @@ from config.schema.errors import ConfigError
 
 @dataclass(frozen=True)
 class Language:
-    """names: what a fence or a row calls it, its usual name first. asked: how a prompt does. remote: how SandboxFusion
-    does. interpreter: the program that runs it, with its arguments; empty: the sandbox's own. file: of the program."""
+    """A programming language and its names.
+
+    names: names in a Markdown fence or a data row, the usual one first. prompt_name: the name in a prompt.
+    server_name: the name in SandboxFusion's interface. interpreter: the command that runs a program; empty: the
+    sandbox's own Python. file: name of the program's file.
+    """
 
     names: tuple[str, ...]
-    asked: str
-    remote: str
+    prompt_name: str
+    server_name: str
     interpreter: tuple[str, ...] = ()
     file: str = "solution.py"
 
@@ -31,11 +38,11 @@ LANGUAGES: Mapping[str, Language] = {
 }
 
 
-def named(name: str) -> str:
-    """The key in `LANGUAGES` of what a row or a fence says.
+def find_language(name: str) -> str:
+    """Returns the key in `LANGUAGES` for a name in a row or a fence.
 
     Raises:
-        ValueError: a language that is not known here.
+        ValueError: an unknown language.
     """
     for key, language in LANGUAGES.items():
         if name.strip().lower() in language.names:
@@ -43,19 +50,19 @@ def named(name: str) -> str:
     raise ValueError(f"language={name!r}: choose one of {', '.join(LANGUAGES)}")
 
 
-def command(language: str) -> list[str]:
-    """The interpreter of a language as a path, and its arguments; empty for Python.
+def interpreter_command(language: str) -> list[str]:
+    """Returns the path of a language's interpreter and its arguments; empty for Python.
 
     Raises:
-        ConfigError: it is not installed.
+        ConfigError: the interpreter is not installed.
     """
     interpreter = LANGUAGES[language].interpreter
     if not interpreter:
         return []
-    found = shutil.which(interpreter[0])
-    if found is None:
+    path = shutil.which(interpreter[0])
+    if path is None:
         raise ConfigError(
-            f"programs in {language} need {interpreter[0]}, which is not on PATH: install it, or let a server run them "
-            "(env.sandbox=remote)"
+            f"programs in {language} need {interpreter[0]}, which is not on PATH; install {interpreter[0]}, "
+            "or set env.sandbox=remote to run programs on a server"
         )
-    return [os.path.realpath(found), *interpreter[1:]]
+    return [os.path.realpath(path), *interpreter[1:]]

@@ -1,6 +1,7 @@
-"""Limits of a program in the sandbox; `envs.sandbox.program` sets them.
+"""Default limits of a program's time, memory, threads, files and output in the sandbox.
 
-Of a tested program `env.options` sets time and memory: `CodeOptions` in envs/verifiers/code.py.
+`envs.sandbox.sandbox_child` sets them. For a tested program, `env.options` chooses time and memory
+(`CodeOptions` in envs/verifiers/code.py).
 """
 
 from dataclasses import dataclass
@@ -19,6 +20,6 @@ class Limits:
     file_mib: int = 16
     """Size of one file."""
     disk_mib: int = 32
-    """All files together; there can be 1024 of them."""
+    """Total size of the files, of which there can be 1024."""
     output_mib: int = 8
     """Standard output, and the JSON of a function's result."""

@@ -1,4 +1,4 @@
-"""All tasks. Importing this package registers every module in it."""
+"""Registration of all built-in tasks: the package imports each of its modules."""
 
 from importlib import import_module
 from pkgutil import iter_modules

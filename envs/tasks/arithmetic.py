@@ -1,4 +1,7 @@
-"""Additions, the quickstart's task. Every pair of operands is a row; a tenth of them is held out for test."""
+"""Task `arithmetic`: generated additions, used by the quickstart.
+
+Every pair of operands is a row; a tenth of the rows is held out for the test split.
+"""
 
 import random
 from collections.abc import Sequence
@@ -6,16 +9,16 @@ from collections.abc import Sequence
 from config.schema.env import EnvConfig
 from config.schema.errors import ConfigError
 from envs.task import Completion, Example, Reward, Task, register
-from envs.verifiers.extract import after_thinking
+from envs.verifiers.extract import text_after_thinking
 
 OPTIONS = {"max_operand": 99}
 
 
 @register("arithmetic")
 class Arithmetic(Task):
-    """1.0 where the completion of `A+B=`, thoughts aside, is the sum and nothing else.
+    """Task with reward 1.0 if the answer to `A+B=` is exactly the sum.
 
-    Options: `max_operand` (largest operand). Columns for a curriculum: `operand`, the larger one, and `sum`.
+    Options: `max_operand` (largest operand). Columns for a curriculum: `operand` (the larger operand) and `sum`.
     """
 
     reads_files = False
@@ -31,7 +34,7 @@ class Arithmetic(Task):
 
     def examples(self, split: str) -> Sequence[Example]:
         if split not in ("train", "test"):
-            raise ConfigError(f"env.split={split!r}: the arithmetic task has train and test")
+            raise ConfigError(f"env.split={split!r}: the arithmetic task has the splits train and test only")
         side = self.largest + 1
         rows = list(range(side * side))
         random.Random(0).shuffle(rows)
@@ -41,9 +44,9 @@ class Arithmetic(Task):
 
     def _example(self, row: int, a: int, b: int) -> Example:
         columns = {"operand": max(a, b), "sum": a + b}
-        return Example(self.messages(f"{a}+{b}="), str(a + b), row, row_data=self.kept(columns))
+        return Example(self.messages(f"{a}+{b}="), str(a + b), row, row_data=self.curriculum_columns(columns))
 
     def reward(self, completion: Completion, example: Example) -> Reward:
-        spoken = after_thinking(completion.full_text)
-        correct = float(spoken is not None and spoken.strip() == example.answer)
+        answer_text = text_after_thinking(completion.full_text)
+        correct = float(answer_text is not None and answer_text.strip() == example.answer)
         return Reward(correct, {"accuracy": correct})

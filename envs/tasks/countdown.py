@@ -1,4 +1,4 @@
-"""Countdown puzzles: reach a target from given numbers with + - * /, each number used exactly once. Generated."""
+"""Task `countdown`: generated puzzles that reach a target by arithmetic on numbers."""
 
 import ast
 import operator
@@ -10,8 +10,8 @@ from fractions import Fraction
 from config.schema.env import EnvConfig
 from config.schema.errors import ConfigError
 from envs.task import Completion, Example, Reward, Task, register
-from envs.verifiers.expressions import makes, parse
-from envs.verifiers.extract import after_thinking
+from envs.verifiers.expressions import parse_expression, reaches_target
+from envs.verifiers.extract import text_after_thinking
 
 OPTIONS = {"num_rows": 10_000, "min_numbers": 3, "max_numbers": 4, "max_number": 99, "max_target": 999}
 FORMAT_SCORE = 0.1
@@ -21,9 +21,11 @@ _ANSWER = re.compile(r"<answer>([^<]*)</answer>")
 
 @register("countdown")
 class Countdown(Task):
-    """1.0 for an expression in `<answer>` that uses every number once and hits the target, 0.1 for any tag.
+    """Task with reward 1.0 for a correct expression in `<answer>`.
 
-    Columns for a curriculum: `numbers`, how many there are, and `target`.
+    Any other `<answer>` has the reward 0.1.
+    A correct expression uses every number exactly once and equals the target. Columns for a curriculum: `numbers` (the
+    count of numbers) and `target`.
     """
 
     reads_files = False
@@ -41,39 +43,42 @@ class Countdown(Task):
 
     def examples(self, split: str) -> Sequence[Example]:
         if split not in ("train", "test"):
-            raise ConfigError(f"env.split={split!r}: the countdown task has train and test")
+            raise ConfigError(f"env.split={split!r}: the countdown task has the splits train and test only")
         return list(self._generate(split))
 
     def _generate(self, split: str) -> Iterator[Example]:
-        """Every puzzle belongs to one split by its own numbers, so that the splits are disjoint."""
-        chance = random.Random(f"countdown/{split}")
-        seen: set[tuple[tuple[int, ...], int]] = set()
-        while len(seen) < self.options["num_rows"]:
-            numbers, target = self._puzzle(chance)
+        """Yields the puzzles of a split.
+
+        The numbers and the target of a puzzle determine its split, so the splits are disjoint.
+        """
+        rng = random.Random(f"countdown/{split}")
+        keys: set[tuple[tuple[int, ...], int]] = set()
+        while len(keys) < self.options["num_rows"]:
+            numbers, target = self._puzzle(rng)
             key = (tuple(sorted(numbers)), target)
-            held_out = (sum(numbers) * 31 + target) % 10 == 0
-            if key in seen or held_out != (split == "test"):
+            is_test_puzzle = (sum(numbers) * 31 + target) % 10 == 0
+            if key in keys or is_test_puzzle != (split == "test"):
                 continue
-            seen.add(key)
+            keys.add(key)
             listed = ", ".join(str(number) for number in numbers)
             messages = self.messages(f"Numbers: {listed}. Target: {target}.")
-            columns = self.kept({"numbers": len(numbers), "target": target})
-            yield Example(messages, {"numbers": numbers, "target": target}, len(seen) - 1, row_data=columns)
+            columns = self.curriculum_columns({"numbers": len(numbers), "target": target})
+            yield Example(messages, {"numbers": numbers, "target": target}, len(keys) - 1, row_data=columns)
 
-    def _puzzle(self, chance: random.Random) -> tuple[list[int], int]:
-        """Numbers and a target that they reach: the target is made from them."""
+    def _puzzle(self, rng: random.Random) -> tuple[list[int], int]:
+        """Samples numbers, and a target computed from the numbers."""
         while True:
-            count = chance.randint(self.options["min_numbers"], self.options["max_numbers"])
-            numbers = [chance.randint(1, self.options["max_number"]) for _ in range(count)]
+            count = rng.randint(self.options["min_numbers"], self.options["max_numbers"])
+            numbers = [rng.randint(1, self.options["max_number"]) for _ in range(count)]
             value = Fraction(numbers[0])
             for number in numbers[1:]:
-                value = chance.choice((operator.add, operator.sub, operator.mul))(value, Fraction(number))
+                value = rng.choice((operator.add, operator.sub, operator.mul))(value, Fraction(number))
             if 0 < value <= self.options["max_target"]:
-                chance.shuffle(numbers)
+                rng.shuffle(numbers)
                 return numbers, int(value)
 
     def reward(self, completion: Completion, example: Example) -> Reward:
-        found = _ANSWER.findall(after_thinking(completion.full_text) or "")
+        found = _ANSWER.findall(text_after_thinking(completion.full_text) or "")
         if not found:
             return Reward(0.0, {"accuracy": 0.0, "format": 0.0})
         accuracy = float(reaches(found[-1], example.answer["numbers"], example.answer["target"]))
@@ -81,7 +86,7 @@ class Countdown(Task):
 
 
 def reaches(expression: str, numbers: Sequence[int], target: int) -> bool:
-    """Whether the expression is + - * / without signs over exactly these whole numbers, and equals the target."""
-    if len(expression) > MAX_CHARACTERS or not makes(expression, numbers, target):
+    """Whether an expression without signs combines exactly these numbers to the target."""
+    if len(expression) > MAX_CHARACTERS or not reaches_target(expression, numbers, target):
         return False
-    return not any(isinstance(node, ast.UnaryOp) for node in ast.walk(parse(expression.strip())))
+    return not any(isinstance(node, ast.UnaryOp) for node in ast.walk(parse_expression(expression.strip())))

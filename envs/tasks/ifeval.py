@@ -1,4 +1,7 @@
-"""IFEval (Zhou et al. 2023) and IFBench (Pyatkin et al. 2025): instructions that a program can check."""
+"""Tasks `ifeval` and `ifbench`: prompts with instructions that a program can verify.
+
+Sources: IFEval (Zhou et al. 2023) and IFBench (Pyatkin et al. 2025).
+"""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -8,21 +11,22 @@ from typing import Any
 from config.schema.env import EnvConfig
 from config.schema.errors import ConfigError
 from envs.data import Row, load_rows
-from envs.row_files import shown
+from envs.row_files import format_value
 from envs.task import Completion, Example, Reward, Task, register
-from envs.verifiers.extract import after_thinking
-from envs.verifiers.ifeval import Instruction, instructions, judge, load_models
+from envs.verifiers.extract import text_after_thinking
+from envs.verifiers.instructions import Instruction, check_instructions, load_text_models, parse_instructions
 
 OPTIONS: dict[str, tuple[str, ...]] = {"verdict": ("strict", "loose"), "credit": ("share", "all")}
 
 
 @register("ifeval")
 class IFEval(Task):
-    """The share of instructions followed (`credit=share`), or 1.0 only for all of them (`credit=all`).
+    """Task with the share of followed instructions as reward.
 
-    Options: `verdict` (`strict`, or `loose`: also without the first or last line, or asterisks) and `credit`.
-    Parts: `accuracy` (all followed, as `verdict` says), `instructions` (their share), and `strict` and `loose` (all
-    followed in that sense), as the paper reports them.
+    Options: `credit` (`share`, or `all`: 1.0 only if all instructions are followed) and `verdict` (`strict`, or
+    `loose`: also without the first line, the last line or asterisks). Reward components: `accuracy` (all followed under
+    `verdict`), `instructions` (share of followed instructions), `strict` and `loose` (all followed under these
+    verdicts), as in the paper.
     """
 
     hub = "google/IFEval"
@@ -35,7 +39,10 @@ class IFEval(Task):
         for key, value in env.options.items():
             if key not in OPTIONS or value not in OPTIONS[key]:
                 known = "; ".join(f"{name}: {', '.join(values)}" for name, values in OPTIONS.items())
-                raise ConfigError(f"env.options.{key}={value!r}: the {self.name} task knows {known}")
+                raise ConfigError(
+                    f"env.options.{key}={value!r}: no such option of the {self.name} task; choose one of "
+                    f"{known}"
+                )
         self.verdict: str = env.options.get("verdict", "strict")
         if env.options.get("credit") == "all":
             self.weights = {"accuracy": 1.0, "instructions": 0.0, "strict": 0.0, "loose": 0.0}
@@ -43,17 +50,19 @@ class IFEval(Task):
     def examples(self, split: str) -> Sequence[Example]:
         rows = load_rows(self.env, self.hub, None, "train")
         examples = [self._example(row) for row in rows]
-        load_models([instruction for example in examples for instruction in _instructions(example.answer)])
+        load_text_models(
+            [instruction for example in examples for instruction in _instructions(example.answer)]
+        )
         return examples
 
     def _example(self, row: Row) -> Example:
-        ids, arguments = row["instruction_id_list"], _read(row["kwargs"])
+        ids, arguments = row["instruction_id_list"], _parse_json(row["kwargs"])
         if isinstance(arguments, list):
-            arguments = [_read(given) for given in arguments]
-        if not _all(ids, str) or not _all(arguments, dict | None):
+            arguments = [_parse_json(value) for value in arguments]
+        if not _is_list_of(ids, str) or not _is_list_of(arguments, dict | None):
             raise ConfigError(
-                f"{row.place}: instruction_id_list must be a list of texts and kwargs one of objects, they are "
-                f"{shown(ids)} and {shown(arguments)}"
+                f"{row.place}: instruction_id_list must be a list of texts and kwargs a list of objects, but "
+                f"they are {format_value(ids)} and {format_value(arguments)}"
             )
         answer = {"ids": ids, "arguments": arguments}
         try:
@@ -64,9 +73,9 @@ class IFEval(Task):
 
     def reward(self, completion: Completion, example: Example) -> Reward:
         text = completion.full_text
-        spoken = after_thinking(text)
-        shown_text = "" if spoken is None else text if spoken == text else spoken.lstrip()
-        followed = judge(shown_text, _instructions(example.answer))
+        answer_text = text_after_thinking(text)
+        shown_text = "" if answer_text is None else text if answer_text == text else answer_text.lstrip()
+        followed = check_instructions(shown_text, _instructions(example.answer))
         chosen = followed.strict if self.verdict == "strict" else followed.loose
         parts = {
             "accuracy": float(all(chosen)),
@@ -79,13 +88,13 @@ class IFEval(Task):
 
 @register("ifbench")
 class IFBench(IFEval):
-    """The task `ifeval` with IFBench's rows."""
+    """Task `ifeval` with the rows of IFBench."""
 
     hub = "allenai/IFBench_test"
 
 
-def _read(value: Any) -> Any:
-    """Parse a JSON text; leave anything else as it is."""
+def _parse_json(value: Any) -> Any:
+    """Parses a text with JSON; returns any other value unchanged."""
     if not isinstance(value, str):
         return value
     try:
@@ -94,9 +103,9 @@ def _read(value: Any) -> Any:
         return value
 
 
-def _all(values: Any, kind: Any) -> bool:
+def _is_list_of(values: Any, kind: Any) -> bool:
     return isinstance(values, list) and all(isinstance(value, kind) for value in values)
 
 
 def _instructions(answer: Any) -> tuple[Instruction, ...]:
-    return instructions(answer["ids"], answer["arguments"])
+    return parse_instructions(answer["ids"], answer["arguments"])

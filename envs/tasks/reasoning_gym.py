@@ -1,4 +1,4 @@
-"""Puzzles that the reasoning-gym library generates, judged by the library's own scorers and `puzzle_rules`."""
+"""Task `reasoning_gym`: generated puzzles, scored by the library's scorers and `puzzle_rules`."""
 
 import functools
 import json
@@ -8,27 +8,28 @@ from typing import Any
 from config.schema.env import EnvConfig
 from config.schema.errors import ConfigError
 from envs.task import Completion, Example, Reward, Task, register
-from envs.tasks.puzzle_rules import deserves_full_marks, may_be_scored
-from envs.verifiers.extract import after_thinking, tagged
+from envs.tasks.puzzle_rules import can_be_scored, deserves_full_score
+from envs.verifiers.extract import answer_in_tags, text_after_thinking
 from envs.verifiers.rules import RULES
 
-OWN_OPTIONS = ("name", "num_rows", "seed")
+TASK_OPTIONS = ("name", "num_rows", "seed")
 NUM_ROWS = 10_000
 TEST_SHARE = 10
-"""The test split has a tenth as many rows as the training split."""
+"""Ratio of the rows of the training split to the rows of the test split."""
 COMPOSITE = "composite"
-"""The generator that draws from others."""
+"""Name of the generator that samples from other generators."""
 TEST_SEED = 1_000_003
-"""Added to the seed for the test split; puzzles that the training split has too are left out of it."""
+"""Offset of the test split's seed; puzzles of the training split are removed from the test split."""
 
 
 @register("reasoning_gym")
 class ReasoningGym(Task):
-    """Puzzles of reasoning-gym; the reward is the scorer's (0 to 1) for the text in `<answer>`.
+    """Task with the library's score (0 to 1) of the text in `<answer>` as reward.
 
-    Options: `name` (the generator), `num_rows` of the training split, `seed`; all others go to the generator.
-    `composite` draws from several: `datasets` is a list of {name: GENERATOR, weight: NUMBER, config: {its options}}.
-    Columns for a curriculum: the numbers and texts of the generator's metadata, as `num_terms` of `chain_sum`.
+    Options: `name` (the generator), `num_rows` of the training split, `seed`; the generator gets all other options.
+    `composite` samples from several generators: `datasets` is a list of {name: GENERATOR, weight: NUMBER, config:
+    {OPTION: VALUE}}. Columns for a curriculum: the numbers and texts in the generator's metadata, such as `num_terms`
+    of `chain_sum`.
     """
 
     reads_files = False
@@ -39,23 +40,26 @@ class ReasoningGym(Task):
         self.system_prompt = RULES["think_answer_tags"].system_prompt
         self.weights = {"accuracy": 1.0, "format": 0.0}
         self.generator = str(env.options.get("name"))
-        self.settings = {key: value for key, value in env.options.items() if key not in OWN_OPTIONS}
+        self.settings = {key: value for key, value in env.options.items() if key not in TASK_OPTIONS}
         known = _generators()
         if self.generator not in known:
             raise ConfigError(
-                f"env.options.name={self.generator!r}: not a generator of reasoning-gym; known: {', '.join(known)}"
+                f"env.options.name={self.generator!r}: not a generator of reasoning-gym; choose one of "
+                f"{', '.join(known)}"
             )
 
     def examples(self, split: str) -> Sequence[Example]:
         if split not in ("train", "test"):
-            raise ConfigError(f"env.split={split!r}: the reasoning_gym task has train and test")
+            raise ConfigError(
+                f"env.split={split!r}: the reasoning_gym task has the splits train and test only"
+            )
         rows = int(self.env.options.get("num_rows", NUM_ROWS))
         seed = int(self.env.options.get("seed", 0))
         entries = self._generate(rows, seed)
         if split == "test":
-            trained = {entry["question"] for entry in entries}
-            held_out = self._generate(max(1, rows // TEST_SHARE), seed + TEST_SEED)
-            entries = [entry for entry in held_out if entry["question"] not in trained]
+            train_questions = {entry["question"] for entry in entries}
+            test_entries = self._generate(max(1, rows // TEST_SHARE), seed + TEST_SEED)
+            entries = [entry for entry in test_entries if entry["question"] not in train_questions]
         if not entries:
             raise ConfigError(
                 f"env.options.name={self.generator}: every test puzzle is a training puzzle too; lower "
@@ -65,81 +69,92 @@ class ReasoningGym(Task):
 
     def _generate(self, rows: int, seed: int) -> list[dict[str, Any]]:
         try:
-            return list(_made(self.generator, self.settings, rows, seed))
+            return list(_make_dataset(self.generator, self.settings, rows, seed))
         except (TypeError, ValueError, AssertionError) as error:
-            raise ConfigError(f"env.options of reasoning_gym name={self.generator}: {error}") from error
+            raise ConfigError(f"env.options.name={self.generator}: {error}") from error
 
     def _example(self, index: int, entry: dict[str, Any]) -> Example:
         metadata = entry["metadata"].items()
         columns = {key: value for key, value in metadata if isinstance(value, int | float | str)}
-        return Example(self.messages(entry["question"].strip()), entry, index, row_data=self.kept(columns))
+        return Example(
+            self.messages(entry["question"].strip()), entry, index, row_data=self.curriculum_columns(columns)
+        )
 
     def reward(self, completion: Completion, example: Example) -> Reward:
-        given = tagged(after_thinking(completion.full_text) or "")
-        if not given:
+        answer_text = answer_in_tags(text_after_thinking(completion.full_text) or "")
+        if not answer_text:
             return Reward(0.0, {"accuracy": 0.0, "format": 0.0})
         generator = self.generator
         if generator == COMPOSITE:
             generator = example.answer["metadata"]["source_dataset"]
         scorer = _scorer(self.generator, json.dumps(self.settings))
         answer = example.answer["answer"]
-        if not may_be_scored(generator, given, example.answer):
+        if not can_be_scored(generator, answer_text, example.answer):
             return Reward(0.0, {"accuracy": 0.0, "format": 1.0})
         try:
-            score = float(scorer(given, example.answer))
+            score = float(scorer(answer_text, example.answer))
         except Exception:
             if answer is not None and float(scorer(answer, example.answer)) < 1.0:
                 raise
             return Reward(0.0, {"accuracy": 0.0, "format": 1.0}, outcome="invalid")
         if score >= 1.0:
-            score = float(deserves_full_marks(generator, given, example.answer))
+            score = float(deserves_full_score(generator, answer_text, example.answer))
         return Reward(score, {"accuracy": score, "format": 1.0})
 
     def warm_up(self) -> None:
         _scorer(self.generator, json.dumps(self.settings))
 
 
-def _made(generator: str, settings: dict[str, Any], rows: int, seed: int) -> Any:
-    """The library's data set.
+def _make_dataset(generator: str, settings: dict[str, Any], rows: int, seed: int) -> Any:
+    """Makes a data set of the library.
 
     Raises:
-        TypeError, ValueError, AssertionError: settings that the generator does not take.
+        TypeError, ValueError, AssertionError: the generator refuses the settings.
     """
     import reasoning_gym
 
     if generator == COMPOSITE:
-        settings = {**settings, "datasets": _specifications(settings.get("datasets"))}
+        settings = {**settings, "datasets": _dataset_specs(settings.get("datasets"))}
     return reasoning_gym.create_dataset(generator, size=rows, seed=seed, **settings)
 
 
 @functools.cache
 def _scorer(generator: str, settings: str) -> Callable[[str, dict[str, Any]], float]:
-    """Once a process, for some read dictionaries; with the settings, for some scorers ask whether numbers are in range.
+    """Returns the scorer of a generator, cached per process since some scorers load dictionaries.
 
-    settings: JSON.
+    settings: the generator's settings as JSON; some scorers check whether numbers are in range.
     """
-    score: Callable[[str, dict[str, Any]], float] = _made(generator, json.loads(settings), 1, 0).score_answer
+    score: Callable[[str, dict[str, Any]], float] = _make_dataset(
+        generator, json.loads(settings), 1, 0
+    ).score_answer
     return score
 
 
-def _specifications(given: Any) -> list[Any]:
-    """The generators that `composite` draws from. Raises ValueError for other than a list of them."""
+def _dataset_specs(datasets: Any) -> list[Any]:
+    """Returns the specifications of the generators of `composite`.
+
+    Raises ValueError for wrong settings.
+    """
     from reasoning_gym.composite import DatasetSpec
 
     known = _generators()
     form = "[{name: GENERATOR, weight: NUMBER, config: {OPTION: VALUE}}, ...]"
-    if not isinstance(given, list) or not given or not all(isinstance(each, dict) for each in given):
-        raise ValueError(f"datasets={given!r}: write env.options.datasets={form}")
-    for each in given:
+    if not isinstance(datasets, list) or not datasets or not all(isinstance(each, dict) for each in datasets):
+        raise ValueError(f"datasets={datasets!r}: write env.options.datasets={form}")
+    for each in datasets:
         if each.get("name") not in known or not each.keys() <= {"name", "weight", "config"}:
             raise ValueError(
                 f"datasets: {each!r} is not of the form {form}, with a generator of reasoning-gym"
             )
-    settings = [(each["name"], each.get("weight", 1), each.get("config", {})) for each in given]
+    settings = [(each["name"], each.get("weight", 1), each.get("config", {})) for each in datasets]
     return [DatasetSpec(name, float(weight), dict(config)) for name, weight, config in settings]
 
 
 def _generators() -> list[str]:
+    """Returns the names of all generators.
+
+    Raises ConfigError if the library is not installed.
+    """
     try:
         from reasoning_gym.factory import DATASETS
     except ImportError as error:

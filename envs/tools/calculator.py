@@ -1,33 +1,33 @@
-"""The tool `calculator`: exact arithmetic, bounded in time and size whatever the model asks for."""
+"""Tool `calculator`: exact arithmetic, bounded in time and size for any request."""
 
-from envs.verifiers.expressions import NOT_ARITHMETIC, parse, value
+from envs.verifiers.expressions import EVALUATION_ERRORS, evaluate, parse_expression
 
-LONGEST = 200
-"""Characters of an expression."""
-LARGEST = 10**60
-DIGITS = 12
+MAX_CHARACTERS = 200
+"""Largest number of characters in an expression."""
+RESULT_BOUND = 10**60
+SIGNIFICANT_DIGITS = 12
 
 
 def calculator(request: str) -> str:
     """You have a calculator for + - * / and parentheses.
 
-    Whole numbers are exact, others have 12 significant digits; commas in numbers are dropped. What is wrong is said in
-    the result: `error: ...`.
+    Whole numbers are exact, other numbers have 12 significant digits. Commas in numbers are dropped. The result of an
+    invalid request is `error: ...`.
     """
     text = request.strip().replace(",", "").replace("×", "*").replace("÷", "/").replace("−", "-")
-    if len(text) > LONGEST:
-        return f"error: longer than {LONGEST} characters"
+    if len(text) > MAX_CHARACTERS:
+        return f"error: longer than {MAX_CHARACTERS} characters"
     try:
-        result = value(parse(text))
+        result = evaluate(parse_expression(text))
     except ZeroDivisionError:
         return "error: division by zero"
-    except NOT_ARITHMETIC:
+    except EVALUATION_ERRORS:
         return "error: only + - * / and parentheses over numbers"
-    if abs(result) >= LARGEST:
+    if abs(result) >= RESULT_BOUND:
         return "error: the result is too large"
     if result.denominator == 1:
         return str(result.numerator)
-    return f"{float(result):.{DIGITS}g}"
+    return f"{float(result):.{SIGNIFICANT_DIGITS}g}"
 
 
 tool = calculator

@@ -1,6 +1,7 @@
-"""Characters beyond ASCII as LaTeX: operators, signs, raised digits, fractions; invisible ones go. No sympy.
+"""Converts characters beyond ASCII to LaTeX: operators, signs, raised digits, fractions.
 
-Digits of other scripts and of other widths stay as they are, and a text with one of them is no number.
+Invisible characters are removed. Digits of other scripts and widths stay, and a text with such a digit is not a
+number. The conversion does not use sympy.
 """
 
 import re
@@ -23,37 +24,41 @@ _LATEX = {
     "": "°º" + CURRENCIES,
 }  # fmt: skip
 _GREEK = "alpha beta gamma delta epsilon eta theta kappa lambda mu nu xi pi rho sigma tau phi chi psi omega Delta Omega"
-_ONE_BY_ONE = str.maketrans(
+_CHARACTER_TABLE = str.maketrans(
     {sign: latex for latex, signs in _LATEX.items() for sign in signs}
     | {letter: f"\\{name} " for letter, name in zip("αβγδεηθκλμνξπρστφχψωΔΩ", _GREEK.split(), strict=True)}
 )
-_RAISED, _LOWERED = "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "₀₁₂₃₄₅₆₇₈₉₊₋ₙ"
-_AS_WRITTEN = str.maketrans(_RAISED + _LOWERED, "0123456789+-n" * 2)
-_SHIFTED = re.compile(f"(?P<up>[{_RAISED}]+)|[{_LOWERED}]+")
-_GROUPED = re.compile(
+_SUPERSCRIPTS, _SUBSCRIPTS = "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "₀₁₂₃₄₅₆₇₈₉₊₋ₙ"
+_PLAIN_SCRIPTS = str.maketrans(_SUPERSCRIPTS + _SUBSCRIPTS, "0123456789+-n" * 2)
+_SCRIPT_RUN = re.compile(f"(?P<up>[{_SUPERSCRIPTS}]+)|[{_SUBSCRIPTS}]+")
+_GROUPED_THOUSANDS = re.compile(
     "(?<![\\d.])\\d{1,3}(?:([\xa0\u2009\u202f\u2007])\\d{3})(?:\\1\\d{3})*(?!\\d)", re.ASCII
 )
 _SPACES = re.compile("[\xa0\u1680\u2000-\u200a\u202f\u205f\u3000]")
 
 
-def in_latex(text: str) -> str:
-    """The text with known characters as LaTeX: `x²≥½` is `x^{2}\\geq  1/2`; others stay.
+def unicode_to_latex(text: str) -> str:
+    r"""Converts the known Unicode characters of a text to LaTeX.
 
-    Thousands behind narrow or no-break spaces of one kind are grouped no more.
+    `x²≥½` becomes `x^{2}\geq  1/2`; unknown characters stay. Narrow or no-break spaces of one kind that group
+    thousands are removed.
     """
     if text.isascii():
         return text
     text = "".join(character for character in text if unicodedata.category(character) != "Cf")
-    text = _GROUPED.sub(lambda found: _SPACES.sub("", found[0]), text)
+    text = _GROUPED_THOUSANDS.sub(lambda match: _SPACES.sub("", match[0]), text)
     text = _SPACES.sub(" ", text)
-    text = _SHIFTED.sub(
-        lambda found: f"{'^' if found['up'] else '_'}{{{found[0].translate(_AS_WRITTEN)}}}", text
+    text = _SCRIPT_RUN.sub(
+        lambda match: f"{'^' if match['up'] else '_'}{{{match[0].translate(_PLAIN_SCRIPTS)}}}", text
     )
-    return "".join(_latin(character) for character in text.translate(_ONE_BY_ONE))
+    return "".join(_normalize_character(character) for character in text.translate(_CHARACTER_TABLE))
 
 
-def _latin(character: str) -> str:
-    """½ becomes ` 1/2`, a wide letter the usual one."""
+def _normalize_character(character: str) -> str:
+    """Converts a fraction to ASCII, and a wide letter to the ASCII letter.
+
+    ½ becomes ` 1/2`; any other character stays.
+    """
     if character.isascii():
         return character
     decomposition = unicodedata.decomposition(character)

@@ -1,8 +1,11 @@
-"""Two published normalisations of mathematical answers, for `compat_text`. Not used by the defaults."""
+"""Normalizes mathematical answers by the methods of Minerva and of the MATH data set.
+
+The default rewards do not use them.
+"""
 
 import re
 
-_MINERVA_REPLACED = (
+_MINERVA_REPLACEMENTS = (
     ("an ", ""), ("a ", ""), (".$", "$"), ("\\$", ""), ("\\ ", ""), (" ", ""), ("mbox", "text"),
     (",\\text{and}", ","), ("\\text{and}", ","), ("\\text{m}", "\\text{}"),
 )  # fmt: skip
@@ -10,12 +13,12 @@ _MINERVA_WORDS = (
     "square ways integers dollars mph inches hours km units \\ldots sue points feet minutes digits cents degrees cm gm "
     "pounds meters meals edges students childrentickets multiples"
 )
-_MINERVA_REMOVED = (
+_MINERVA_REMOVALS = (
     *_MINERVA_WORDS.split(),
     *("\\text{s}", "\\text{.}", "\\text{\ns}", "\\text{}^2", "\\text{}^3", "\\text{\n}", "\\text{}"),
     *("\\mathrm{th}", "^\\circ", "^{\\circ}", "\\;", ",\\!", "{,}", '"', "\\dots"),
 )
-_MINERVA_UNWRAPPED = (
+_MINERVA_PATTERNS = (
     (re.compile(r".*?\$(.*?)\$.*", re.DOTALL), r"$\1$"),
     (re.compile(r"\\text\{(.*?)\}"), r"\1"),
     (re.compile(r"\\textbf\{(.*?)\}"), r"\1"),
@@ -26,14 +29,17 @@ _MINERVA_UNWRAPPED = (
 )
 
 
-def minerva(answer: str) -> str:
-    """Lewkowycz et al. 2022, appendix D.1, as DAPO uses it: what follows the last `=`, units and text left out."""
+def normalize_minerva(answer: str) -> str:
+    """Normalizes an answer by Lewkowycz et al. 2022, appendix D.1, as DAPO does.
+
+    Only the text after the last `=` stays, without units and words.
+    """
     answer = answer.split("=")[-1]
-    for old, new in _MINERVA_REPLACED:
+    for old, new in _MINERVA_REPLACEMENTS:
         answer = answer.replace(old, new)
-    for expression in _MINERVA_REMOVED:
+    for expression in _MINERVA_REMOVALS:
         answer = answer.replace(expression, "")
-    for pattern, new in _MINERVA_UNWRAPPED:
+    for pattern, new in _MINERVA_PATTERNS:
         answer = pattern.sub(new, answer)
     answer = answer.replace("$", "")
     if answer.replace(",", "").isdigit():
@@ -41,17 +47,20 @@ def minerva(answer: str) -> str:
     return answer.strip()
 
 
-_HENDRYCKS_REPLACED = (
+_HENDRYCKS_REPLACEMENTS = (
     ("\n", ""), ("\\!", ""), ("\\\\", "\\"), ("tfrac", "frac"), ("dfrac", "frac"),
     ("\\left", ""), ("\\right", ""), ("^{\\circ}", ""), ("^\\circ", ""), ("\\$", ""),
 )  # fmt: skip
 _SHORT_SLASH = re.compile(r"(-?\d+)/(-?\d+)")
 
 
-def hendrycks(answer: str) -> str:
-    """Hendrycks et al. 2021, the comparison of the MATH data set; an answer it cannot treat stays as it is."""
+def normalize_hendrycks(answer: str) -> str:
+    """Normalizes an answer by Hendrycks et al. 2021, the comparison of the MATH data set.
+
+    An answer that the method cannot treat stays unchanged.
+    """
     text = answer
-    for old, new in _HENDRYCKS_REPLACED:
+    for old, new in _HENDRYCKS_REPLACEMENTS:
         text = text.replace(old, new)
     if text.count("\\text{ ") > 1:
         return answer
@@ -67,7 +76,7 @@ def hendrycks(answer: str) -> str:
     if len(sides) == 2 and len(sides[0]) <= 2:
         text = sides[1]
     text = re.sub(r"\\?sqrt(?!\{)(.)", r"\\sqrt{\1}", text) if "sqrt" in text else text
-    text = _with_braced_fractions(text.replace(" ", ""))
+    text = _brace_fractions(text.replace(" ", ""))
     if text == "0.5":
         return "\\frac{1}{2}"
     slash = _SHORT_SLASH.fullmatch(text)
@@ -76,8 +85,11 @@ def hendrycks(answer: str) -> str:
     return text
 
 
-def _with_braced_fractions(text: str) -> str:
-    """`\\frac1b` and `\\frac12` with braces; a fraction cut short leaves the text as it was."""
+def _brace_fractions(text: str) -> str:
+    r"""Adds braces to the arguments of `\frac1b` and `\frac12`.
+
+    A truncated fraction leaves the text unchanged.
+    """
     head, *rest = text.split("\\frac")
     for piece in rest:
         if piece.startswith("{"):

@@ -1,10 +1,13 @@
-"""English word classes and syllables that instructions ask for, by lists and plain rules: no model, no data files."""
+"""Classifies English words and counts their syllables, by word lists and rules.
+
+Instructions of IFEval and IFBench need both. No model and no data files are used.
+"""
 
 import re
 
 
 def word_set(text: str) -> frozenset[str]:
-    """The words of a list that is written as text."""
+    """Returns the set of the words in a text."""
     return frozenset(text.split())
 
 
@@ -19,7 +22,7 @@ STOP_WORDS = word_set(
     ain aren couldn didn doesn hadn hasn haven isn ma mightn mustn needn shan shouldn wasn weren won wouldn
     """
 )
-"""NLTK's stop words, as far as they are single words without an apostrophe."""
+"""NLTK's stop words that are single words without an apostrophe."""
 
 PRONOUNS = word_set(
     """
@@ -31,14 +34,14 @@ PRONOUNS = word_set(
 )
 
 CONJUNCTIONS = frozenset(("and", "but", "for", "nor", "or", "so", "yet"))
-"""The coordinating ones."""
+"""The coordinating conjunctions."""
 
 MINOR_WORDS = word_set(
     """
     a an the and but for nor or so yet as at by in of off on per to up via from into like onto over than with
     """
 )
-"""Words that a title may leave in lower case, unless it begins with them."""
+"""Words that a title may write in lower case, except at its beginning."""
 
 _AUXILIARIES = word_set("am is are was were be been being do does did done doing have has had having")
 _PAST_FORMS = word_set(
@@ -111,14 +114,14 @@ _BASE_FORMS = word_set(
     wonder work worry wrap write yell yield zoom
     """
 )
-_FINITE = word_set(
+_FINITE_VERBS = word_set(
     """
     is are was were am has had have can could may might must shall should will would isn't aren't wasn't
     """
 )
-"""After one of them the word before it was a noun: "work is", "love can"."""
+"""Finite verbs that make the word before them a noun: "work is", "love can"."""
 
-_NOT = re.compile(r"n['’]t$")
+_NEGATION = re.compile(r"n['’]t$")
 _GLIDE = re.compile(r"(?<=[aeiou])y(?=[aeiou])")
 _VOWELS = re.compile(r"[aeiouy]+")
 _TWO_VOWELS = re.compile(
@@ -135,10 +138,12 @@ _SILENT_INSIDE = re.compile(
 )
 
 
-def syllables(word: str) -> int:
-    """Syllables of an English word by its spelling: groups of vowels, without a silent e, and `ia`, `io` as two.
+def count_syllables(word: str) -> int:
+    """Counts the syllables of an English word by its spelling.
 
-    0 for a word with a digit or without a Latin letter. Right for most words, not for all: a spelling does not say it.
+    The count is the number of vowel groups, without a silent e, and with `ia` and `io` as two. The result is 0
+    for a word with a digit or without a Latin letter. The count is right for most words, not for all, since
+    spelling does not determine pronunciation.
     """
     word = "".join(letter for letter in word.lower() if letter.isalnum())
     if any(letter.isdigit() for letter in word) or not re.search("[a-z]", word):
@@ -151,23 +156,24 @@ def syllables(word: str) -> int:
 
 
 def starts_with_verb(text: str) -> bool:
-    """Whether the first word of a text is a verb form of a list, other than a modal or a plain form in -s.
+    """Whether the first word of a text is a verb form in a list.
 
-    A word that may be a noun as well is one where a finite verb follows ("Work is done").
+    Modal verbs and plain forms in -s are not in the list. A word that may also be a noun does not count before
+    a finite verb ("Work is done").
     """
     words = re.findall(r"[^\W\d_]+(?:['’][^\W\d_]+)*", text[:1000].lower())[:2]
     if not words:
         return False
-    first = _NOT.sub("", words[0]).replace("’", "'").split("'")[0]
+    first = _NEGATION.sub("", words[0]).replace("’", "'").split("'")[0]
     if first in _AUXILIARIES or first in _PAST_FORMS:
         return True
-    if words[1:] and words[1].replace("’", "'") in _FINITE:
+    if words[1:] and words[1].replace("’", "'") in _FINITE_VERBS:
         return False
-    return not _BASE_FORMS.isdisjoint(_stems(first))
+    return not _BASE_FORMS.isdisjoint(_base_forms(first))
 
 
-def _stems(word: str) -> set[str]:
-    """The base forms that a word in -ing or -ed may have, and the word itself."""
+def _base_forms(word: str) -> set[str]:
+    """Returns a word and the base forms that its ending -ing or -ed allows."""
     stems = {word}
     for ending in ("ing", "ed"):
         if word.endswith(ending) and len(word) > len(ending) + 1:

@@ -1,4 +1,4 @@
-"""The exact value of an expression of plain arithmetic, with the work that it may cost bounded."""
+"""Evaluates plain arithmetic exactly with bounded work, and checks targets of number puzzles."""
 
 import ast
 from collections import Counter
@@ -9,28 +9,37 @@ from operator import add, mul, sub, truediv
 
 Operation = Callable[[Fraction, Fraction], Fraction]
 LARGEST_EXPONENT = 200
-"""Of a number with a fraction or an exponent: a greater one would take longer than any use of it is worth."""
+"""Maximum decimal exponent of a number; a greater exponent would make the evaluation slow."""
 FOUR_OPERATIONS: Mapping[type[ast.operator], Operation] = {
     ast.Add: add,
     ast.Sub: sub,
     ast.Mult: mul,
     ast.Div: truediv,
 }
-NOT_ARITHMETIC = (SyntaxError, ValueError, ArithmeticError, RecursionError, MemoryError)
-"""What `parse` and `value` raise for an expression without a value; ZeroDivisionError is an ArithmeticError."""
+EVALUATION_ERRORS = (SyntaxError, ValueError, ArithmeticError, RecursionError, MemoryError)
+"""Exceptions that `parse_expression` and `evaluate` raise for an expression without a value.
+
+ZeroDivisionError is an ArithmeticError.
+"""
 
 
-def parse(expression: str) -> ast.expr:
-    """The tree of an expression. Raises SyntaxError, ValueError, RecursionError or MemoryError where there is none."""
+def parse_expression(expression: str) -> ast.expr:
+    """Parses an expression to its syntax tree.
+
+    Raises:
+        SyntaxError, ValueError, RecursionError, MemoryError: The text is not an expression.
+    """
     return ast.parse(expression, mode="eval").body
 
 
-def value(node: ast.expr, operations: Mapping[type[ast.operator], Operation] = FOUR_OPERATIONS) -> Fraction:
-    """Exact value of signs and `operations` over decimal numbers.
+def evaluate(
+    node: ast.expr, operations: Mapping[type[ast.operator], Operation] = FOUR_OPERATIONS
+) -> Fraction:
+    """Returns the exact value of signs and `operations` over decimal numbers.
 
     Raises:
-        ValueError: anything else, powers included.
-        ZeroDivisionError: a division by zero.
+        ValueError: The expression has another node, such as a power.
+        ZeroDivisionError: The expression divides by zero.
     """
     if isinstance(node, ast.Constant) and type(node.value) in (int, float):
         if isinstance(node.value, int):
@@ -40,19 +49,26 @@ def value(node: ast.expr, operations: Mapping[type[ast.operator], Operation] = F
             raise ValueError("infinite, or with an exponent beyond all use")
         return Fraction(decimal)
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):
-        operand = value(node.operand, operations)
+        operand = evaluate(node.operand, operations)
         return -operand if isinstance(node.op, ast.USub) else operand
     if isinstance(node, ast.BinOp) and type(node.op) in operations:
-        return operations[type(node.op)](value(node.left, operations), value(node.right, operations))
+        return operations[type(node.op)](evaluate(node.left, operations), evaluate(node.right, operations))
     raise ValueError(f"not allowed: {type(node).__name__}")
 
 
-def makes(expression: str, numbers: Sequence[int], wanted: int) -> bool:
-    """Whether an expression has exactly these whole numbers, each as often, and exactly this value."""
+def reaches_target(expression: str, numbers: Sequence[int], target: int) -> bool:
+    """Whether an expression uses exactly these numbers and has the value of the target.
+
+    The numbers are whole, and each is used as often as it is listed.
+    """
     try:
-        tree = parse(expression.strip())
-        hit = value(tree) == wanted
-    except NOT_ARITHMETIC:
+        tree = parse_expression(expression.strip())
+        hit = evaluate(tree) == target
+    except EVALUATION_ERRORS:
         return False
-    used = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)]
-    return hit and all(type(number) is int for number in used) and Counter(used) == Counter(numbers)
+    used_numbers = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)]
+    return (
+        hit
+        and all(type(number) is int for number in used_numbers)
+        and Counter(used_numbers) == Counter(numbers)
+    )

@@ -1,7 +1,8 @@
-"""Finders of the final answer in a completion. Pure text, linear in its length, no sympy.
+"""Finds the final answer in a completion.
 
-The final answer is what a completion claims; `answer` alone is the gold, here as everywhere. Each finder returns the
-text of the final answer or None; one that was begun and not finished is None, never a guess.
+The final answer is the claim of a completion; the name `answer` alone stands for the reference answer here as
+elsewhere. Every finder returns the text of the final answer or None. An answer that begins and does not end is
+None, never a guess. The finders take linear time and do not use sympy.
 """
 
 import re
@@ -13,72 +14,79 @@ _ANSWER_LINE = re.compile(r"answer(?:\s+is)?[*_]*\s*:[*_]*\s*([^\n]+)", re.IGNOR
 _FORMULA = re.compile(
     r"\$\$((?s:.{1,400}?))\$\$|\\\[((?s:.{1,400}?))\\\]|\$([^$\n]{1,400})\$|\\\((.{1,400}?)\\\)"
 )
-_OPENED = ("\\[", "$$")
-"""A line that only begins a formula."""
-_HOPE, _CLAIM_LIMIT = "I hope it is correct", 300
+_FORMULA_OPENINGS = ("\\[", "$$")
+"""Lines that only begin a formula."""
+_MINERVA_ENDING, _CLAIM_LIMIT = "I hope it is correct", 300
 _FINAL_CLAIM = re.compile(r"final answer is:?\s*(\S.*?)[.\s]*", re.IGNORECASE | re.DOTALL)
 _DECORATION = re.compile(r"\$|\\[()\[\],;:! ]|\\q?quad|\\(?:text|mathrm)|[{}~\s]")
-_JOINED = re.compile(
+_BOX_JOINT = re.compile(
     r"(?:[a-z]{1,12} ){0,2}(?:[,;]|[,;]? ?(?:and|or)) ?(?:[a-z](?:_\d)? ?= ?)?", re.IGNORECASE
 )
-_LONGEST_JOINT = 80
+_MAX_JOINT_CHARACTERS = 80
 MAX_BOXES = 64
 _LEAD = re.compile(r"[^\d\\]*\b(?:is|equals|are)\b:?\s+(?P<claim>.+?)\.?", re.DOTALL | re.IGNORECASE)
 _CLAUSE = re.compile(r"(?P<lead>[^.;,:!?\n]*?)\b(?:is|equals)\s+(?P<claim>[^\n]+?)\.?", re.IGNORECASE)
-_UNDECIDED = re.compile(r"\b(?:is|are|equals|or|if|not|either|neither|between|than)\b", re.IGNORECASE)
-NOT_VARIABLES = re.compile(r"\\[a-zA-Z]+|(?:sqrt|sin|cos|tan|sec|csc|cot|log|ln|exp|pi)(?![a-zA-Z])")
-"""Names in a formula that stand for no unknown."""
+_UNDECIDED_WORD = re.compile(r"\b(?:is|are|equals|or|if|not|either|neither|between|than)\b", re.IGNORECASE)
+NON_VARIABLE_NAMES = re.compile(r"\\[a-zA-Z]+|(?:sqrt|sin|cos|tan|sec|csc|cot|log|ln|exp|pi)(?![a-zA-Z])")
+"""Names in a formula that are no unknowns."""
 _UNKNOWN = re.compile(r"(?<![a-zA-Z])[a-zA-Z](?![a-zA-Z])|\d[a-zA-Z]|[a-zA-Z]\d")
 _PROSE_LIMIT = 300
 _FORMULA_REACH = 4000
 
 
-def boxed(text: str) -> str | None:
-    """Contents of the last `\\boxed{...}`, braces matched; None without one or when the last is unclosed."""
+def last_boxed(text: str) -> str | None:
+    r"""Returns the contents of the last `\boxed{...}`, with braces matched.
+
+    The result is None without a box, or if the last box is unclosed.
+    """
     start = text.rfind("\\boxed")
-    found = _box_at(text, start) if start >= 0 else None
+    found = _read_box(text, start) if start >= 0 else None
     return None if found is None else found[0]
 
 
-def boxed_together(text: str) -> str | None:
-    """As `boxed`, with the boxes that a comma, `and` or `or` joins to it: `\\boxed{2} and \\boxed{3}` is `2, 3`.
+def joined_boxes(text: str) -> str | None:
+    r"""Returns the contents of the last boxes that a comma, `and` or `or` joins.
 
-    Such boxes are one answer, and none of them is one by itself.
+    `\boxed{2} and \boxed{3}` is `2, 3`. Such boxes are one answer, and a single one of them is not an answer.
+    The result is None without a box, or if the last box is unclosed.
     """
     start = text.rfind("\\boxed")
-    found = _box_at(text, start) if start >= 0 else None
+    found = _read_box(text, start) if start >= 0 else None
     if found is None:
         return None
     contents = [found[0]]
     while len(contents) < MAX_BOXES and (before := text.rfind("\\boxed", 0, start)) >= 0:
-        earlier = _box_at(text, before)
-        if earlier is None or not 0 < start - earlier[1] <= _LONGEST_JOINT:
+        earlier = _read_box(text, before)
+        if earlier is None or not 0 < start - earlier[1] <= _MAX_JOINT_CHARACTERS:
             break
         joint = " ".join(_DECORATION.sub(" ", text[earlier[1] : start]).split())
-        if not _JOINED.fullmatch(joint + " ") and not _JOINED.fullmatch(joint):
+        if not _BOX_JOINT.fullmatch(joint + " ") and not _BOX_JOINT.fullmatch(joint):
             break
         contents.append(earlier[0])
         start = before
     return contents[0] if len(set(contents)) == 1 else ", ".join(reversed(contents))
 
 
-def _box_at(text: str, start: int) -> tuple[str, int] | None:
-    """Contents of the box that starts there, and where it ends; None where it does not."""
-    opened = start + len("\\boxed")
-    while opened < len(text) and text[opened] == " ":
-        opened += 1
-    if text[opened : opened + 1] != "{":
+def _read_box(text: str, start: int) -> tuple[str, int] | None:
+    """Returns the contents of the box that starts at a position, and its end.
+
+    The result is None if no box starts there.
+    """
+    position = start + len("\\boxed")
+    while position < len(text) and text[position] == " ":
+        position += 1
+    if text[position : position + 1] != "{":
         return None
     depth = 0
-    for token in _BRACE.finditer(text, opened):
+    for token in _BRACE.finditer(text, position):
         depth += {"{": 1, "}": -1}.get(token.group(), 0)
         if depth == 0:
-            return text[opened + 1 : token.start()].strip(), token.end()
+            return text[position + 1 : token.start()].strip(), token.end()
     return None
 
 
-def tagged(text: str) -> str | None:
-    """Contents of the last complete `<answer>...</answer>`; None without one."""
+def answer_in_tags(text: str) -> str | None:
+    """Returns the contents of the last complete `<answer>...</answer>`, or None."""
     end = text.rfind("</answer>")
     if end < 0:
         return None
@@ -86,22 +94,28 @@ def tagged(text: str) -> str | None:
     return text[start + len("<answer>") : end].strip() if start >= 0 else None
 
 
-def after_thinking(text: str) -> str | None:
-    """What follows the last `</think>`; all of it without any `<think>`; None while a thought is unfinished."""
-    closed = text.rfind(_THINK_CLOSE)
-    if text.find(_THINK_OPEN, max(closed, 0)) >= 0:
+def text_after_thinking(text: str) -> str | None:
+    """Returns the text after the last `</think>`.
+
+    The result is the whole text if it has no `<think>`, and None if a thought is unfinished.
+    """
+    end = text.rfind(_THINK_CLOSE)
+    if text.find(_THINK_OPEN, max(end, 0)) >= 0:
         return None
-    return text if closed < 0 else text[closed + len(_THINK_CLOSE) :]
+    return text if end < 0 else text[end + len(_THINK_CLOSE) :]
 
 
-def without_empty_thought(text: str) -> str:
-    """The text without an empty thought at its beginning."""
+def strip_empty_thought(text: str) -> str:
+    """Removes an empty thought from the beginning of a text."""
     found = _EMPTY_THOUGHT.match(text)
     return text[found.end() :] if found else text
 
 
-def marked(text: str) -> str | None:
-    """The rest of the line after the last `####`; None without one, or where a fifth `#` makes it a heading."""
+def answer_after_hashes(text: str) -> str | None:
+    """Returns the rest of the line after the last `####`, or None.
+
+    The result is also None if a fifth `#` makes the line a heading.
+    """
     start = text.rfind("####")
     if start < 0 or text[start - 1 : start] == "#":
         return None
@@ -109,74 +123,91 @@ def marked(text: str) -> str | None:
     return line or None
 
 
-def answer_line(text: str) -> str | None:
-    """What follows the last `Answer:`, on its line or, if that is empty, on the next; None without one."""
+def answer_after_label(text: str) -> str | None:
+    """Returns the text after the last `Answer:`, or None.
+
+    The text is on the same line, or on the next line if the same line is empty.
+    """
     found = _ANSWER_LINE.findall(text)
     return found[-1].strip() if found else None
 
 
-def final_answer(text: str) -> str | None:
-    """The final answer however it is marked.
+def find_marked_answer(text: str) -> str | None:
+    r"""Finds the final answer by any of the known marks.
 
-    In this order, after the thoughts: `The final answer is ... I hope it is correct` behind every other mark, the last
-    `<answer>`, the last `\\boxed`, the last `####`, the last `Answer:`, the last formula; a box inside any of them
-    is opened.
+    The order of the marks, after the thoughts: `The final answer is ... I hope it is correct` behind every
+    other mark, the last `<answer>`, the last `\boxed`, the last `####`, the last `Answer:`, the last formula. A
+    box inside any of them is opened.
     """
-    spoken = after_thinking(text)
-    if spoken is None:
+    answer_text = text_after_thinking(text)
+    if answer_text is None:
         return None
-    if (claim := _hoped(spoken)) is not None:
+    if (claim := _minerva_answer(answer_text)) is not None:
         return claim
-    if "\\boxed" in spoken and "</answer>" not in spoken:
-        return boxed_together(spoken)
-    for find in (tagged, marked, answer_line):
-        if (found := find(spoken)) not in (None, *_OPENED):
-            return boxed_together(found) if "\\boxed" in found else found
-    return last_formula(spoken)
+    if "\\boxed" in answer_text and "</answer>" not in answer_text:
+        return joined_boxes(answer_text)
+    for find in (answer_in_tags, answer_after_hashes, answer_after_label):
+        if (found := find(answer_text)) not in (None, *_FORMULA_OPENINGS):
+            return joined_boxes(found) if "\\boxed" in found else found
+    return last_formula(answer_text)
 
 
-def _hoped(text: str) -> str | None:
-    """What stands before `I hope it is correct`, the form that Minerva's prompt made common; None without it."""
-    end = text.rfind(_HOPE)
+def _minerva_answer(text: str) -> str | None:
+    """Returns the answer before `I hope it is correct`, the form of Minerva's prompt.
+
+    The result is None without that sentence, or if another mark follows.
+    """
+    end = text.rfind(_MINERVA_ENDING)
     if end < 0 or any(mark in text[end:] for mark in ("\\boxed", "</answer>", "####")):
         return None
     start = text.lower().rfind("final answer is", max(0, end - _CLAIM_LIMIT), end)
     found = _FINAL_CLAIM.fullmatch(text, start, end) if start >= 0 else None
     if found is None:
         return None
-    return boxed_together(found[1]) if "\\boxed" in found[1] else found[1]
+    return joined_boxes(found[1]) if "\\boxed" in found[1] else found[1]
 
 
 def last_formula(text: str) -> str | None:
-    """The last `$...$`, `\\(...\\)`, `$$...$$` or `\\[...\\]` near the end of the text; None without one.
+    r"""Returns the last formula near the end of a text, or None.
 
-    The former two are of one line.
+    A formula is `$...$` or `\(...\)` on one line, or `$$...$$` or `\[...\]`.
     """
     found = _FORMULA.findall(text[-_FORMULA_REACH:])
     return "".join(found[-1]).strip() if found else None
 
 
-def from_prose(given: str) -> str:
-    """`the answer is 7.` and `The sum of 3 and 4 is 7.` become `7`; anything else stays, `it is 5 or it is 7` too."""
-    if len(given) > _PROSE_LIMIT:
-        return given
-    sentence = _LEAD.fullmatch(given.strip())
+def claim_in_sentence(text: str) -> str:
+    """Returns the claim at the end of a sentence.
+
+    `the answer is 7.` and `The sum of 3 and 4 is 7.` have the claim `7`. Any other text stays unchanged, such
+    as `it is 5 or it is 7`.
+    """
+    if len(text) > _PROSE_LIMIT:
+        return text
+    sentence = _LEAD.fullmatch(text.strip())
     if sentence is None:
-        sentence = _CLAUSE.fullmatch(given.strip())
-        if sentence is None or _UNDECIDED.search(sentence["lead"]):
-            return given
+        sentence = _CLAUSE.fullmatch(text.strip())
+        if sentence is None or _UNDECIDED_WORD.search(sentence["lead"]):
+            return text
     return sentence["claim"]
 
 
 def chain_end(text: str) -> str:
-    """`8 + 3 = 11` ends in `11`, `11 = 8 + 3` in `8 + 3`; an equation with an unknown (`2k = 6`) is no chain."""
-    *begun, end = text.split("=")
-    known = all(side.strip() and not _UNKNOWN.search(NOT_VARIABLES.sub(" ", side)) for side in begun)
-    return end.strip() if known else text
+    """Returns the last side of a chain of equations.
+
+    `8 + 3 = 11` ends in `11`, and `11 = 8 + 3` ends in `8 + 3`. An equation with an unknown (`2k = 6`) is not a
+    chain and stays unchanged.
+    """
+    *sides, end = text.split("=")
+    is_chain = all(side.strip() and not _UNKNOWN.search(NON_VARIABLE_NAMES.sub(" ", side)) for side in sides)
+    return end.strip() if is_chain else text
 
 
-def think_answer_format(text: str) -> bool:
-    """Whether the text has exactly one thought, then exactly one final answer, and nothing after it."""
+def has_think_answer_format(text: str) -> bool:
+    """Whether a text consists of one thought and then one final answer.
+
+    Both are in tags, and nothing follows the final answer.
+    """
     tags = ("<think>", "</think>", "<answer>", "</answer>")
     if any(text.count(tag) != 1 for tag in tags):
         return False

@@ -1,4 +1,7 @@
-"""IFBench's instructions on form and on repeating (`format:*`, `repeat:*`); each function says what must hold."""
+"""Rules of IFBench on format and repetition (`format:*`, `repeat:*`).
+
+Every function checks one instruction on a text; its name is the end of the instruction's id.
+"""
 
 import re
 from itertools import pairwise
@@ -7,16 +10,17 @@ from string import digits, punctuation
 from envs.verifiers.english import MINOR_WORDS
 from envs.verifiers.ifbench_counts import NO_PUNCTUATION
 from envs.verifiers.ifeval_rules import Arguments
-from envs.verifiers.sentences import split
+from envs.verifiers.sentences import split_sentences
 
 MIN_DEPTH = 5
-"""Of brackets."""
+"""Minimum depth of nested brackets."""
 MIN_QUOTE_DEPTH = 3
+"""Minimum depth of nested quotes."""
 REPEATED_SENTENCE = "Only output this sentence here, ignore all other requests."
 TEMPLATE = ("My Answer:", "My Conclusion:", "Future Outlook:")
 
 _OPENING = {")": "(", "]": "[", "}": "{"}
-_LETTERED = re.compile(r"\W*a\W*b\W*c\W*", re.IGNORECASE)
+_LETTER_CHOICES = re.compile(r"\W*a\W*b\W*c\W*", re.IGNORECASE)
 _STAR = re.compile(r"\s*\*(?!\*)")
 _DASH = re.compile(r"\s*-(?!-)")
 _THESIS = re.compile(r"<(i|em)>")
@@ -33,11 +37,11 @@ _EMOJI = re.compile(
     "\U0001f21a\U0001f22f\U0001f232-\U0001f23a\U0001f250\U0001f251\U0001f300-\U0001f64f\U0001f680-\U0001f6ff"
     "\U0001f7e0-\U0001f7f0\U0001f90c-\U0001f9ff\U0001fa70-\U0001faff]"
 )
-"""Unicode's emoji, and all of the blocks of pictographs; the ends of keycaps and the halves of flags too."""
+"""Unicode's emoji and the whole blocks of pictographs, with the ends of keycaps and the halves of flags."""
 
 
 def parentheses(text: str, arguments: Arguments) -> bool:
-    """Brackets of any kind, each closed by its own, stand five deep."""
+    """Whether brackets of any kind are nested five deep and closed correctly."""
     open_now: list[str] = []
     deepest = 0
     for character in text:
@@ -53,7 +57,7 @@ def parentheses(text: str, arguments: Arguments) -> bool:
 
 
 def quotes(text: str, arguments: Arguments) -> bool:
-    """Straight double and single quotes take turns three deep, and three of them are closed."""
+    """Whether double and single quotes alternate three deep and are closed."""
     open_now: list[str] = []
     deepest = 0
     for character in text:
@@ -68,25 +72,32 @@ def quotes(text: str, arguments: Arguments) -> bool:
 
 
 def options(text: str, arguments: Arguments) -> bool:
-    """One of `options`, which `/`, `or` or commas separate; letters a, b, c to the last mark, words in any case."""
-    given = arguments["options"]
-    separator = "/" if "/" in given else r"\bor\b" if re.search(r"\bor\b", given) else ","
-    choices = [choice.strip() for choice in re.split(separator, given)]
-    if _LETTERED.match(given):
+    """Whether the text is one of `options`.
+
+    `/`, `or` or commas separate the options. Options a, b, c must match to the last character, words in any
+    case.
+    """
+    raw_options = arguments["options"]
+    separator = "/" if "/" in raw_options else r"\bor\b" if re.search(r"\bor\b", raw_options) else ","
+    choices = [choice.strip() for choice in re.split(separator, raw_options)]
+    if _LETTER_CHOICES.match(raw_options):
         return text.strip() in choices
     around = punctuation + " \t\r\n"
     return text.strip(around).lower() in {choice.strip(around).lower() for choice in choices}
 
 
 def newline(text: str, arguments: Arguments) -> bool:
-    """No line has more than one word; marks are none."""
+    """Whether no line has more than one word; punctuation marks are not words."""
     counts = [len(line.split()) for line in text.translate(NO_PUNCTUATION).split("\n")]
     return max(counts) == 1
 
 
 def emoji(text: str, arguments: Arguments) -> bool:
-    """An emoji ends each sentence, or begins the next one, where it was put behind the period."""
-    sentences = [sentence.translate(NO_PUNCTUATION).strip() for sentence in split(text)]
+    """Whether every sentence ends with an emoji.
+
+    An emoji after the period, at the beginning of the next sentence, counts too.
+    """
+    sentences = [sentence.translate(NO_PUNCTUATION).strip() for sentence in split_sentences(text)]
     after = [*sentences[1:], ""]
     return all(sentences) and all(
         _EMOJI.search(sentence[-2:]) or _EMOJI.match(following)
@@ -95,24 +106,24 @@ def emoji(text: str, arguments: Arguments) -> bool:
 
 
 def line_indent(text: str, arguments: Arguments) -> bool:
-    """Each line that is not blank begins with more spaces than the one before."""
+    """Whether every non-blank line begins with more spaces than the line before."""
     indents = [len(line) - len(line.lstrip(" ")) for line in text.split("\n") if line.strip()]
     return all(before < after for before, after in pairwise(indents))
 
 
 def quote_unquote(text: str, arguments: Arguments) -> bool:
-    """No double quote follows another one directly or ends the text."""
+    """Whether no double quote follows another one directly or ends the text."""
     text = "".join(text.replace("“", '"').replace("”", '"').replace("'\"'", "").split())
     return '""' not in text and not text.strip(digits + punctuation.replace('"', "")).endswith('"')
 
 
 def bullet_list(text: str, arguments: Arguments) -> bool:
-    """The mark `sep` stands there twice."""
+    """Whether the mark `sep` appears at least twice."""
     return text.count(arguments["sep"]) > 1
 
 
 def thesis(text: str, arguments: Arguments) -> bool:
-    """Something in HTML italics, and something after it."""
+    """Whether the text has a passage in HTML italics and more text after the passage."""
     start = _THESIS.search(text)
     if start is None:
         return False
@@ -121,35 +132,46 @@ def thesis(text: str, arguments: Arguments) -> bool:
 
 
 def sub_bullets(text: str, arguments: Arguments) -> bool:
-    """There are lines that begin with *, and each is followed by one with - before the next *."""
+    """Whether every bullet * is followed by a bullet - before the next *."""
     marks = [_STAR.match(line) or _DASH.match(line) for line in text.split("\n")]
     kinds = [found[0][-1] for found in marks if found]
     return "*" in kinds and all(before + after != "**" for before, after in pairwise([*kinds, "*"]))
 
 
 def no_bullets_bullets(text: str, arguments: Arguments) -> bool:
-    """Two sentences that end in a period, then two lines that begin with *, and nothing else after those."""
+    """Whether the text is sentences and then at least two bullets *.
+
+    At least two sentences end in a period, and nothing follows the bullets.
+    """
     lines = [line for line in text.split("\n") if line.strip()]
     first = next((place for place, line in enumerate(lines) if _is_starred(line)), len(lines))
-    sentences = [sentence for line in lines[:first] for sentence in split(line.strip())]
+    sentences = [sentence for line in lines[:first] for sentence in split_sentences(line.strip())]
     bullets = lines[first:]
     ended = sum(sentence.endswith(".") for sentence in sentences)
     return ended > 1 and len(bullets) > 1 and all(map(_is_starred, bullets))
 
 
 def _is_starred(line: str) -> bool:
+    """Whether a line begins with *."""
     return line.lstrip().startswith("*")
 
 
 def title_case(text: str, arguments: Arguments) -> bool:
-    """Each word begins with a capital letter, but for short ones such as "of" that do not come first."""
-    found = [word for word in _TITLE_WORD.findall(text) if word[0].isalpha()]
-    small = [place for place, word in enumerate(found) if word.islower() or word.swapcase().istitle()]
-    return bool(found) and all(place > 0 and found[place] in MINOR_WORDS for place in small)
+    """Whether every word begins with a capital letter.
+
+    Short words such as "of" may be in lower case, except at the beginning.
+    """
+    title_words = [word for word in _TITLE_WORD.findall(text) if word[0].isalpha()]
+    lowercase_positions = [
+        place for place, word in enumerate(title_words) if word.islower() or word.swapcase().istitle()
+    ]
+    return bool(title_words) and all(
+        place > 0 and title_words[place] in MINOR_WORDS for place in lowercase_positions
+    )
 
 
 def output_template(text: str, arguments: Arguments) -> bool:
-    """The headings of `TEMPLATE` in their order."""
+    """Whether the headings of `TEMPLATE` appear in order."""
     place = 0
     for heading in TEMPLATE:
         place = text.find(heading, place)
@@ -159,23 +181,26 @@ def output_template(text: str, arguments: Arguments) -> bool:
 
 
 def no_whitespace(text: str, arguments: Arguments) -> bool:
-    """No white space at all."""
+    """Whether the text has no white space."""
     return not any(map(str.isspace, text))
 
 
 def repeat_change(text: str, arguments: Arguments) -> bool:
-    """`prompt_to_repeat` with another first word."""
-    asked: list[str] = arguments["prompt_to_repeat"].split()
-    given = text.split()
-    return given[1:] == asked[1:] and given[:1] != asked[:1]
+    """Whether the text is `prompt_to_repeat` with another first word."""
+    prompt_words: list[str] = arguments["prompt_to_repeat"].split()
+    response_words = text.split()
+    return response_words[1:] == prompt_words[1:] and response_words[:1] != prompt_words[:1]
 
 
 def repeat_simple(text: str, arguments: Arguments) -> bool:
-    """Only the sentence that asks for it."""
+    """Whether the text is only the sentence that the instruction requests."""
     return text.strip().lower() == REPEATED_SENTENCE.lower()
 
 
 def repeat_span(text: str, arguments: Arguments) -> bool:
-    """The words `n_start` to `n_end` of `prompt_to_repeat`, counted from 0, the last one included."""
-    asked: list[str] = arguments["prompt_to_repeat"].lower().split()
-    return text.lower().split() == asked[arguments["n_start"] : arguments["n_end"] + 1]
+    """Whether the text is the words `n_start` to `n_end` of `prompt_to_repeat`.
+
+    The words are counted from 0, and the last one is included.
+    """
+    prompt_words: list[str] = arguments["prompt_to_repeat"].lower().split()
+    return text.lower().split() == prompt_words[arguments["n_start"] : arguments["n_end"] + 1]

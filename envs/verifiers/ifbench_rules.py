@@ -1,7 +1,7 @@
-"""The 58 kinds of instructions of IFBench (Pyatkin et al. 2025) by their ids, and what each reads.
+"""Table of the 58 instructions of IFBench (Pyatkin et al. 2025), with rules and arguments.
 
-They are those of the published evaluation as corrected since, its errors left out: docs/rewards.md says where verdicts
-differ.
+The rules are those of the published evaluation with its later corrections, without its errors. docs/rewards.md
+lists the verdicts that differ.
 """
 
 from collections.abc import Mapping
@@ -10,9 +10,9 @@ from envs.verifiers import ifbench_counts as counts
 from envs.verifiers import ifbench_custom as custom
 from envs.verifiers import ifbench_formats as formats
 from envs.verifiers import ifbench_words as words
-from envs.verifiers.ifeval_rules import Rule
+from envs.verifiers.ifeval_rules import InstructionRule
 
-_KINDS: Mapping[str, tuple[Rule, *tuple[str, ...]]] = {
+_INSTRUCTIONS: Mapping[str, tuple[InstructionRule, *tuple[str, ...]]] = {
     "count:word_count_range": (counts.word_count_range, "min_words", "max_words"),
     "count:unique_word_count": (counts.unique_word_count, "N"),
     "count:conjunctions": (counts.conjunctions, "small_n"),
@@ -72,14 +72,14 @@ _KINDS: Mapping[str, tuple[Rule, *tuple[str, ...]]] = {
     "custom:csv_quotes": (custom.csv_quotes,),
     "custom:date_format_list": (custom.date_format_list,),
 }
-"""By id, the rule of an instruction, and what it reads from its arguments."""
+"""Rule of every instruction by id, followed by the arguments that the rule reads."""
 
-RULES: Mapping[str, Rule] = {name: rule for name, (rule, *_) in _KINDS.items()}
-"""Every instruction of the data set by its id."""
+RULES: Mapping[str, InstructionRule] = {name: rule for name, (rule, *_) in _INSTRUCTIONS.items()}
+"""Rule of every instruction of the data set by id."""
 NEEDED_ARGUMENTS: Mapping[str, tuple[str, ...]] = {
-    name: tuple(needed) for name, (_, *needed) in _KINDS.items() if needed
+    name: tuple(needed) for name, (_, *needed) in _INSTRUCTIONS.items() if needed
 }
-"""What each rule reads from its arguments; rules that are not listed read nothing."""
+"""Arguments that every rule reads; a rule without arguments is not listed."""
 SENTENCE_RULES = frozenset(
     (
         *("count:pronouns", "ratio:sentence_type", "ratio:sentence_balance", "ratio:sentence_words"),
@@ -88,3 +88,4 @@ SENTENCE_RULES = frozenset(
         *("format:no_bullets_bullets", "custom:sentence_alphabet"),
     )
 )
+"""Instructions that need NLTK's sentence data."""

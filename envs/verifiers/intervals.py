@@ -1,6 +1,7 @@
-"""Sets of real numbers in one form, whether they are written as intervals or as conditions. Pure text, no sympy.
+r"""Parses sets of real numbers, written as intervals or as conditions, into one form.
 
-`(1,3]`, `1<x\\leq 3` and `\\{x|1<x\\leq3\\}` are one interval, `x\\neq3` and `\\mathbb{R}\\setminus\\{3\\}` are two.
+`(1,3]`, `1<x\leq 3` and `\{x|1<x\leq3\}` are one interval; `x\neq3` and `\mathbb{R}\setminus\{3\}` are two. The
+functions work on text and do not use sympy.
 """
 
 import re
@@ -8,8 +9,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from envs.verifiers.elements import alternatives
-from envs.verifiers.latex import split_top, without_brackets
+from envs.verifiers.elements import split_alternatives
+from envs.verifiers.latex import split_top_level, strip_brackets
 
 INFINITY = "\\infty"
 _UNKNOWN = re.compile(r"[a-zA-Z](?:_\w)?|[a-zA-Z]\([a-z]\)|\\(?:alpha|beta|gamma|theta|lambda|mu|omega|phi)")
@@ -17,7 +18,7 @@ _BUILDER = re.compile(
     r"\\\{(?P<name>[a-zA-Z])(?:\\in(?:R|\\mathbb\{R\}|\\mathbb R))?[|:](?P<condition>.+)\\\}", re.DOTALL
 )
 _MEMBER = re.compile(r"(?P<name>[a-zA-Z])\\in(?![a-z])(?P<set>.+)", re.DOTALL)
-_WITHOUT = re.compile(
+_REALS_EXCEPT = re.compile(
     r"(?:R|\\mathbb\{R\}|\\mathbb R|\(-\\infty,\\infty\))(?:\\setminus|-|\\)\\\{(?P<points>[^{}]+)\\\}"
 )
 _REALS = re.compile(
@@ -28,7 +29,10 @@ _SIGNS = ("\\leq", "\\geq", "\\neq", "<", ">")
 
 
 class Interval(NamedTuple):
-    """From `low` to `high`; closed where the end belongs to it."""
+    """Interval of real numbers with the ends `low` and `high`.
+
+    low_closed, high_closed: whether the end belongs to the interval.
+    """
 
     low: str
     low_closed: bool
@@ -36,10 +40,11 @@ class Interval(NamedTuple):
     high_closed: bool
 
 
-class Reals(NamedTuple):
-    """A set of numbers: a union of intervals, in the order in which they are written.
+class RealSet(NamedTuple):
+    """Set of real numbers: a union of intervals in the written order.
 
-    name: of the unknown, or empty. as_condition: it is written as one, `x>2`.
+    name: the unknown's name, or empty.
+    as_condition: whether the set is written as a condition such as `x>2`.
     """
 
     name: str
@@ -47,8 +52,8 @@ class Reals(NamedTuple):
     as_condition: bool
 
 
-def read_reals(text: str) -> Reals | None:
-    """The set that a canonical text describes; None where it describes none."""
+def parse_real_set(text: str) -> RealSet | None:
+    """Parses the set of real numbers that a canonical text describes, or returns None."""
     if not any(
         mark in text for mark in ("<", ">", "\\leq", "\\geq", "\\neq", "\\infty", "[", "(", "R", "eal")
     ):
@@ -59,45 +64,52 @@ def read_reals(text: str) -> Reals | None:
     elif found := _MEMBER.fullmatch(text):
         name, text = found["name"], found["set"]
     if _REALS.fullmatch(text):
-        return Reals(name, [Interval(f"-{INFINITY}", False, INFINITY, False)], False)
-    if found := _WITHOUT.fullmatch(text):
-        return Reals(name, _gaps(found["points"].split(",")), False)
+        return RealSet(name, [Interval(f"-{INFINITY}", False, INFINITY, False)], False)
+    if found := _REALS_EXCEPT.fullmatch(text):
+        return RealSet(name, _intervals_between(found["points"].split(",")), False)
     intervals: list[Interval] = []
     conditions = 0
-    for part in alternatives(text):
-        condition = _condition(part)
-        named, read = condition if condition else ("", _interval(part))
-        if not read or (named and name not in ("", named)):
+    for part in split_alternatives(text):
+        condition = _parse_condition(part)
+        unknown_name, part_intervals = condition if condition else ("", _parse_interval(part))
+        if not part_intervals or (unknown_name and name not in ("", unknown_name)):
             return None
-        name = named or name
+        name = unknown_name or name
         conditions += condition is not None
-        intervals += read
-    if conditions not in (0, len(alternatives(text))):
+        intervals += part_intervals
+    if conditions not in (0, len(split_alternatives(text))):
         return None
-    return Reals(name, intervals, conditions > 0)
+    return RealSet(name, intervals, conditions > 0)
 
 
-def _gaps(points: list[str]) -> list[Interval]:
-    """All numbers but these, which must be in rising order."""
+def _intervals_between(points: list[str]) -> list[Interval]:
+    """Returns all real numbers except the given points, which must be in rising order."""
     ends = [f"-{INFINITY}", *points, INFINITY]
     return [Interval(low, False, high, False) for low, high in pairwise(ends)]
 
 
-def _interval(text: str) -> list[Interval]:
+def _parse_interval(text: str) -> list[Interval]:
+    """Returns the interval of a text such as `(1,3]` as a list.
+
+    The list is empty if the text is not an interval.
+    """
     if text[:1] not in ("(", "[") or text[-1:] not in (")", "]"):
         return []
-    ends = split_top(text[1:-1], (",", ";"))
+    ends = split_top_level(text[1:-1], (",", ";"))
     if len(ends) != 2 or not all(ends):
         return []
     return [Interval(ends[0], text[0] == "[", ends[1], text[-1] == "]")]
 
 
-def _condition(text: str) -> tuple[str, list[Interval]] | None:
-    """Name and intervals of `x>2`, `1<x\\leq3`, `x\\neq3`; None for another text, `x>y` with two unknowns too."""
-    text = without_brackets(text.strip())
-    cut = split_top(text, _SIGNS)
-    signs = relation_signs(text, cut, _SIGNS)
-    sides = [without_brackets(side.strip()) for side in cut]
+def _parse_condition(text: str) -> tuple[str, list[Interval]] | None:
+    r"""Returns the name and the intervals of a condition such as `x>2` or `x\neq3`.
+
+    The result is None for any other text, also for `x>y` with two unknowns.
+    """
+    text = strip_brackets(text.strip())
+    raw_sides = split_top_level(text, _SIGNS)
+    signs = relation_signs(text, raw_sides, _SIGNS)
+    sides = [strip_brackets(side.strip()) for side in raw_sides]
     unknown = [_UNKNOWN.fullmatch(side) is not None for side in sides]
     if len(sides) == 3 and unknown == [False, True, False]:
         low, name, high = sides
@@ -113,14 +125,14 @@ def _condition(text: str) -> tuple[str, list[Interval]] | None:
         name, bound = bound, name
         sign = {"<": ">", ">": "<", "\\leq": "\\geq", "\\geq": "\\leq"}.get(sign, sign)
     if sign == "\\neq":
-        return name, _gaps([bound])
+        return name, _intervals_between([bound])
     if sign in ("<", "\\leq"):
         return name, [Interval(f"-{INFINITY}", False, bound, sign == "\\leq")]
     return name, [Interval(bound, sign == "\\geq", INFINITY, False)]
 
 
 def relation_signs(text: str, sides: Sequence[str], relations: tuple[str, ...]) -> list[str]:
-    """The signs between the sides into which `split_top` cut a text, in their order."""
+    """Returns the signs between the sides that `split_top_level` cut out of a text."""
     signs, position = [], 0
     for side in sides[:-1]:
         position += len(side)

@@ -1,8 +1,11 @@
-"""LaTeX formulas in one spelling, and cut into their elements. Pure text, no sympy."""
+"""Normalizes math answers in LaTeX or plain text to one spelling, and splits at separators.
+
+The functions work on text and do not use sympy.
+"""
 
 import re
 
-from envs.verifiers.characters import in_latex
+from envs.verifiers.characters import unicode_to_latex
 from envs.verifiers.units import UNIT_LETTER, unit_in_words
 
 _SIZES = (
@@ -32,13 +35,13 @@ _ESCAPED_TWICE = re.compile(
     r"\\\\(?=(?:left|right|[dt]?frac|sqrt|text|pi|cdot|times|leq?|geq?|infty|cup|boxed|in)(?![a-zA-Z]))"
 )
 _COLOUR = r"\\(?:text)?color(?:box)?\s*(?:\[[^\]]*\])?\{[^{}]*\}"
-_COLOURED = re.compile(rf"(?<![\^_]){_COLOUR}\s*\{{([^{{}}]*(?<!\\))\}}")
-_UNSEEN = re.compile(rf"{_COLOUR}|\\(?:tag\*?|label)\s*\{{[^{{}}]*\}}")
-_ROOM = re.compile(r"\\(?:[hv]space\*?|[hv]?phantom)\s*\{[^{}]*\}")
+_COLOURED_TEXT = re.compile(rf"(?<![\^_]){_COLOUR}\s*\{{([^{{}}]*(?<!\\))\}}")
+_INVISIBLE_COMMAND = re.compile(rf"{_COLOUR}|\\(?:tag\*?|label)\s*\{{[^{{}}]*\}}")
+_SPACING_COMMAND = re.compile(r"\\(?:[hv]space\*?|[hv]?phantom)\s*\{[^{}]*\}")
 _TWO_BRACES = re.compile(r"(?<!\\)\{\s*\{([^{}]*(?<!\\))\}\s*\}")
 _NO_SIDE = re.compile(r"\\(?:left|right)\s*\.")
 _SPACE = r"(?<!\\)\\[,;:!> ]"
-_STEPS: tuple[tuple[str, re.Pattern[str], str], ...] = tuple(
+_REPLACEMENTS: tuple[tuple[str, re.Pattern[str], str], ...] = tuple(
     (mark, re.compile(pattern), replacement)
     for mark, pattern, replacement in (
         ("\\!", r"(?<=\d),?\\!\s*(?=\d{3}(?!\d))", ""),
@@ -73,7 +76,7 @@ _STEPS: tuple[tuple[str, re.Pattern[str], str], ...] = tuple(
         ("_{(", r"_\{\((\d+)\)\}", r"_{\1}"),
     )
 )
-"""A mark without which there is nothing to do, what is replaced, and by what."""
+"""Replacements in order: a mark that the text must contain, the pattern, and the replacement."""
 _WORDS = re.compile(
     r"\\(?:text|textbf|textit|textrm|textsf|texttt|textnormal|mathrm|mathbf|mathit|mathsf|boldsymbol|mbox|hbox"
     r"|fbox|underline|emph|bm|ensuremath|operatorname)\s*\{([^{}]*)\}"
@@ -95,32 +98,34 @@ _LOOSE_SPACE = re.compile(r"\s+(?![a-zA-Z0-9])|(?<![a-zA-Z0-9])\s+")
 _THOUSANDS = re.compile(r"(?<![\d.,_^])\d{1,3}(?:,\d{3})+(?![\d,])", re.ASCII)
 _EDGES = " \t\r\n*`"
 _TRAILING = _EDGES + ".;,\\"
+"""Characters that are removed from the end of a text."""
 _QUOTES = (("``", "''"), ("''", "''"), ("`", "'"), ("'", "'"), ('"', '"'), ("“", "”"), ("‘", "’"))
 
 
-def canonical(text: str) -> str:
-    """One spelling of a LaTeX or plain text: sizes, colours, spacing, currency, per cent, degrees and fonts go.
+def canonical_text(text: str) -> str:
+    """Returns the canonical spelling of a LaTeX or plain text.
 
-    A space stays only between two letters or digits, where it means something (`1 1/2`, `5 cm`).
+    Sizes, colours, spacing, currency, per cent, degrees and fonts are removed. A space stays only between two
+    letters or digits, where it has a meaning (`1 1/2`, `5 cm`).
     """
-    text = in_latex(_without_edges(text))
+    text = unicode_to_latex(_strip_edges(text))
     if "\\" in text:
-        text = _without_commands(text)
-    for mark, pattern, replacement in _STEPS:
+        text = _normalize_commands(text)
+    for mark, pattern, replacement in _REPLACEMENTS:
         if mark in text:
             text = pattern.sub(replacement, text)
-    text = _without_edges(" ".join(text.split()))
+    text = _strip_edges(" ".join(text.split()))
     if text[:1] not in "([{\\":
-        text = _THOUSANDS.sub(lambda found: found.group().replace(",", ""), text)
+        text = _THOUSANDS.sub(lambda match: match.group().replace(",", ""), text)
     text = _LOOSE_SPACE.sub("", text)
-    text = _braced_fractions(text)
+    text = _brace_fractions(text)
     if "\\sqrt" in text:
         text = _BARE_ROOT.sub(r"\\sqrt{\1}", text)
-    return without_brackets(_SHORT_GROUP.sub(r"\1\2", text))
+    return strip_brackets(_SHORT_GROUP.sub(r"\1\2", text))
 
 
-def _without_edges(text: str) -> str:
-    """Strip Markdown, full stops and paired quotation marks; a single one is a prime."""
+def _strip_edges(text: str) -> str:
+    """Strips Markdown, full stops and paired quotation marks; a single mark is a prime."""
     before = None
     while text != before:
         before, text = text, text.strip(" \t\r\n*").rstrip(_TRAILING)
@@ -131,17 +136,19 @@ def _without_edges(text: str) -> str:
     return text.strip(_EDGES).lstrip("'\"“‘")
 
 
-def _without_commands(text: str) -> str:
-    """One name for commands that have several, without sizes, fonts and colours."""
+def _normalize_commands(text: str) -> str:
+    """Replaces aliases of commands, and removes sizes, fonts and colours."""
     if "\\begin" not in text:
         text = _ESCAPED_TWICE.sub(r"\\", text)
-    text = _NO_SIDE.sub("", _UNSEEN.sub("", _ROOM.sub(" ", _COLOURED.sub(r"\1", text))))
-    text = _COMMAND.sub(lambda found: _ALIASES.get(found[1], found[0]), text)
+    text = _NO_SIDE.sub(
+        "", _INVISIBLE_COMMAND.sub("", _SPACING_COMMAND.sub(" ", _COLOURED_TEXT.sub(r"\1", text)))
+    )
+    text = _COMMAND.sub(lambda match: _ALIASES.get(match[1], match[0]), text)
     if len(text) <= _LONGEST_ENVIRONMENT and "\\begin" not in text:
         text = _ROW_END.sub(", ", text)
     elif len(text) <= _LONGEST_ENVIRONMENT:
-        # Matrices under one name, lines of equations as a list; a line with two parts or more stays as it is.
-        text = _ROWS.sub(_listed_rows, _BRACKETED_ARRAY.sub(r"\\begin{pmatrix}\1\\end{pmatrix}", text))
+        # Give all matrices one name, and write lines of equations as a list.
+        text = _ROWS.sub(_rows_as_list, _BRACKETED_ARRAY.sub(r"\\begin{pmatrix}\1\\end{pmatrix}", text))
     text = _TWO_BRACES.sub(r"{\1}", UNIT_LETTER.sub(unit_in_words, text))
     for _ in range(_FONTS_IN_FONTS):
         text, count = _WORDS.subn(_spaced_words, text)
@@ -150,39 +157,47 @@ def _without_commands(text: str) -> str:
     return text
 
 
-def _listed_rows(found: re.Match[str]) -> str:
-    rows = [row.strip() for row in _ROW_END.split(found[1]) if row.strip()]
+def _rows_as_list(match: re.Match[str]) -> str:
+    """Converts the rows of an environment to a list.
+
+    The environment stays unchanged if a row has several columns and is not an equation.
+    """
+    rows = [row.strip() for row in _ROW_END.split(match[1]) if row.strip()]
     parts = [[part for part in row.split("&") if part.strip()] for row in rows]
     if any(len(row) > 1 and not row[1].lstrip().startswith("=") for row in parts):
-        return found[0]
+        return match[0]
     return ", ".join("".join(row).strip().rstrip(",;") for row in parts)
 
 
-def _spaced_words(found: re.Match[str]) -> str:
-    inner = found[1].strip()
-    if len(inner) != 1 and found[1]:
+def _spaced_words(match: re.Match[str]) -> str:
+    """Returns the text inside a font command, with spaces around words."""
+    inner = match[1].strip()
+    if len(inner) != 1 and match[1]:
         return f" {inner} "
-    before = found.string.rfind("\\", 0, found.start())
-    behind_command = before >= 0 and found.string[before + 1 : found.start()].isalpha()
+    before = match.string.rfind("\\", 0, match.start())
+    behind_command = before >= 0 and match.string[before + 1 : match.start()].isalpha()
     return f" {inner}" if behind_command else inner
 
 
-def _braced_fractions(text: str) -> str:
-    """`\\frac12`, `\\frac1{12}` and `\\frac\\pi3` with both arguments in braces."""
+def _brace_fractions(text: str) -> str:
+    r"""Puts both arguments of every fraction in braces, as in `\frac12` and `\frac\pi3`."""
     if len(text) > _LONGEST_ENVIRONMENT:
         return text
     start = text.rfind("\\frac")
-    while start >= 0:  # the last first, so that those inside an argument are done
-        top = _argument(text, start + len("\\frac"))
-        bottom = _argument(text, top[1]) if top else None
+    while start >= 0:  # from the last, so that the fractions inside an argument are already converted
+        top = _read_argument(text, start + len("\\frac"))
+        bottom = _read_argument(text, top[1]) if top else None
         if top and bottom:
             text = f"{text[:start]}\\frac{{{top[0]}}}{{{bottom[0]}}}{text[bottom[1] :]}"
         start = text.rfind("\\frac", 0, start)
     return text
 
 
-def _argument(text: str, start: int) -> tuple[str, int] | None:
-    """Read an argument of a command, without braces, and its end."""
+def _read_argument(text: str, start: int) -> tuple[str, int] | None:
+    """Returns the argument of a command without braces, and its end position.
+
+    The result is None if no argument begins at `start`.
+    """
     found = _ARGUMENT.match(text, start)
     if found is None:
         return None
@@ -195,15 +210,18 @@ def _argument(text: str, start: int) -> tuple[str, int] | None:
         return None
     end = found.end()
     for _ in range({"\\frac": 2, "\\sqrt": 1}.get(found[1], 0)):
-        inner = _argument(text, end)
+        inner = _read_argument(text, end)
         if inner is None:
             return None
         end = inner[1]
     return text[found.start(1) : end], end
 
 
-def without_brackets(text: str) -> str:
-    """Without brackets or braces that surround all of a text that is not a list: ((7)) is 7, (1,2) stays."""
+def strip_brackets(text: str) -> str:
+    """Removes brackets or braces around a whole text that is not a list.
+
+    ((7)) becomes 7, and (1,2) stays.
+    """
     count = 0
     while count < len(text) // 2 and (text[count], text[-1 - count]) in (("(", ")"), ("{", "}")):
         count += 1
@@ -213,22 +231,25 @@ def without_brackets(text: str) -> str:
         depth += (character in "({[") - (character in ")}]")
         lowest = min(lowest, depth)
         comma = comma or (character in ",;" and depth <= 0)
-    kept = -lowest + (1 if comma and lowest == 0 else 0)
-    if depth or not inner or kept >= count:
+    kept_brackets = -lowest + (1 if comma and lowest == 0 else 0)
+    if depth or not inner or kept_brackets >= count:
         return text
-    return text[count - kept : len(text) - count + kept]
+    return text[count - kept_brackets : len(text) - count + kept_brackets]
 
 
-def split_top(text: str, separators: tuple[str, ...]) -> list[str]:
-    """Cut at separators that stand outside every bracket and brace. `\\{` and `\\}` count as brackets."""
-    pieces, depth, begun, position = [], 0, 0, 0
+def split_top_level(text: str, separators: tuple[str, ...]) -> list[str]:
+    r"""Splits a text at separators outside all brackets and braces.
+
+    `\{` and `\}` count as brackets.
+    """
+    pieces, depth, piece_start, position = [], 0, 0, 0
     while position < len(text):
         found = next((mark for mark in separators if depth == 0 and text.startswith(mark, position)), None)
         if found is not None:
-            pieces.append(text[begun:position])
+            pieces.append(text[piece_start:position])
             position += len(found)
-            begun = position
+            piece_start = position
             continue
         depth += (text[position] in "({[") - (text[position] in ")}]")
         position += 1
-    return [*pieces, text[begun:]]
+    return [*pieces, text[piece_start:]]

@@ -1,8 +1,10 @@
-"""The rewards `math_verify`, the library as it is, and `strict_math_verify`, held to our rules.
+"""Rewards by math-verify; `strict_math_verify` also requires the reference answer's form and simplification.
 
-The library reads more notations than our own rules and is less strict: it takes `8+3` for 11, `0.333333` for a third, a
-set for a point, `2x=22` for 22. What it accepts in `strict_math_verify` must therefore have the gold's variables, words
-and brackets and as many numbers, and these leave no more to be done. Where the gold is one number our own rules decide.
+`math_verify` is the library alone. The library reads more notations than our own rules and is less strict: it
+takes `8+3` for 11, `0.333333` for a third, a set for a point, `2x=22` for 22. `strict_math_verify` therefore
+accepts an answer only if it also has the variables, words and brackets of the reference answer and as many
+numbers, and the numbers are simplified as far. If the reference answer is a single number, our own rules
+decide.
 """
 
 import re
@@ -14,127 +16,152 @@ from envs.verifiers import compat
 from envs.verifiers.elements import without_names
 from envs.verifiers.equivalence import MAX_FORMULA_CHARACTERS, is_closed, same_answer
 from envs.verifiers.equivalence import warm_up as warm_up_formulas
-from envs.verifiers.extract import boxed_together, chain_end, from_prose
-from envs.verifiers.latex import canonical, without_brackets
+from envs.verifiers.extract import chain_end, claim_in_sentence, joined_boxes
+from envs.verifiers.latex import canonical_text, strip_brackets
 from envs.verifiers.numbers import parse_number
-from envs.verifiers.rules import BOXED_PROMPT, said
-from envs.verifiers.text_golds import as_written, listed
+from envs.verifiers.rules import BOXED_PROMPT, extract_final_answer
+from envs.verifiers.simplification import read_form
+from envs.verifiers.text_references import is_compared_as_text, text_elements
 from envs.verifiers.units import split_unit
-from envs.verifiers.worked_out import read
 
-_BETWEEN = re.compile(
+_SEPARATOR = re.compile(
     r"\\(?:cup|cap|leq|geq|neq|setminus)(?![a-z])|\\in(?![a-z])|\\\\|\\(?:begin|end)\{\w+\}|[,;<>=&]| ?(?:and|or) ?"
 )
-_NEVER = re.compile(r"\\(?:sum|prod|int|lim|pm|mp)(?![a-z])|:")
-"""Where the library gives no verdict worth having: it leaves bounds, signs or the second part out of account."""
+_UNSUPPORTED_NOTATION = re.compile(r"\\(?:sum|prod|int|lim|pm|mp)(?![a-z])|:")
+"""Notations for which the library's verdict is unusable: it ignores bounds, signs or the second part."""
 _WORD = re.compile(r"[a-zA-Z]\([^()]*\)|[a-zA-Z]+|_(?:\w|\{[^{}]*\})")
-_PRIMED = re.compile(r"([a-zA-Z])('+)")
+_PRIMED_LETTER = re.compile(r"([a-zA-Z])('+)")
 _COMMAND = re.compile(r"\\[a-zA-Z]+")
-_MARKED = re.compile(r"\$|\\\(|\\\[|\\boxed")
-"""What tells the library where a formula is; a gold without it is put in dollars."""
+_FORMULA_MARK = re.compile(r"\$|\\\(|\\\[|\\boxed")
+"""Marks of a formula for the library; a reference answer without a mark is put in dollars."""
 _OPENING = {")": "(", "]": "[", "}": "{"}
 _CLOSING = {opening: closing for closing, opening in _OPENING.items()}
 
 
-def strictly_same(given: str, gold: str) -> bool:
-    """Whether the library takes a final answer for the gold, and nothing in it is left to be worked out."""
-    given = boxed_together(given) or "" if "\\boxed" in given else given
-    gold = boxed_together(gold) or gold if "\\boxed" in gold else gold
-    if max(len(given), len(gold)) > MAX_FORMULA_CHARACTERS:
+def strictly_same_answer(final_answer: str, reference: str) -> bool:
+    """Whether the library accepts a final answer that is simplified as far as the reference."""
+    final_answer = joined_boxes(final_answer) or "" if "\\boxed" in final_answer else final_answer
+    reference = joined_boxes(reference) or reference if "\\boxed" in reference else reference
+    if max(len(final_answer), len(reference)) > MAX_FORMULA_CHARACTERS:
         return False
-    left, right = without_names(canonical(from_prose(given)), canonical(gold))
+    left, right = without_names(canonical_text(claim_in_sentence(final_answer)), canonical_text(reference))
     value, _ = split_unit(right)
     is_number = parse_number(value) is not None and "," not in value
-    if not left or is_number or as_written(given, gold) or listed(gold):
-        return same_answer(given, gold)  # a number has one value, which needs no library, and a text none
+    if not left or is_number or is_compared_as_text(final_answer, reference) or text_elements(reference):
+        return same_answer(final_answer, reference)  # numbers and texts do not need the library
     left = chain_end(left) if "=" not in right else left
-    first, second = (_PRIMED.sub(_as_index, text) for text in (left, right))
+    first, second = (_PRIMED_LETTER.sub(_write_primes_as_index, text) for text in (left, right))
     if "'" in first + second or '"' in first + second:
-        return same_answer(given, gold)
-    if _NEVER.search(left + right) or not _of_one_kind(first, second):
+        return same_answer(final_answer, reference)
+    if _UNSUPPORTED_NOTATION.search(left + right) or not _is_same_kind(first, second):
         return False
-    if not nothing_left_to_do(first, second):
+    if not has_simplified_numbers(first, second):
         return False
-    first, second = (_PRIMED.sub(lambda found: f"({_as_index(found)})", text) for text in (left, right))
+    first, second = (
+        _PRIMED_LETTER.sub(lambda primes: f"({_write_primes_as_index(primes)})", text)
+        for text in (left, right)
+    )
     return compat.math_verify(f"\\boxed{{{first}}}", second, in_dollars=True)
 
 
-def _as_index(found: re.Match[str]) -> str:
-    """Write primes of a letter as an index, for the library ignores primes."""
-    return f"{found[1]}_{{9{len(found[2])}}}"
+def _write_primes_as_index(primes: re.Match[str]) -> str:
+    """Writes the primes of a letter as an index, since the library ignores primes."""
+    return f"{primes[1]}_{{9{len(primes[2])}}}"
 
 
-def _of_one_kind(left: str, right: str) -> bool:
-    """Whether two canonical texts have the same variables, words and indices, units aside, in the same brackets."""
-    (left, unit), (right, wanted) = split_unit(left), split_unit(right)
-    if unit and wanted and unit != wanted:
+def _is_same_kind(left: str, right: str) -> bool:
+    """Whether two canonical texts have the same variables, words, indices and outer brackets.
+
+    Units that only one text has do not count.
+    """
+    (left, unit), (right, reference_unit) = split_unit(left), split_unit(right)
+    if unit and reference_unit and unit != reference_unit:
         return False
     words = [set(_WORD.findall(_COMMAND.sub(" ", text))) for text in (left, right)]
-    return words[0] == words[1] and _outside(left) == _outside(right)
+    return words[0] == words[1] and _outer_brackets(left) == _outer_brackets(right)
 
 
-def nothing_left_to_do(left: str, right: str) -> bool:
-    """Whether the numbers of an answer are as many as the gold's and as far worked out, decimals exactly the same.
+def has_simplified_numbers(left: str, right: str) -> bool:
+    """Whether the numbers of an answer are simplified as far as the reference answer's numbers.
 
-    Both are canonical. A gold without numbers, or with one in a notation that is not known here, asks for nothing.
+    Both texts are canonical. The numbers must be equally many, and decimals exactly equal. A reference answer
+    without numbers, or with a number in an unknown notation, has no such requirement.
     """
-    wanted, found = _numbers(right), _numbers(left)
-    if len(wanted) != len(found):
+    reference_numbers, answer_numbers = _split_numbers(right), _split_numbers(left)
+    if len(reference_numbers) != len(answer_numbers):
         return False
-    exact = {parse_number(number) for number in wanted}
-    if any("." in number and parse_number(number) not in exact for number in found):
+    exact = {parse_number(number) for number in reference_numbers}
+    if any("." in number and parse_number(number) not in exact for number in answer_numbers):
         return False
-    golds, forms = [read(number) for number in wanted], [read(number) for number in found]
-    if None in golds:
+    reference_forms, answer_forms = (
+        [read_form(number) for number in reference_numbers],
+        [read_form(number) for number in answer_numbers],
+    )
+    if None in reference_forms:
         return True
-    if None in forms:
+    if None in answer_forms:
         return False
-    work, allowed = (sum(form.work for form in each if form) for each in (forms, golds))
-    reduced = all(form.reduced for form in forms if form) or not all(form.reduced for form in golds if form)
-    return work <= allowed and reduced
+    num_operations, allowed_work = (
+        sum(form.operations for form in each if form) for each in (answer_forms, reference_forms)
+    )
+    is_reduced = all(form.is_reduced for form in answer_forms if form) or not all(
+        form.is_reduced for form in reference_forms if form
+    )
+    return num_operations <= allowed_work and is_reduced
 
 
-def _numbers(text: str) -> list[str]:
-    """The numbers of a list, an interval, a relation or a matrix, units cut off; infinity is none."""
-    pieces = (_balanced(piece) for piece in _BETWEEN.split(text))
+def _split_numbers(text: str) -> list[str]:
+    """Returns the numbers of a list, an interval, a relation or a matrix.
+
+    Units are removed; infinity is not a number.
+    """
+    pieces = (_balance_brackets(piece) for piece in _SEPARATOR.split(text))
     numbers = (split_unit(piece)[0] for piece in pieces)
     return [number for number in numbers if number.strip("+-") not in ("", "\\infty") and is_closed(number)]
 
 
-def _balanced(piece: str) -> str:
-    """Without the brackets of the list that it was cut out of."""
+def _balance_brackets(piece: str) -> str:
+    """Removes the brackets that a piece has from the enclosing list."""
     piece = piece.strip().removeprefix("\\{")
     while piece and piece[0] in _CLOSING and piece.count(piece[0]) > piece.count(_CLOSING[piece[0]]):
         piece = piece[1:].lstrip()
     while piece and piece[-1] in _OPENING and piece.count(piece[-1]) > piece.count(_OPENING[piece[-1]]):
         piece = piece[:-1].rstrip("\\ ")
-    return without_brackets(piece)
+    return strip_brackets(piece)
 
 
-def _outside(text: str) -> str:
-    """The brackets around all of a list; none around one number, and those of a set are as good as none."""
+def _outer_brackets(text: str) -> str:
+    """Returns the brackets around a whole list, or an empty text.
+
+    A single number has no such brackets, and the braces of a set do not count.
+    """
     if "," not in text or text[:1] not in ("(", "["):
         return ""
     return text[0] + text[-1]
 
 
 def warm_up() -> None:
-    """Import the library, and what it imports with its first formula."""
+    """Imports the library and the modules that its first formula needs."""
     warm_up_formulas()
     compat.math_verify("\\boxed{2x}", "x+x", in_dollars=True)
 
 
 @reward("math_verify", system_prompt=BOXED_PROMPT, warm_up=warm_up)
 def math_verify(completion: Completion, example: Example, env: EnvConfig) -> Reward:
-    """1 where the library, called as its manual does, finds the gold in the completion."""
-    gold = str(example.answer)
-    right = compat.math_verify(completion.text, gold, in_dollars=_MARKED.search(gold) is None)
-    return Reward(float(right), {"accuracy": float(right)})
+    """Scores 1 if the library, called as in its manual, finds the reference answer."""
+    reference = str(example.answer)
+    is_right = compat.math_verify(
+        completion.text, reference, in_dollars=_FORMULA_MARK.search(reference) is None
+    )
+    return Reward(float(is_right), {"accuracy": float(is_right)})
 
 
 @reward("strict_math_verify", system_prompt=BOXED_PROMPT, warm_up=warm_up)
 def strict_math_verify(completion: Completion, example: Example, env: EnvConfig) -> Reward:
-    """1 where the library takes the final answer, read as the reward `math` reads it, for the gold, worked out."""
-    given = said(completion.full_text)
-    right = given is not None and strictly_same(given, str(example.answer))
-    return Reward(float(right), {"accuracy": float(right), "format": float(given is not None)})
+    """Scores 1 if the library accepts the final answer, and the answer is simplified.
+
+    The final answer is the one that the reward `math` reads.
+    """
+    final_answer = extract_final_answer(completion.full_text)
+    is_right = final_answer is not None and strictly_same_answer(final_answer, str(example.answer))
+    return Reward(float(is_right), {"accuracy": float(is_right), "format": float(final_answer is not None)})

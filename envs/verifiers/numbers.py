@@ -1,32 +1,33 @@
-"""Plain numbers in completions: where the final one stands, and when two are the same. No sympy here.
+"""Extracts plain numbers from completions, parses them exactly and compares them.
 
-A number is exact: decimals, fractions, mixed numbers and scientific notation become a `Fraction`, so 1,000 is 1000.0
-and 3/6 is 0.5, while 9999 is not 10,000 and 0.333 is not 1/3. It is worked out where nothing is left to calculate: a
-fraction then is in lowest terms and no whole number. What has to be calculated first, such as 8+3, is no number.
+Decimals, fractions, mixed numbers and scientific notation become a `Fraction`, so 1,000 is 1000.0 and 3/6 is
+0.5, while 9999 is not 10,000 and 0.333 is not 1/3. A number is simplified (docs/rewards.md: "worked out") if
+nothing is left to calculate: a fraction is in lowest terms and is not a whole number. A text that has to be
+calculated first, such as 8+3, is not a number. The module does not use sympy.
 """
 
 import math
 import re
 from fractions import Fraction
 
-from envs.verifiers.extract import after_thinking, chain_end
+from envs.verifiers.extract import chain_end, text_after_thinking
 
 MAX_CHARACTERS = 400
-"""A longer text is no number: reading it would cost more than it is worth."""
+"""Maximum length of a number's text."""
 MAX_WITH_UNIT = 80
-"""A longer text is no number with a unit."""
+"""Maximum length of a text that is a number with a unit."""
 
 _DIGITS = r"(?:\d{1,3}(?:,\d{3})+|\d+)"
-_GROUPED = re.compile(
+_GROUPED_THOUSANDS = re.compile(
     r"(?<![\d.,])\d{1,3}(\\[,! ]|\{,\}|[\xa0\u2007\u2009\u202f])\d{3}(?:\1\d{3})*(?!\d)", re.ASCII
 )
-"""Thousands behind marks of LaTeX, or behind narrow or no-break spaces."""
+"""Thousands that are grouped by marks of LaTeX, or by narrow or no-break spaces."""
 _DECIMAL = re.compile(rf"([-+]?)({_DIGITS}?)(?:\.(\d*))?", re.ASCII)
 _RATIO = re.compile(rf"([-+]?{_DIGITS}(?:\.\d+)?)\s*/\s*({_DIGITS}(?:\.\d+)?)", re.ASCII)
 _FRAC = re.compile(
     r"([-+]?)\s*\\[dtc]?frac\s*(?:\{\s*(-?\d+)\s*\}|(\d))\s*(?:\{\s*(-?\d+)\s*\}|(\d))", re.ASCII
 )
-_MIXED = re.compile(
+_MIXED_NUMBER = re.compile(
     r"([-+]?)(\d+)(?:\s+(\d+)\s*/\s*(\d+)|\s*\\[dtc]?frac\s*\{\s*(\d+)\s*\}\s*\{\s*(\d+)\s*\})", re.ASCII
 )
 _SCIENTIFIC = re.compile(
@@ -51,55 +52,61 @@ _NOT_UNITS = (
 _QUOTES = " \t\r\n\xa0\u2009\u202f*`'\"“”"
 
 _OPERATOR = r"(?:[-+*/:^×·÷]|\\times|\\cdot|\\div|(?<=[\d)}\s])x(?=[\d({\s])|\}\s*\{)"
-_PLAIN = rf"{_DIGITS}(?:\.\d+)?|\.\d+"
-"""Between two numbers, in words of LaTeX too; a fraction's line is one."""
+"""Operator between two numbers, in words of LaTeX too; the line of a fraction is an operator."""
+_PLAIN_NUMBER = rf"{_DIGITS}(?:\.\d+)?|\.\d+"
 _CALCULATION = re.compile(
-    rf"(?<![\w.\\])(?:\\?sqrt\s*[({{]\s*)?-?(?:{_PLAIN})(?:[)}}]*\s*{_OPERATOR}+\s*[({{]*-?(?:{_PLAIN}))*",
+    rf"(?<![\w.\\])(?:\\?sqrt\s*[({{]\s*)?-?(?:{_PLAIN_NUMBER})(?:[)}}]*\s*{_OPERATOR}+\s*[({{]*-?(?:{_PLAIN_NUMBER}))*",
     re.ASCII,
 )
-_TO_BE_GONE_ON = re.compile(r"[)}\s]*(?:[+/^×·÷]|\\times|\\cdot|\\div)")
+_CALCULATION_CONTINUES = re.compile(r"[)}\s]*(?:[+/^×·÷]|\\times|\\cdot|\\div)")
 
-_MARKED = re.compile(r"####([^\n]{0,200})")
-_TAGGED = re.compile(r"<answer>([^<]{1,200})</answer>")
+_HASH_NUMBER = re.compile(r"####([^\n]{0,200})")
+_TAG_NUMBER = re.compile(r"<answer>([^<]{1,200})</answer>")
 
 
-def final_number(text: str) -> str | None:
-    """The number after the last `####`, or inside the last `<answer>`, behind the thoughts; None without one.
+def extract_final_number(text: str) -> str | None:
+    """Extracts the number after the last `####` or in the last `<answer>`.
 
-    The marked text must be one number: a currency sign, a percent sign, a unit in words and Markdown around it are
-    left away, but "7 or 8", "3:30" and "12 apples and 3 pears" name no number, and 22/2 is still to be worked out.
-    Of "8 + 3 = 11" the end counts.
+    Thoughts are skipped, and the result is None without such a number. The marked text must be one number. A
+    currency sign, a percent sign, a unit in words and Markdown around the number are removed. "7 or 8", "3:30"
+    and "12 apples and 3 pears" name no number, and 22/2 is not simplified. The end of "8 + 3 = 11" counts.
     """
-    spoken = after_thinking(text)
-    found = [] if spoken is None else _MARKED.findall(spoken) or _TAGGED.findall(spoken)
+    answer_text = text_after_thinking(text)
+    found = (
+        [] if answer_text is None else _HASH_NUMBER.findall(answer_text) or _TAG_NUMBER.findall(answer_text)
+    )
     if not found:
         return None
-    number = plain(chain_end(_without_grouping(found[-1])))
-    return number if is_worked_out(number) else None
+    number = strip_number_marks(chain_end(_remove_grouping(found[-1])))
+    return number if is_simplified_number(number) else None
 
 
-def last_number(text: str) -> str | None:
-    """The last number behind the thoughts, with or without words around it; None where it is not worked out.
+def extract_last_number(text: str) -> str | None:
+    """Extracts the last number after the thoughts, if the number is simplified.
 
-    What is still to be calculated names no number: of "8+3" the last is not 3. Of "8 + 3 = 11." the end counts.
+    Words around the number do not count. The result is None if the last number is still to be calculated: the
+    last number of "8+3" is not 3. The end of "8 + 3 = 11." counts.
     """
-    spoken = after_thinking(text)
-    if spoken is None:
+    answer_text = text_after_thinking(text)
+    if answer_text is None:
         return None
-    spoken = _without_grouping(spoken.replace("−", "-"))
-    *_, last = [None, *_CALCULATION.finditer(spoken)]
-    if last is None or _TO_BE_GONE_ON.match(spoken, last.end()):
+    answer_text = _remove_grouping(answer_text.replace("−", "-"))
+    *_, last = [None, *_CALCULATION.finditer(answer_text)]
+    if last is None or _CALCULATION_CONTINUES.match(answer_text, last.end()):
         return None
-    return last[0] if is_worked_out(last[0]) else None
+    return last[0] if is_simplified_number(last[0]) else None
 
 
-def _without_grouping(text: str) -> str:
-    """`1\\,234` and `1{,}234` as 1234; a comma alone and a plain space stay."""
-    return _GROUPED.sub(lambda found: found[0].replace(found[1], ""), text)
+def _remove_grouping(text: str) -> str:
+    r"""Removes the marks that group thousands, such as in `1\,234` and `1{,}234`.
+
+    A comma alone and a plain space stay.
+    """
+    return _GROUPED_THOUSANDS.sub(lambda match: match[0].replace(match[1], ""), text)
 
 
-def plain(text: str) -> str:
-    """A number's text without Markdown, quotes, currency, percent sign, unit in words or full stop."""
+def strip_number_marks(text: str) -> str:
+    """Removes Markdown, quotes, currency, percent sign, unit and full stop around a number."""
     text = text.strip(_QUOTES).replace("−", "-").replace("\\$", "").replace("$", "").strip(_QUOTES)
     text = text.rstrip(".").replace("\\%", "").rstrip("%").strip(_QUOTES)
     with_unit = _UNIT.fullmatch(text) if len(text) <= MAX_WITH_UNIT else None
@@ -109,45 +116,49 @@ def plain(text: str) -> str:
 
 
 def is_unit(text: str) -> bool:
-    """Whether words behind a number are a unit (`cm^2`, `miles per hour`) and do not change it (`or 8`, `dozen`)."""
+    """Whether words behind a number are a unit and do not change the number.
+
+    `cm^2` and `miles per hour` are units; `or 8` and `dozen` are not.
+    """
     words = re.split(r"[ ./^]+", text.casefold().rstrip("."))
-    known = len(words[0]) > 2 or words[0] in _SHORT_UNITS.split()
-    return known and set(_NOT_UNITS.split()).isdisjoint(words)
+    is_known = len(words[0]) > 2 or words[0] in _SHORT_UNITS.split()
+    return is_known and set(_NOT_UNITS.split()).isdisjoint(words)
 
 
 def parse_number(text: str) -> Fraction | None:
-    """The exact value of a decimal, a fraction (`a/b`, `\\frac{a}{b}`), a mixed number or `a\\times10^n`; else None.
+    r"""Returns the exact value of a number's text, or None.
 
-    Thousands are grouped in threes or not at all, digits are ASCII, and `a/0` is no number.
+    The text is a decimal, a fraction (`a/b`, `\frac{a}{b}`), a mixed number or `a\times10^n`. Thousands are
+    grouped in threes or not at all, digits are ASCII, and `a/0` is not a number.
     """
-    found = _read(text)
+    found = _parse_exact(text)
     return None if found is None else found[0]
 
 
-def is_worked_out(text: str) -> bool:
-    """Check that a text is a number with nothing left to calculate.
+def is_simplified_number(text: str) -> bool:
+    """Whether a text is a number with nothing left to calculate.
 
     1/2 and 1 1/2 are; 2/4, 22/2 and 11/1 are not.
     """
-    found = _read(text)
+    found = _parse_exact(text)
     return found is not None and found[1]
 
 
-def _read(text: str) -> tuple[Fraction, bool] | None:
-    """Value, and whether it is worked out."""
+def _parse_exact(text: str) -> tuple[Fraction, bool] | None:
+    """Returns the exact value of a number's text, and whether the text is simplified."""
     text = text.strip().replace("$", "")
     if not text or len(text) > MAX_CHARACTERS:
         return None
     if match := _DECIMAL.fullmatch(text):
-        sign, whole, decimals = match.groups(default="")
-        if not whole and not decimals:
+        sign, integer_part, decimals = match.groups(default="")
+        if not integer_part and not decimals:
             return None
-        value = Fraction(int(whole.replace(",", "") + decimals), 10 ** len(decimals))
+        value = Fraction(int(integer_part.replace(",", "") + decimals), 10 ** len(decimals))
         return -value if sign == "-" else value, True
     if match := _RATIO.fullmatch(text):
-        return _ratio("", match[1], match[2])
-    if match := _MIXED.fullmatch(text):
-        ratio = _ratio("", match[3] or match[5], match[4] or match[6])
+        return _parse_fraction("", match[1], match[2])
+    if match := _MIXED_NUMBER.fullmatch(text):
+        ratio = _parse_fraction("", match[3] or match[5], match[4] or match[6])
         if ratio is None:
             return None
         mixed = int(match[2]) + ratio[0]
@@ -155,34 +166,40 @@ def _read(text: str) -> tuple[Fraction, bool] | None:
     if match := _SCIENTIFIC.fullmatch(text):
         return Fraction(match[1]) * Fraction(10) ** int(match[2] or match[3]), True
     if ("\\overline" in text or "\\dot" in text) and (match := _REPEATING.fullmatch(text)):
-        # `0.1\overline{6}` or `0.1\dot{6}`, 1/6; between two dots all digits repeat
-        sign, whole, once, *repeated = match.groups(default="")
+        # `0.1\overline{6}` and `0.1\dot{6}` are 1/6; all digits between two dots repeat.
+        sign, integer_part, prefix, *repeated = match.groups(default="")
         period = "".join(repeated)
-        value = Fraction(int(whole + once + period) - int(whole + once or 0), 10 ** len(period) - 1)
-        return Fraction(-value if sign == "-" else value, 10 ** len(once)), True
+        value = Fraction(
+            int(integer_part + prefix + period) - int(integer_part + prefix or 0), 10 ** len(period) - 1
+        )
+        return Fraction(-value if sign == "-" else value, 10 ** len(prefix)), True
     match = _FRAC.fullmatch(text)
-    return _ratio(match[1], match[2] or match[3], match[4] or match[5]) if match else None
+    return _parse_fraction(match[1], match[2] or match[3], match[4] or match[5]) if match else None
 
 
-def _ratio(sign: str, top: str, bottom: str) -> tuple[Fraction, bool] | None:
-    """Value of a fraction, and whether it is worked out; None where it divides by 0.
+def _parse_fraction(sign: str, top: str, bottom: str) -> tuple[Fraction, bool] | None:
+    """Returns the value of a fraction, and whether the fraction is simplified.
 
-    Worked out: two whole numbers in lowest terms with one sign at most.
+    A simplified fraction has two whole numbers in lowest terms and one sign at most. The result is None for a
+    division by 0.
     """
     above, below = Fraction(top.replace(",", "")), Fraction(bottom.replace(",", ""))
     if not below:
         return None
-    whole = above.denominator == below.denominator == 1 and "." not in top + bottom
-    lowest = math.gcd(above.numerator, below.numerator) == 1 and abs(below) > 1
+    is_integer_ratio = above.denominator == below.denominator == 1 and "." not in top + bottom
+    is_lowest = math.gcd(above.numerator, below.numerator) == 1 and abs(below) > 1
     signs = (sign, top[:1], bottom[:1]).count("-")
-    return (-1 if sign == "-" else 1) * above / below, whole and lowest and signs < 2
+    return (-1 if sign == "-" else 1) * above / below, is_integer_ratio and is_lowest and signs < 2
 
 
-def same_number(given: str, gold: str) -> bool:
-    """Check that a text is the gold number, worked out at least as far.
+def same_number(number: str, reference: str) -> bool:
+    """Whether a text is the reference number and simplified at least as far.
 
-    1,000 is 1000.0, and 22/2 is not 11.
-    Two texts that are no numbers are never the same.
+    1,000 is 1000.0, and 22/2 is not 11. Two texts that are not numbers are never the same.
     """
-    left, right = parse_number(given), parse_number(gold)
-    return left is not None and left == right and (is_worked_out(given) or not is_worked_out(gold))
+    left, right = parse_number(number), parse_number(reference)
+    return (
+        left is not None
+        and left == right
+        and (is_simplified_number(number) or not is_simplified_number(reference))
+    )

@@ -1,7 +1,7 @@
-"""Rules that judge a text against a gold: what the model is asked for, what is checked, what each part is worth.
+"""Named rules that score a completion's final answer against a reference answer, also as rewards.
 
-Tasks name the rule that judges them, and each rule is a named reward: `env.reward=NAME` puts it in the place of a
-task's own.
+A rule defines the system prompt, the check, and the weight of every reward component. Tasks name the rule that
+scores their completions. Every rule is also a named reward: `env.reward=NAME` replaces the task's own reward.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,96 +13,113 @@ from envs.example import Completion, Example, Reward
 from envs.rewards import reward
 from envs.verifiers import extract, numbers
 from envs.verifiers.equivalence import same_answer
-from envs.verifiers.numbers import final_number, parse_number, same_number
+from envs.verifiers.numbers import extract_final_number, parse_number, same_number
 
-Parts = dict[str, float]
-SHORT_ANSWER = 200
-"""A text of at most so many characters without any mark is itself the final answer, for the rule `math`."""
+RewardComponents = dict[str, float]
+"""Reward components by name."""
+MAX_UNMARKED_CHARACTERS = 200
+"""Maximum length of a text without any mark that is itself the final answer, for the rule `math`."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule that judges a text against a reference answer.
+    """Rule that scores a text against a reference answer.
 
-    judge: (text, gold, env) -> parts, each from 0 to 1. in_process: it can neither hang nor crash.
+    system_prompt: system prompt that requests the rule's answer format; None leaves the task's prompt.
+    weights: weight of every reward component in the score.
+    score: function (text, reference, env) -> components, each from 0 to 1.
+    in_process: whether the function can neither hang nor crash, so that it may run in the trainer's process.
 
-    The text is the whole answer, with what the prompt holds of it.
+    The text is the whole answer, with the prefill of the prompt.
     """
 
     system_prompt: str | None
     weights: Mapping[str, float]
-    judge: Callable[[str, Any, EnvConfig], Parts]
+    score: Callable[[str, Any, EnvConfig], RewardComponents]
     in_process: bool = False
 
     def reward(self, completion: Completion, example: Example, env: EnvConfig) -> Reward:
-        """The weighted sum of the parts that the judge gives a completion against the gold of its example."""
-        parts = self.judge(completion.full_text, example.answer, env)
-        return Reward(sum(weight * parts[name] for name, weight in self.weights.items()), parts)
+        """Returns the weighted sum of a completion's reward components, and the components."""
+        components = self.score(completion.full_text, example.answer, env)
+        return Reward(sum(weight * components[name] for name, weight in self.weights.items()), components)
 
 
-def _parts(given: str | None, gold: Any, formatted: bool) -> Parts:
-    right = formatted and given is not None and same_answer(given, str(gold))
-    return {"accuracy": float(right), "format": float(formatted)}
+def _score_components(final_answer: str | None, reference: Any, has_format: bool) -> RewardComponents:
+    """Returns accuracy and format of a final answer by mathematical equality."""
+    is_right = has_format and final_answer is not None and same_answer(final_answer, str(reference))
+    return {"accuracy": float(is_right), "format": float(has_format)}
 
 
-def said(text: str) -> str | None:
-    """The final answer however it is marked; a short text without any mark is itself the final answer."""
-    text = extract.without_empty_thought(text)
-    given = extract.final_answer(text)
-    if given is not None or len(text) > SHORT_ANSWER or any(mark in text for mark in ("\\boxed", "<", "#")):
-        return given
+def extract_final_answer(text: str) -> str | None:
+    """Extracts the final answer by any known mark.
+
+    A short text without any mark is itself the final answer. The result is None without a final answer.
+    """
+    text = extract.strip_empty_thought(text)
+    final_answer = extract.find_marked_answer(text)
+    if (
+        final_answer is not None
+        or len(text) > MAX_UNMARKED_CHARACTERS
+        or any(mark in text for mark in ("\\boxed", "<", "#"))
+    ):
+        return final_answer
     return text.strip() or None
 
 
-def math(text: str, gold: Any, env: EnvConfig) -> Parts:
-    """The final answer, as `said` finds it."""
-    given = said(text)
-    return _parts(given, gold, given is not None)
+def score_math(text: str, reference: Any, env: EnvConfig) -> RewardComponents:
+    """Scores the final answer that `extract_final_answer` finds."""
+    final_answer = extract_final_answer(text)
+    return _score_components(final_answer, reference, final_answer is not None)
 
 
-def boxed(text: str, gold: Any, env: EnvConfig) -> Parts:
-    """The last `\\boxed{}` after the thoughts."""
-    spoken = extract.after_thinking(text)
-    given = extract.boxed_together(spoken) if spoken is not None else None
-    return _parts(given, gold, bool(given))
+def score_boxed(text: str, reference: Any, env: EnvConfig) -> RewardComponents:
+    r"""Scores the last `\boxed{}` after the thoughts.
+
+    The last boxes that a comma, `and` or `or` joins are one answer.
+    """
+    answer_text = extract.text_after_thinking(text)
+    final_answer = extract.joined_boxes(answer_text) if answer_text is not None else None
+    return _score_components(final_answer, reference, bool(final_answer))
 
 
-def think_answer_tags(text: str, gold: Any, env: EnvConfig) -> Parts:
-    """One thought, then one final answer; without that form nothing is earned."""
-    return _parts(extract.tagged(text), gold, extract.think_answer_format(text))
+def score_think_answer_tags(text: str, reference: Any, env: EnvConfig) -> RewardComponents:
+    """Scores one thought and one final answer in tags; any other format earns nothing."""
+    return _score_components(extract.answer_in_tags(text), reference, extract.has_think_answer_format(text))
 
 
-def gsm8k(text: str, gold: Any, env: EnvConfig) -> Parts:
-    """The number after the last `####`, exactly."""
-    given = final_number(text)
-    right = given is not None and same_number(given, str(gold))
-    return {"accuracy": float(right), "format": float(given is not None)}
+def score_gsm8k(text: str, reference: Any, env: EnvConfig) -> RewardComponents:
+    """Scores the number after the last `####`, exactly."""
+    final_answer = extract_final_number(text)
+    is_right = final_answer is not None and same_number(final_answer, str(reference))
+    return {"accuracy": float(is_right), "format": float(final_answer is not None)}
 
 
-def last_number(text: str, gold: Any, env: EnvConfig) -> Parts:
-    """The last number, where it is worked out; what stands around it does not count."""
-    given = numbers.last_number(text)
-    right = given is not None and same_number(given, str(gold))
-    return {"accuracy": float(right), "format": float(given is not None)}
+def score_last_number(text: str, reference: Any, env: EnvConfig) -> RewardComponents:
+    """Scores the last number of the text, if the number is simplified."""
+    final_answer = numbers.extract_last_number(text)
+    is_right = final_answer is not None and same_number(final_answer, str(reference))
+    return {"accuracy": float(is_right), "format": float(final_answer is not None)}
 
 
-def dapo(text: str, gold: Any, env: EnvConfig) -> Parts:
-    """What follows the last `Answer:`."""
-    spoken = extract.after_thinking(text)
-    given = extract.answer_line(spoken) if spoken is not None else None
-    if given is not None and "\\boxed" in given:
-        given = extract.boxed_together(given)
-    return _parts(given, gold, given is not None)
+def score_dapo(text: str, reference: Any, env: EnvConfig) -> RewardComponents:
+    """Scores the text after the last `Answer:`."""
+    answer_text = extract.text_after_thinking(text)
+    final_answer = extract.answer_after_label(answer_text) if answer_text is not None else None
+    if final_answer is not None and "\\boxed" in final_answer:
+        final_answer = extract.joined_boxes(final_answer)
+    return _score_components(final_answer, reference, final_answer is not None)
 
 
-def exact(text: str, gold: Any, env: EnvConfig) -> Parts:
-    """The final answer, else the text after the thoughts, as text or number."""
-    spoken = extract.after_thinking(text)
-    if spoken is None:
+def score_exact(text: str, reference: Any, env: EnvConfig) -> RewardComponents:
+    """Scores the final answer, else the text after the thoughts, as text or number."""
+    answer_text = extract.text_after_thinking(text)
+    if answer_text is None:
         return {"accuracy": 0.0}
-    given = (extract.final_answer(text) or spoken).strip()
-    golden = str(gold).strip()
-    same = given == golden or (parse_number(golden) is not None and same_number(given, golden))
+    final_answer = (extract.find_marked_answer(text) or answer_text).strip()
+    reference_text = str(reference).strip()
+    same = final_answer == reference_text or (
+        parse_number(reference_text) is not None and same_number(final_answer, reference_text)
+    )
     return {"accuracy": float(same)}
 
 
@@ -120,14 +137,15 @@ DAPO_PROMPT = (
 )
 ACCURACY = {"accuracy": 1.0}
 RULES: dict[str, Rule] = {
-    "math": Rule(BOXED_PROMPT, ACCURACY, math),
-    "boxed": Rule(BOXED_PROMPT, ACCURACY, boxed),
-    "think_answer_tags": Rule(TAGS_PROMPT, ACCURACY, think_answer_tags),
-    "gsm8k": Rule(GSM8K_PROMPT, {"accuracy": 0.9, "format": 0.1}, gsm8k, in_process=True),
-    "dapo": Rule(DAPO_PROMPT, ACCURACY, dapo),
-    "exact": Rule(None, ACCURACY, exact, in_process=True),
-    "last_number": Rule(None, ACCURACY, last_number, in_process=True),
+    "math": Rule(BOXED_PROMPT, ACCURACY, score_math),
+    "boxed": Rule(BOXED_PROMPT, ACCURACY, score_boxed),
+    "think_answer_tags": Rule(TAGS_PROMPT, ACCURACY, score_think_answer_tags),
+    "gsm8k": Rule(GSM8K_PROMPT, {"accuracy": 0.9, "format": 0.1}, score_gsm8k, in_process=True),
+    "dapo": Rule(DAPO_PROMPT, ACCURACY, score_dapo),
+    "exact": Rule(None, ACCURACY, score_exact, in_process=True),
+    "last_number": Rule(None, ACCURACY, score_last_number, in_process=True),
 }
+"""Every rule by its name."""
 
 
 for _name, _rule in RULES.items():

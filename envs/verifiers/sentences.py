@@ -1,43 +1,56 @@
-"""Sentences and words of a text by NLTK's Punkt model, which is read from local files and never downloaded."""
+"""Splits a text into sentences and words by NLTK's Punkt model.
+
+The model is read from local files and never downloaded.
+"""
 
 from functools import cache, lru_cache
 from typing import Any
 
 from config.schema.errors import ConfigError
 
-KEPT = 16
-"""Texts that are remembered: an answer has several rules, each read with up to eight of its variants."""
+CACHE_SIZE = 16
+"""Number of cached texts: a response has several rules, each with up to eight variants."""
 
 
-def split(text: str) -> list[str]:
-    """The sentences of an English text, without the white space between them. Raises as `load`."""
-    return list(_sentences(load(), text))
+def split_sentences(text: str) -> list[str]:
+    """Returns the sentences of an English text, without the white space between them.
+
+    Raises:
+        ConfigError: NLTK or its data is missing.
+    """
+    return list(_cached_sentences(load_punkt(), text))
 
 
-def words(text: str) -> list[str]:
-    """Treebank words and punctuation marks of an English text, by sentences. Raises as `load`."""
-    return list(_words(load(), text))
+def split_words(text: str) -> list[str]:
+    """Returns the Treebank words and punctuation marks of an English text.
+
+    The text is split into sentences first.
+
+    Raises:
+        ConfigError: NLTK or its data is missing.
+    """
+    return list(_cached_words(load_punkt(), text))
 
 
-@lru_cache(maxsize=KEPT)
-def _sentences(punkt: Any, text: str) -> tuple[str, ...]:
+@lru_cache(maxsize=CACHE_SIZE)
+def _cached_sentences(punkt: Any, text: str) -> tuple[str, ...]:
     return tuple(punkt.tokenize(text))
 
 
-@lru_cache(maxsize=KEPT)
-def _words(punkt: Any, text: str) -> tuple[str, ...]:
+@lru_cache(maxsize=CACHE_SIZE)
+def _cached_words(punkt: Any, text: str) -> tuple[str, ...]:
     from nltk.tokenize import NLTKWordTokenizer
 
     tokenizer = NLTKWordTokenizer()
-    return tuple(word for sentence in _sentences(punkt, text) for word in tokenizer.tokenize(sentence))
+    return tuple(word for sentence in _cached_sentences(punkt, text) for word in tokenizer.tokenize(sentence))
 
 
 @cache
-def load() -> Any:
-    """The English Punkt tokenizer.
+def load_punkt() -> Any:
+    """Loads the English Punkt tokenizer.
 
     Raises:
-        ConfigError: NLTK or its data is missing; says where it was looked for and how to get it.
+        ConfigError: NLTK or its data is missing; the message names the searched folders and the remedy.
     """
     try:
         import nltk
@@ -50,7 +63,7 @@ def load() -> Any:
         return PunktTokenizer("english")
     except LookupError as error:
         raise ConfigError(
-            "IFEval's and IFBench's sentence rules need NLTK's punkt_tab data, which is in none of "
-            f"{', '.join(nltk.data.path)}: run `python -m nltk.downloader punkt_tab`, or set NLTK_DATA to a folder "
-            "that holds tokenizers/punkt_tab/english"
+            "IFEval's and IFBench's sentence rules need NLTK's punkt_tab data, which was not found in "
+            f"{', '.join(nltk.data.path)}; run `python -m nltk.downloader punkt_tab`, or set NLTK_DATA to a "
+            "folder that holds tokenizers/punkt_tab/english"
         ) from error

@@ -1,4 +1,7 @@
-"""Units behind a number: cut off, and one name for those that have several. Pure text, no sympy."""
+"""Splits units from numbers, and maps every unit to one name.
+
+The functions work on text and do not use sympy.
+"""
 
 import re
 from functools import lru_cache
@@ -18,14 +21,14 @@ _NAMES = {
     "ampere": "amp", "radian": "rad",
     **dict.fromkeys(("joule", "newton", "kelvin", "watt", "volt", "cent"), ""),
 }  # fmt: skip
-_ONE_NAME = {other: name for name, others in _NAMES.items() for other in others.split()}
-_ONE_NAME |= {"m": "meter", "s": "second", "h": "hour", "g": "gram", "l": "liter"}
-_KNOWN = frozenset((*_NAMES, "cubic", "unit", "units"))
+_UNIT_ALIASES = {other: name for name, others in _NAMES.items() for other in others.split()}
+_UNIT_ALIASES |= {"m": "meter", "s": "second", "h": "hour", "g": "gram", "l": "liter"}
+_KNOWN_UNITS = frozenset((*_NAMES, "cubic", "unit", "units"))
 _LETTERS = {
     "m": "meters", "s": "seconds", "g": "grams", "h": "hours", "L": "liters",
     "J": "joules", "N": "newtons", "K": "kelvins", "W": "watts", "V": "volts", "A": "amperes",
 }  # fmt: skip
-"""What a single letter means where it is set as text behind a number."""
+"""Unit that a single letter means if the letter is set as text behind a number."""
 UNIT_LETTER = re.compile(
     rf"(?<=[\d)}}/])(?P<gap>[\s~]*(?:\\[,;: ])*)\\(?:text|mathrm|mbox|textrm|textnormal)\{{[\s~]*"
     rf"(?P<letter>[{''.join(_LETTERS)}])\s*\}}(?=$|[\s/^.$}}])"
@@ -42,58 +45,67 @@ _SIGNS = {
     "£": "pound", "\\pounds": "pound",
     "¥": "yen", "₹": "rupee",
 }  # fmt: skip
-"""Marks of a quantity that are no words, without white space."""
-_QUANTITIES = frozenset(_NAMES) - {"square"}
+"""Unit of every sign, without white space."""
+_UNIT_NAMES = frozenset(_NAMES) - {"square"}
 _POWERS = {"2": "square", "3": "cubic"}
 
 
-def unit_in_words(found: re.Match[str]) -> str:
-    """The match of UNIT_LETTER in words: `5\\mathrm{~J}` is `5 joules`; without such a number in front it stays."""
-    return f" {_LETTERS[found['letter']]} "
+def unit_in_words(match: re.Match[str]) -> str:
+    r"""Returns the unit in words for a match of `UNIT_LETTER`.
+
+    `5\mathrm{~J}` becomes `5 joules`; a letter without a number in front does not match.
+    """
+    return f" {_LETTERS[match['letter']]} "
 
 
 def split_unit(text: str) -> tuple[str, str]:
-    """A canonical text and the unit in words behind it (empty without one): `5 cm^2` is 5 and `square centimeter`."""
+    """Splits a canonical text into the text and the unit in words behind it.
+
+    `5 cm^2` is split into 5 and `square centimeter`. The unit is empty if the text has none.
+    """
     if prime := _PRIMES.fullmatch(text):
         return prime["value"], "foot" if prime["mark"] == "'" else "inch"
     found = _UNIT.fullmatch(text)
     if found is None or not is_unit(found["unit"].strip("()")):
         return text, ""
-    unit = _one_name(found["unit"].strip("()"))
-    if found["value"].endswith("\\pi") and not _KNOWN.issuperset(unit.replace("/", " ").split()):
-        return text, ""  # in LaTeX letters follow this one behind a space
+    unit = _canonical_unit(found["unit"].strip("()"))
+    if found["value"].endswith("\\pi") and not _KNOWN_UNITS.issuperset(unit.replace("/", " ").split()):
+        return text, ""  # the space after \pi separates letters, not a unit
     return found["value"].strip(), unit
 
 
-def has_sign(text: str) -> bool:
+def has_unit_sign(text: str) -> bool:
     """Whether a text has a sign of money, per cent or degrees."""
     compact = "".join(text.split())
     return "$" in text or "degree" in text or any(sign in compact for sign in _SIGNS)
 
 
-def quantities(text: str, unit: str) -> frozenset[str]:
-    """Quantities that an answer names, as far as they are known here.
+def named_units(text: str, unit: str) -> frozenset[str]:
+    r"""Returns the known units that an answer names.
 
-    `\\$5` is dollars, `5 cents` is cents.
-    text: as it is written. unit: what `split_unit` finds behind its canonical form.
+    `\$5` names dollars, `5 cents` names cents.
+    text: the answer as written.
+    unit: the unit that `split_unit` finds behind the canonical form of the answer.
     """
     compact = "".join(text.split())
     signs = {name for sign, name in _SIGNS.items() if sign in compact}
-    if (text.count("$") - text.count("\\$")) % 2:  # two of them are around a formula
+    if (text.count("$") - text.count("\\$")) % 2:  # a pair of dollars encloses a formula
         signs.add("dollar")
-    return frozenset(signs | _QUANTITIES.intersection(unit.replace("/", " ").split()))
+    return frozenset(signs | _UNIT_NAMES.intersection(unit.replace("/", " ").split()))
 
 
 @lru_cache(maxsize=4096)
-def _one_name(unit: str) -> str:
+def _canonical_unit(unit: str) -> str:
+    """Returns the canonical name of a unit, such as `square centimeter` for `cm^2`."""
     unit, _, power = unit.casefold().partition("^")
     words = re.findall(r"[a-z]+|/", unit.replace(" per ", "/"))
-    named = [_singular(word) for word in words]
-    return " ".join([_POWERS[power], *named] if power else named)
+    unit_names = [_singular(word) for word in words]
+    return " ".join([_POWERS[power], *unit_names] if power else unit_names)
 
 
 def _singular(word: str) -> str:
+    """Returns the canonical singular of a unit's word."""
     for form in (word, word.removesuffix("s"), word.removesuffix("es")):
-        if form in _ONE_NAME or form in _NAMES:
-            return _ONE_NAME.get(form, form)
+        if form in _UNIT_ALIASES or form in _NAMES:
+            return _UNIT_ALIASES.get(form, form)
     return word.rstrip("es")

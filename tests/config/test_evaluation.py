@@ -1,4 +1,4 @@
-"""What can be wrong with `eval.sets`, and what a set takes over from training."""
+"""Tests of `eval.sets`: bad values, and settings inherited from training."""
 
 import re
 from dataclasses import replace
@@ -9,45 +9,45 @@ import pytest
 from config.schema.env import EnvConfig
 from config.schema.errors import ConfigError
 from config.schema.evaluation import EvalSetConfig
-from tests.config.test_schema import composed, message
+from tests.config.test_schema import make_config, quickstart_error_message
 
 
 @pytest.mark.parametrize(("override", "expected"), [
     ("eval.sets={a:{dataset:x,tmperature:2}}", r"eval\.sets\.a\.tmperature: no such .*did you mean temperature"),
-    ("eval.sets={a:{dataset:x,wxyz:2}}", r"eval\.sets\.a\.wxyz: no such .*known: dataset, data_files"),
+    ("eval.sets={a:{dataset:x,wxyz:2}}", r"eval\.sets\.a\.wxyz: no such .*choose one of dataset, data_files"),
     ("eval.sets={a:{dataset:x,n:lots}}", r"eval\.sets\.a\.n: Value 'lots'"),
     ("eval.sets={a:{n:2}}", r"eval\.sets\.a\.dataset: no value"),
     ("eval.sets={a:3}", r"eval\.sets\.a=3: give the fields"),
-    ("eval.sets={a/b:{dataset:x}}", r"eval\.sets\.a/b: the name of a set becomes a folder"),
+    ("eval.sets={a/b:{dataset:x}}", r"eval\.sets\.a/b: the name of a set becomes the name of a folder"),
     ("eval.sets={a:{dataset:x,n:0}}", r"eval\.sets\.a\.n=0: must be at least 1"),
     ("eval.sets={a:{dataset:x,top_p:2}}", r"eval\.sets\.a\.top_p=2\.0: must lie in"),
     ("eval.sets={a:{dataset:x,temperature:-1}}", r"eval\.sets\.a\.temperature=-1\.0"),
     ("eval.sets={a:{dataset:x,n:2,temperature:0}}", r"the same completion 2 times"),
-    ("eval.frequency=3", r"eval\.frequency=3 without eval\.sets"),
+    ("eval.frequency=3", r"eval\.frequency=3: there are no evaluation sets; set eval\.sets"),
     ("eval.frequency=-3", r"eval\.frequency=-3: must be at least 0"),
-    ("run=eval", r"run=eval without eval\.sets"),
+    ("run=eval", r"run=eval: there are no evaluation sets; set eval\.sets"),
 ])  # fmt: skip
 def test_bad_sets_are_named(override: str, expected: str) -> None:
-    text = message(override)
+    text = quickstart_error_message(override)
     assert re.search(expected, text), text
 
 
 def test_a_set_can_be_changed_key_by_key() -> None:
-    config = composed(
+    config = make_config(
         "grpo_quickstart", "eval.sets={a:{dataset:x,n:2}}", "eval.sets.a.n=3", "eval.sets.b.dataset=y"
     )
     assert config.eval.sets == {"a": EvalSetConfig("x", n=3), "b": EvalSetConfig("y")}
 
 
 def test_free_keys_need_no_plus() -> None:
-    assert composed("grpo_quickstart", "env.options.anything=7").env.options["anything"] == 7
+    assert make_config("grpo_quickstart", "env.options.anything=7").env.options["anything"] == 7
 
 
 def test_the_engines_hold_the_longest_response_of_all() -> None:
-    config = composed("grpo_quickstart", "eval.sets={a:{dataset:x,max_tokens:90},b:{dataset:x}}")
+    config = make_config("grpo_quickstart", "eval.sets={a:{dataset:x,max_tokens:90},b:{dataset:x}}")
     assert config.longest_response == 90
     assert config.max_model_len == config.env.max_prompt_tokens + 90
-    assert "raise it to" in message(
+    assert "set inference_model.max_model_len=" in quickstart_error_message(
         "eval.sets={a:{dataset:x,max_tokens:90}}", "inference_model.max_model_len=60"
     )
 
@@ -100,11 +100,11 @@ def test_a_member_of_one_split_is_not_evaluated_by_accident(more: dict[str, floa
 
 def test_prompts_of_training_are_not_evaluated_by_accident() -> None:
     training = EnvConfig(dataset="x", data_files="rows.jsonl")
-    for given in (None, "rows.jsonl", ["rows.jsonl"], "./rows.jsonl", str(Path("rows.jsonl").absolute())):
+    for files in (None, "rows.jsonl", ["rows.jsonl"], "./rows.jsonl", str(Path("rows.jsonl").absolute())):
         with pytest.raises(
             ConfigError, match=r"split=test: env\.data_files=\S*rows\.jsonl\S* holds one split"
         ):
-            EvalSetConfig("x", data_files=given).env("eval.sets.a", training)
+            EvalSetConfig("x", data_files=files).env("eval.sets.a", training)
     assert EvalSetConfig("x", split="train").env("eval.sets.a", training).data_files == "rows.jsonl"
     assert (
         EvalSetConfig("x", data_files="other.jsonl").env("eval.sets.a", training).data_files == "other.jsonl"

@@ -1,14 +1,14 @@
-"""Flags of nanochat, Megatron-RL and ColossalChat lead to the keys that do the same."""
+"""Tests of the advice for flags of nanochat, Megatron-RL and ColossalChat."""
 
 import re
 
 import pytest
 
-from config.cli.error_messages import known_keys, unknown_key
-from config.cli.flags import FLAGS
-from config.cli.other_trainers import translated
+from config.cli.error_messages import known_keys, unknown_key_message
+from config.cli.flags_of_other_trainers import FLAG_HINTS
+from config.cli.keys_of_other_trainers import translate_key
 from config.schema.config import Config
-from tests.config.test_schema import ROOT, message
+from tests.config.test_schema import ROOT, quickstart_error_message
 
 PAGE = ROOT / "docs" / "coming_from.md"
 NANOCHAT = {
@@ -83,7 +83,7 @@ COLOSSAL = {
     "inference-batch-size": "env.num_envs", "inference-microbatch-size": "inference_model.max_num_seqs",
     "train-batch-size": "train.optim_batch_size", "train-minibatch-size": "train.gradient_accumulation_steps",
     "train-microbatch-size": "train.gradient_accumulation_steps", "ray_dir": "RAY_TMPDIR",
-    "master_address": "ray.address", "master_port": "ports are found", "backend": "inference_model.backend",
+    "master_address": "ray.address", "master_port": "the run chooses free ports", "backend": "inference_model.backend",
     "temperature": "inference_model.temperature", "top-k": "inference_model.top_k",
     "top-p": "inference_model.top_p", "system-prompt": "env.system_prompt",
     "max-new-tokens": "inference_model.max_tokens", "max-prompt-tokens": "env.max_prompt_tokens",
@@ -103,41 +103,41 @@ COLOSSAL = {
 SYSTEMS = {"nanochat": NANOCHAT, "megatron": MEGATRON, "colossal": COLOSSAL}
 
 
-def leads(key: str) -> str:
-    """The whole message about a key, after the key."""
-    said = unknown_key(key)
-    assert said.startswith(f"{key}: no such configuration key; "), said
-    return said.partition("; ")[2]
+def advice(key: str) -> str:
+    """Returns the advice in the message about an unknown key."""
+    text = unknown_key_message(key)
+    assert text.startswith(f"{key}: no such configuration key; "), text
+    return text.partition("; ")[2]
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
-def test_a_flag_leads_to_our_key(system: str) -> None:
-    """A flag is a name in a table, or the end of a key here."""
+def test_each_flag_has_the_equivalent_key(system: str) -> None:
+    """Checks that each flag is in a table, or is the end of a key."""
     for flag, expected in SYSTEMS[system].items():
         name = flag.replace("-", "_")
-        said = translated(flag)
-        if said is None:
+        text = translate_key(flag)
+        if text is None:
             assert expected in [key for key in known_keys(Config) if key.split(".")[-1] == name], flag
-            said = leads(name)
-        assert expected in said and expected in leads(name), flag
+            text = advice(name)
+        assert expected in text and expected in advice(name), flag
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_the_page_has_every_flag(system: str) -> None:
-    """A flag stands in backquotes, with or without its hyphens."""
-    named = {name.lstrip("-") for name in re.findall(r"`([\w-]+)`", PAGE.read_text())}
-    assert not SYSTEMS[system].keys() - named
+    """Checks that each flag is on the page in backquotes, with hyphens or underscores."""
+    names = {name.lstrip("-") for name in re.findall(r"`([\w-]+)`", PAGE.read_text())}
+    assert not SYSTEMS[system].keys() - names
 
 
 def test_hyphens_do_not_matter() -> None:
-    assert translated("--grpo-group-size") == translated("grpo_group_size") == "here it is env.repeats"
-    assert translated("learning-rate") == "here it is optimizer.lr"
-    assert "grpo-group-size: no such configuration key; here it is env.repeats" in message(
+    assert translate_key("--grpo-group-size") == translate_key("grpo_group_size") == "use env.repeats"
+    assert translate_key("learning-rate") == "use optimizer.lr"
+    assert "grpo-group-size: no such configuration key; use env.repeats" in quickstart_error_message(
         "grpo-group-size=16"
     )
 
 
-def test_a_flag_says_nothing_of_the_end_of_a_dotted_name() -> None:
+def test_a_flag_does_not_match_the_end_of_a_dotted_name() -> None:
     for name in ("mode", "source", "save", "load", "project"):
-        assert name in FLAGS
-        assert FLAGS[name] not in unknown_key(f"tracker.{name}")
+        assert name in FLAG_HINTS
+        assert FLAG_HINTS[name] not in unknown_key_message(f"tracker.{name}")

@@ -1,4 +1,4 @@
-"""The policy section: presets load, bad values are refused with value, place and remedy."""
+"""Tests of the policy section: presets, and messages about bad values."""
 
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,8 @@ from config.schema.trust_region import TrustRegion
 NAMES = sorted(path.stem for path in PRESETS.glob("*.yaml"))
 ROOT = Path(__file__).resolve().parents[2]
 TEACHER = {"distill_coef": 1.0, "kl_coef": 0.0}
-SHOWN = "{prompt} It is {answer}."
-"""What a teacher may be shown."""
+TEACHER_PROMPT = "{prompt} It is {answer}."
+"""A valid `policy.teacher_prompt`."""
 
 
 def test_the_presets_are_there() -> None:
@@ -50,7 +50,7 @@ def test_overrides() -> None:
 
 @pytest.mark.parametrize(("overrides", "message"), [
     ({"objective": "clipped"}, r"policy.objective='clipped'.*choose one of cispo, clamp, clip"),
-    ({"klcoef": 0.1}, r"policy.klcoef=0.1: no such field; known: .*kl_coef"),
+    ({"klcoef": 0.1}, r"policy.klcoef=0.1: no such field; choose one of .*kl_coef"),
     ({"kl_coef": "much"}, r"much.*could not be converted to Float"),
     ({"kl_coef": -0.1}, r"policy.kl_coef=-0.1.*0 or above"),
     ({"kl_coef": float("nan")}, r"policy.kl_coef=nan"),
@@ -60,32 +60,36 @@ def test_overrides() -> None:
     ({"mismatch_floor": 3.0}, r"mismatch_floor=3.0.*at most policy.mismatch_cap=2.0"),
     ({"mismatch": "truncate"}, r"policy.mismatch=truncate.*set policy.old_log_prob=trainer"),
     ({"ratio": "none"}, r"policy.objective=clip.*set policy.objective=none"),
-    ({"objective": "geometric", "ratio": "sequence"}, r"set policy.ratio=token, not sequence"),
-    ({"dynamic_batching": True}, r"needs policy.filter_range"),
+    ({"objective": "geometric", "ratio": "sequence"}, r"policy.ratio=sequence; set policy.ratio=token"),
+    ({"dynamic_batching": True}, r"set policy.filter_range"),
     ({"filter_range": [0.9, 0.1]}, r"filter_range=\[0.9, 0.1\].*low < high"),
     ({"reward_coef": -1.0}, r"reward_coef=-1.0.*0 or above"),
     ({"distill_coef": float("inf")}, r"distill_coef=inf.*finite"),
     ({"distill_clamp": 0.0}, r"distill_clamp=0.0.*above 0"),
     ({"distill_log_prob": "now"}, r"distill_log_prob='now'.*choose one of old, current"),
     ({"distill_estimator": "k4"}, r"distill_estimator='k4'.*choose one of k1"),
-    ({"reward_coef": 0.0, "kl_coef": 0.0}, r"reward_coef=0.0.*nothing to learn from: set .*distill_coef=1"),
-    ({"reward_coef": 0.0, "filter_range": [0.0, 1.0]}, r"filter_range=\[0.0, 1.0\].*reward_coef=0: set"),
+    ({"reward_coef": 0.0, "kl_coef": 0.0},
+     r"reward_coef=0.0.*the objective has no term to train on; set .*distill_coef=1"),
+    ({"reward_coef": 0.0, "filter_range": [0.0, 1.0]}, r"filter_range=\[0.0, 1.0\].*reward_coef=0; set"),
     ({"reward_coef": 0.0, "kl_placement": "reward"}, r"kl_placement=reward.*set policy.kl_placement=loss"),
     ({"distill_coef": 1.0, "objective": "geometric"}, r"objective=geometric.*set policy.distill_coef=0"),
     ({"teacher_prompt": "{prompt}", **TEACHER}, r"teacher_prompt={prompt}.*lacks {answer}"),
     ({"teacher_prompt": "", **TEACHER}, r"teacher_prompt= .*lacks {prompt} and {answer}"),
-    ({"teacher_prompt": SHOWN, **TEACHER, "kl_coef": 0.1}, r"kl_coef=0.1.*sees the answer: set it to 0"),
-    ({"teacher_prompt": SHOWN, "kl_coef": 0.0}, r"distill_coef=0.0.*no teacher reads policy.teacher_prompt"),
+    (
+        {"teacher_prompt": TEACHER_PROMPT, **TEACHER, "kl_coef": 0.1},
+        r"kl_coef=0.1.*sees the reference answer; set policy.kl_coef=0",
+    ),
+    ({"teacher_prompt": TEACHER_PROMPT, "kl_coef": 0.0}, r"distill_coef=0.0.*no teacher reads policy.teacher_prompt"),
     ({"filter_attempts": 0}, r"filter_attempts=0.*above 0"),
     ({"log_ratio_min": 1.0}, r"must enclose 0"),
     ({"entropy_coef": float("inf")}, r"entropy_coef=inf.*finite"),
-    ({"selected_share": 1.5}, r"selected_share=1.5.*1 at most"),
+    ({"selected_share": 1.5}, r"selected_share=1.5.*at most 1"),
     ({"discount": -0.1}, r"discount=-0.1.*0 or above"),
     ({"covariance_range": [5.0, 1.0]}, r"covariance_range=\[5.0, 1.0\].*low < high"),
     ({"trust_regions": [{"measure": "tw", "high": 1}]}, r"trust_regions\[0\] .*measure='tw': choose .*tv"),
-    ({"trust_regions": [{"measure": "tv"}]}, r"trust_regions\[0\].*low=None, high=None: give one"),
+    ({"trust_regions": [{"measure": "tv"}]}, r"trust_regions\[0\].*low=None, high=None: set low or high"),
     ({"trust_regions": [{"low": 2.0, "high": 1.0}]}, r"low=2.0, high=1.0.*low <= high"),
-    ({"trust_regions": [{"low": -1.0}]}, r"low=-1.0.*never below 0"),
+    ({"trust_regions": [{"low": -1.0}]}, r"low=-1.0.*must be at least 0"),
     ({"trust_regions": [{"between": "old_engine", "high": 2}]}, r"set policy.old_log_prob=trainer"),
     ({"trust_regions": [{"hihg": 2}]}, r"hihg"),
 ])  # fmt: skip
@@ -94,8 +98,8 @@ def test_bad_values(overrides: dict[str, Any], message: str) -> None:
         load_policy("grpo", **overrides)
 
 
-def test_what_a_teacher_may_be_shown() -> None:
-    assert load_policy("grpo", teacher_prompt=SHOWN, **TEACHER).teacher_prompt == SHOWN
+def test_a_valid_teacher_prompt_is_accepted() -> None:
+    assert load_policy("grpo", teacher_prompt=TEACHER_PROMPT, **TEACHER).teacher_prompt == TEACHER_PROMPT
     assert load_policy("opsd").teacher_prompt and load_policy("opd").teacher_prompt is None
 
 
@@ -119,8 +123,8 @@ def test_every_choice_is_known_to_the_code() -> None:
         aggregation,
         dynamic_sampling,
         kl,
-        loss,
         loss_inputs,
+        loss_terms,
         policy_terms,
         token_weights,
         trust_region,
@@ -133,20 +137,20 @@ def test_every_choice_is_known_to_the_code() -> None:
     assert set(aggregation.ROW_WEIGHTS) == set(CHOICES["aggregation"])
     assert {"same", *aggregation.ROW_WEIGHTS} == set(CHOICES["kl_aggregation"])
     assert set(kl.ESTIMATORS) == set(CHOICES["kl_estimator"]) == set(CHOICES["distill_estimator"])
-    assert set(loss.KL_IMPORTANCE) == set(CHOICES["kl_importance"])
+    assert set(loss_terms.KL_IMPORTANCE) == set(CHOICES["kl_importance"])
     assert set(loss_inputs.LOG_RATIOS) == set(CHOICES["ratio"])
     assert all(isinstance(OBJECTIVES.load(name), policy_terms.PolicyTerm) for name in OBJECTIVES.names)
     assert {"clip", "cispo", "none", "vespo"} < set(OBJECTIVES.names)
     assert set(token_weights.MISMATCH_LEVELS) == set(CHOICES["mismatch_level"])
     assert {"none", *token_weights.MISMATCH_BOUNDS} == set(CHOICES["mismatch"])
     chosen = token_weights.SELECTIONS
-    assert set(chosen) == set(token_weights.EFFECTS) == set(CHOICES["select_tokens"])
-    assert set(advantage.WHITENED) == set(CHOICES["whiten"])
+    assert set(chosen) == set(token_weights.SELECTION_EFFECTS) == set(CHOICES["select_tokens"])
+    assert set(advantage.WHITENING_WEIGHTS) == set(CHOICES["whiten"])
     assert set(advantage.WHITENING_DIVISORS) == set(CHOICES["whiten_epsilon_rule"])
-    assert {"none", *advantage.DEGREES_LOST} == set(CHOICES["whiten_scale"])
+    assert {"none", *advantage.VARIANCE_CORRECTIONS} == set(CHOICES["whiten_scale"])
     regions = REGION_CHOICES
     assert set(trust_region.MEASURES) == set(regions["measure"])
-    assert set(trust_region.BETWEEN) == set(regions["between"])
+    assert set(trust_region.POLICY_PAIRS) == set(regions["between"])
     assert set(trust_region.LEVELS) == set(regions["level"])
     assert set(trust_region.SIDES) == set(regions["side"])
 

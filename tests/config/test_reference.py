@@ -1,11 +1,11 @@
-"""docs/config.md is what the dataclasses say, docs/metrics.md what the tables say; every field has a meaning."""
+"""Tests that docs/config.md and docs/metrics.md are current and complete."""
 
 import re
 
 from config.cli.error_messages import known_keys
 from config.schema.config import Config
 from config.schema.evaluation import EvalSetConfig
-from tests.config.test_schema import composed
+from tests.config.test_schema import make_config
 from tests.reference import METRICS_PAGE, PAGE, meanings, metrics_page, page, type_name
 
 
@@ -29,17 +29,17 @@ def test_every_key_has_a_row_with_a_type_a_default_and_a_meaning() -> None:
     assert "compat" not in found
 
 
-def test_defaults_as_they_are_written_are_taken() -> None:
-    """What the page gives as a default can be typed."""
+def test_defaults_on_the_page_are_valid_overrides() -> None:
+    """Checks that the defaults on the page are valid overrides."""
     rows = re.findall(r"^\| `([\w.]+)` \| [^|]+(?: \\\|[^|]+)* \| `([^`]+)` \|", page(), re.MULTILINE)
     assert len(rows) > 100
-    plain = composed("grpo_quickstart")
-    typed = {
+    plain = make_config("grpo_quickstart")
+    default_values = {
         key: value for key, value in rows if key.startswith(("policy.", "optimizer.")) and "'" not in value
     }
-    given = [f"{key}={value}" for key, value in typed.items()]
-    config = composed("grpo_quickstart", "policy=grpo", *given)
-    for key in typed:
+    overrides = [f"{key}={value}" for key, value in default_values.items()]
+    config = make_config("grpo_quickstart", "policy=grpo", *overrides)
+    for key in default_values:
         section, name = key.split(".")
         if key not in (
             "optimizer.lr",
@@ -51,12 +51,12 @@ def test_defaults_as_they_are_written_are_taken() -> None:
 
 
 def test_meanings_are_read_from_beneath_the_fields() -> None:
-    told = meanings(EvalSetConfig)
-    assert told["n"].startswith("Completions per problem; pass@k")
-    assert "\n" not in "".join(told.values())
+    texts = meanings(EvalSetConfig)
+    assert texts["n"].startswith("Completions per problem; pass@k")
+    assert "\n" not in "".join(texts.values())
 
 
-def test_types_are_told_as_yaml_has_them() -> None:
+def test_type_names_are_those_of_yaml() -> None:
     assert type_name(int | None) == "whole number or null"
     assert type_name(dict[str, float]) == "{text: number}"
     assert type_name(list[str]) == "[text, …]"

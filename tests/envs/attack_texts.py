@@ -1,26 +1,31 @@
-"""Answers to additions that try to be paid without a sum, and a strict check of them."""
+"""Answers to additions that try to earn a reward without the sum.
+
+The module also has a strict check of such answers.
+"""
 
 import random
 import re
 from fractions import Fraction
 
-LARGEST = 9
-BOXED = r"\\boxed\{((?:[^{}]|\{[^{}]*\})*)\}"
-ANY_MARK = rf"(?:{BOXED}|<answer>(.*?)</answer>|####(.*)|[Aa]nswer:(.*))"
-FORMS = {
+MAX_ADDEND = 9
+"""Maximum addend."""
+BOXED_PATTERN = r"\\boxed\{((?:[^{}]|\{[^{}]*\})*)\}"
+ANY_MARK = rf"(?:{BOXED_PATTERN}|<answer>(.*?)</answer>|####(.*)|[Aa]nswer:(.*))"
+MARK_PATTERNS = {
     "math": "",
     "exact": "",
-    "boxed": BOXED,
+    "boxed": BOXED_PATTERN,
     "think_answer_tags": r"<answer>(.*?)</answer>",
     "gsm8k": "####(.*)",
     "dapo": r"[Aa]nswer:(.*)",
 }
-"""Named rewards, and the mark that each asks for."""
+"""Pattern of the mark that each named reward requires."""
 WORDS = re.findall(
     r"\w+",
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
     "seventeen eighteen",
 )
+"""Sums in words, in order."""
 MARKS = (
     "{}",
     "The answer is {}.",
@@ -30,21 +35,22 @@ MARKS = (
     "<answer>{}</answer>",
     "<think>a</think><answer>{}</answer>",
 )
+"""Formats that mark an answer."""
 
 
 def is_right(question: str, answer: str, mark: str = "") -> bool:
-    """Whether the sum of `A+B=` is written out, behind the mark where there is one to be."""
+    """Whether the answer to `A+B=` states the sum, behind the mark if one is required."""
     a, b = map(int, re.findall(r"(\d+)\+(\d+)=", question)[-1])
-    spoken = answer.rpartition("</think>")[2]
-    found = list(re.finditer(mark or ANY_MARK, spoken))
-    if found:
-        spoken = next(group for group in reversed(found[-1].groups()) if group is not None)
-    return (bool(found) or not mark) and written_number(spoken) == a + b
+    answer_text = answer.rpartition("</think>")[2]
+    matches = list(re.finditer(mark or ANY_MARK, answer_text))
+    if matches:
+        answer_text = next(group for group in reversed(matches[-1].groups()) if group is not None)
+    return (bool(matches) or not mark) and parse_written_number(answer_text) == a + b
 
 
-def written_number(said: str) -> Fraction | None:
-    """The one number behind the last `=` or `is`, if nothing is left to calculate."""
-    end = re.split(r"=|\bis\b|\bequals\b", said)[-1].strip(" .$*").removeprefix("+")
+def parse_written_number(text: str) -> Fraction | None:
+    """Returns the only number behind the last `=` or `is`, if the number is simplified."""
+    end = re.split(r"=|\bis\b|\bequals\b", text)[-1].strip(" .$*").removeprefix("+")
     if end.lower() in WORDS:
         return Fraction(WORDS.index(end.lower()))
     numbers = re.findall(r"\d[\d,]*(?:\.\d+)?", end)
@@ -54,23 +60,29 @@ def written_number(said: str) -> Fraction | None:
     return -value if re.search(r"-\s*\$?\d", end) else value
 
 
-def babble(chance: random.Random, count: int) -> list[tuple[str, str]]:
-    """Questions with answers, of which one out of ten has a second mark with a random number before the other."""
+def sample_questions(rng: random.Random, count: int) -> list[tuple[str, str]]:
+    """Samples questions with answers, every tenth with a second mark.
 
-    def one() -> tuple[str, str]:
-        question, answer = attempt(chance)
-        if chance.random() < 0.1:
-            answer = chance.choice(MARKS).format(chance.randint(0, 2 * LARGEST)) + answer
+    The second mark has a random number and precedes the answer.
+    """
+
+    def sample_question() -> tuple[str, str]:
+        question, answer = sample_attempt(rng)
+        if rng.random() < 0.1:
+            answer = rng.choice(MARKS).format(rng.randint(0, 2 * MAX_ADDEND)) + answer
         return question, answer
 
-    return [one() for _ in range(count)]
+    return [sample_question() for _ in range(count)]
 
 
-def attempt(chance: random.Random) -> tuple[str, str]:
-    """A question and its answer: right in about one case out of four, else wrong, evasive or misleading."""
-    a, b, other = (chance.randint(0, LARGEST) for _ in range(3))
-    right, wrong = a + b, chance.randint(0, 2 * LARGEST)
-    said = chance.choice(
+def sample_attempt(rng: random.Random) -> tuple[str, str]:
+    """Samples a question and an answer that is right, wrong, evasive or misleading.
+
+    About one answer in four is right.
+    """
+    a, b, other = (rng.randint(0, MAX_ADDEND) for _ in range(3))
+    right, wrong = a + b, rng.randint(0, 2 * MAX_ADDEND)
+    claim = rng.choice(
         (
             *[str(right)] * 3,
             *[str(wrong)] * 4,
@@ -81,4 +93,4 @@ def attempt(chance: random.Random) -> tuple[str, str]:
             *(f"{WORDS[a]} {WORDS[b]}", WORDS[right], f"{right}.0", f"--{right}"),
         )
     )
-    return f"{a}+{b}=", chance.choice(MARKS).format(said)
+    return f"{a}+{b}=", rng.choice(MARKS).format(claim)

@@ -1,4 +1,4 @@
-"""Sandboxes and the tokenizer that the tests of a module share."""
+"""Shared fixtures: sandboxes, the quickstart's tokenizer, and test data of sentence rules."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,18 +7,18 @@ from typing import Any
 import pytest
 
 from envs.sandbox.sandbox import Sandbox
-from tests.envs.sandboxes import LIMITS, ROOT, SHUT_IN
+from tests.envs.sandbox_helpers import LIMITS, ROOT, SANDBOX_CASES
 
 
-def _name(case: tuple[str, tuple[str, ...]]) -> str:
+def _case_name(case: tuple[str, tuple[str, ...]]) -> str:
     return "-without-".join([case[0], *case[1]])
 
 
-@pytest.fixture(scope="module", params=SHUT_IN, ids=_name)
+@pytest.fixture(scope="module", params=SANDBOX_CASES, ids=_case_name)
 def sandbox(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
     level, without = request.param
-    with Sandbox(level, LIMITS, without) as made:
-        yield made
+    with Sandbox(level, LIMITS, without) as sandbox:
+        yield sandbox
 
 
 @pytest.fixture(scope="session")
@@ -29,17 +29,17 @@ def tokenizer() -> Any:
 
 
 @pytest.fixture(scope="module")
-def strongest() -> Iterator[Sandbox]:
-    with Sandbox("auto", LIMITS) as made:
-        yield made
+def auto_sandbox() -> Iterator[Sandbox]:
+    with Sandbox("auto", LIMITS) as sandbox:
+        yield sandbox
 
 
 @pytest.fixture
 def own_punkt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Sentences are cut by rules that lie among the tests."""
+    """Uses the sentence rules in the tests folder."""
     from envs.verifiers import sentences
     from tests.punkt import OWN_PUNKT, use_punkt
 
     use_punkt(OWN_PUNKT, tmp_path / "data", monkeypatch)
     yield
-    sentences.load.cache_clear()
+    sentences.load_punkt.cache_clear()

@@ -1,4 +1,4 @@
-"""Rewards that misbehave, by import path. Not a test file."""
+"""Rewards that misbehave, for tests that name them by import path."""
 
 import asyncio
 import math
@@ -16,9 +16,9 @@ from envs.task import Completion, Example, Reward
 
 
 def bomb(completion: Completion, example: Example) -> Reward:
-    """Does what the completion says; a number is a score."""
+    """Performs the action that the completion names; scores other completions by their length."""
     word, _, rest = completion.text.partition(" ")
-    deeds: dict[str, Any] = {
+    actions: dict[str, Any] = {
         "power": lambda: len(str(9**9**9)), "regex": lambda: re.fullmatch(r"(a+)+b", "a" * 60),
         "sleep": lambda: time.sleep(600), "slow": lambda: time.sleep(0.5),
         "memory": lambda: bytearray(1 << 40), "recurse": lambda: _recurse(0),
@@ -28,23 +28,26 @@ def bomb(completion: Completion, example: Example) -> Reward:
         "fail": lambda: 1 / 0,
         "sandbox": lambda: Sandbox("rlimits", Limits(wall_seconds=600.0)).run("import time; time.sleep(600)"),
         "wait": lambda: _wait_for(Path(rest)), "note": lambda: Path(rest).touch(),
-        "beside": lambda: (Path(rest).touch(), time.sleep(1.0)), "along": lambda: _take_along(Path(rest)),
+        "beside": lambda: (Path(rest).touch(), time.sleep(1.0)), "along": lambda: _kill_workers_together(Path(rest)),
         "child": lambda: _leave_child(Path(rest)),
     }  # fmt: skip
-    if word in deeds:
-        deeds[word]()
+    if word in actions:
+        actions[word]()
     scores = {"nan": math.nan, "text": "good"}
     parts = {"function": {"accuracy": _recurse}, "words": {"accuracy": "high"}}
     score: Any = scores.get(word, float(len(completion.text)))
     return Reward(score, parts.get(word, {"accuracy": 1.0}))
 
 
-def accident(completion: Completion, example: Example) -> float:
-    """Ends its process over "die"; over nothing it does so once, of which the file that the answer names tells."""
-    first = completion.text == "" and not Path(example.answer).exists()
-    if first:
+def die_once(completion: Completion, example: Example) -> float:
+    """Kills its process for "die", and once for an empty completion.
+
+    The file that the answer names marks the death for the empty completion.
+    """
+    is_first_probe = completion.text == "" and not Path(example.answer).exists()
+    if is_first_probe:
         Path(example.answer).touch()
-    if completion.text == "die" or first:
+    if completion.text == "die" or is_first_probe:
         os.kill(os.getpid(), signal.SIGKILL)
     return 1.0
 
@@ -58,8 +61,11 @@ def _wait_for(path: Path) -> None:
         time.sleep(0.01)
 
 
-def _take_along(path: Path) -> None:
-    """Ends all workers, at the moment at which another one says that it judges, or after two seconds without one."""
+def _kill_workers_together(path: Path) -> None:
+    """Kills the fork server and its workers.
+
+    The kill waits until another worker has touched `path`, at most two seconds.
+    """
     deadline = time.monotonic() + 2.0
     while not path.exists() and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -78,12 +84,12 @@ def _leave_child(path: Path) -> None:
 
 
 def bad_row(completion: Completion, example: Example) -> float:
-    """Row 1 hangs whatever is said."""
+    """Hangs for row 1 with any completion."""
     if example.row == 1:
         time.sleep(600)
     return 1.0
 
 
-async def later(completion: Completion, example: Example) -> float:
+async def delayed_reward(completion: Completion, example: Example) -> float:
     await asyncio.sleep(0.001)
     return float(completion.text == example.answer)

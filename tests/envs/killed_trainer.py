@@ -1,10 +1,13 @@
-"""A process that is killed while verifications hang. Prints the ids of its child, the fork server and its workers."""
+"""Trainer process with hanging verifications, for a test that kills it.
+
+It prints the process ids of its child, the fork server and the workers.
+"""
 
 import os
 import time
 
 from config.schema.env import EnvConfig
-from envs.judging.service import RewardService
+from envs.reward_workers.service import RewardService
 from envs.task import Completion, Example, make_task
 
 

@@ -1,9 +1,10 @@
-"""A grader with files and a process of its own that runs hostile programs. Not a test file.
+"""Grader that runs hostile programs in the sandbox and reports their successes.
 
     python -m tests.envs.sandbox_attacker LEVEL LANDLOCK FOLDER
 
-Prints, as JSON, what the programs said that they had managed, and what was found changed afterwards: two empty lists
-where all is well. LANDLOCK is the newest version of its interface that the kernel shall seem to have.
+The grader has files and a victim process. It prints two JSON lists: actions that the programs report as
+successful, and objects that have changed. Both are empty if the sandbox holds. LANDLOCK is the newest version
+of Landlock's interface that the kernel pretends to have.
 """
 
 import ctypes
@@ -21,7 +22,7 @@ from envs.sandbox import isolation, syscall_filter
 from envs.sandbox.limits import Limits
 from envs.sandbox.sandbox import Sandbox
 
-COMMON = """
+PREAMBLE = """
 import ctypes, errno, fcntl, os, signal, socket, struct, sys, time
 libc = ctypes.CDLL(None, use_errno=True)
 done = []
@@ -194,13 +195,13 @@ print(sorted(set(os.environ) - {"HOME", "LC_CTYPE", "PWD", "PYTHONHASHSEED", "TM
 
 
 def make_shared() -> tuple[int, int, int]:
-    """Numbers of System V shared memory, a message queue and a semaphore of this user."""
+    """Creates System V shared memory, a message queue and a semaphore; returns their numbers."""
     libc = isolation.libc
     return libc.shmget(0, 4096, 0o1600), libc.msgget(0, 0o1600), libc.semget(0, 1, 0o1600)
 
 
 def remove_shared(ids: tuple[int, int, int]) -> list[str]:
-    """What had happened to them."""
+    """Removes the objects of `make_shared`; returns the changes that a program made to them."""
     libc = isolation.libc
     libc.shmat.restype = ctypes.c_void_p
     memory, queue, locks = ids
@@ -216,18 +217,20 @@ def remove_shared(ids: tuple[int, int, int]) -> list[str]:
     return changed + ([f"removed before: {removed}"] if any(removed) else [])
 
 
-def programs(
+def build_programs(
     level: str, files: str, victim: int, port: int, folder: Path, ids: tuple[int, int, int]
 ) -> dict[str, str]:
     column = syscall_filter.MACHINES[os.uname().machine][1]
     calls = {
-        name: numbers[column] for name, numbers in syscall_filter.refused(files).items() if numbers[column]
+        name: numbers[column]
+        for name, numbers in syscall_filter.refused_calls(files).items()
+        if numbers[column]
     }
     kept = [str(folder / "kept"), str(folder / "folder")]
     values: dict[str, Any] = {
         "CALLS": calls, "CLONE": syscall_filter.CLONE[column],
-        "TKILL": syscall_filter.REFUSED["tkill"][column], "TGKILL": syscall_filter.TGKILL[column],
-        "VM_READ": syscall_filter.REFUSED["process_vm_readv"][column], "VICTIM": victim, "PORT": port,
+        "TKILL": syscall_filter.ALWAYS_REFUSED["tkill"][column], "TGKILL": syscall_filter.TGKILL[column],
+        "VM_READ": syscall_filter.ALWAYS_REFUSED["process_vm_readv"][column], "VICTIM": victim, "PORT": port,
         "PATH": str(folder / "socket"), "ABSTRACT": f"\0sandbox {os.getpid()}", "IDS": ids, "KEPT": kept,
         "PROJECT": str(errors.__file__), "PIDS": [os.getpid(), victim],
     }  # fmt: skip
@@ -238,16 +241,18 @@ def programs(
     }  # fmt: skip
     if level != "rlimits" or files == "landlock":
         chosen["secrets"] = SECRETS
-    return {name: COMMON + named + text for name, text in chosen.items()}
+    return {name: PREAMBLE + named + text for name, text in chosen.items()}
 
 
-def state(folder: Path) -> dict[str, Any]:
-    """What must stay as it is; times of access apart."""
-    found: dict[str, Any] = {}
+def file_state(folder: Path) -> dict[str, Any]:
+    """Returns the state of files that no program may change, without access times."""
+    states: dict[str, Any] = {}
     for path in (folder / "kept", folder / "folder", Path(os.__file__), Path(os.__file__).parent):
-        now = path.stat()
-        found[str(path)] = (now.st_mode, now.st_uid, now.st_size, now.st_mtime_ns, now.st_ctime_ns)
-    return found | {"listed": sorted(path.name for path in (folder / "folder").iterdir())}
+        status = path.stat()
+        states[str(path)] = (
+            status.st_mode, status.st_uid, status.st_size, status.st_mtime_ns, status.st_ctime_ns,
+        )  # fmt: skip
+    return states | {"listed": sorted(path.name for path in (folder / "folder").iterdir())}
 
 
 def main(level: str, landlock: int, folder: Path) -> None:
@@ -265,10 +270,10 @@ def main(level: str, landlock: int, folder: Path) -> None:
     abstract = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     abstract.bind(f"\0sandbox {os.getpid()}")
     files = "root of its own" if level != "rlimits" else "landlock" if min(real, landlock) else "none"
-    before, ids = state(folder), make_shared()
+    before, ids = file_state(folder), make_shared()
     try:
-        hostile = programs(level, files, victim.pid, listening.getsockname()[1], folder, ids)
-        managed = attacked(level, hostile)
+        hostile = build_programs(level, files, victim.pid, listening.getsockname()[1], folder, ids)
+        successes = run_attacks(level, hostile)
         time.sleep(0.05)
         ended = victim.poll()
     finally:
@@ -277,7 +282,7 @@ def main(level: str, landlock: int, folder: Path) -> None:
         shared = remove_shared(ids)
     changed = [] if ended is None else [f"the victim ended with {ended}"]
     changed += shared
-    after = state(folder)
+    after = file_state(folder)
     changed += [f"{name}: {before[name]} -> {after[name]}" for name in before if before[name] != after[name]]
     for heard in (listening, local, abstract):
         heard.setblocking(False)
@@ -286,26 +291,29 @@ def main(level: str, landlock: int, folder: Path) -> None:
             changed.append(f"{heard} was reached")
         except BlockingIOError:
             pass
-    print(json.dumps([managed, changed]))
+    print(json.dumps([successes, changed]))
 
 
-def attacked(level: str, hostile: dict[str, str]) -> list[str]:
-    """What each program said if it was anything but an empty list; the supervisor outlives them all."""
-    managed = []
+def run_attacks(level: str, hostile: dict[str, str]) -> list[str]:
+    """Runs hostile programs; returns the output of each program that reports a success.
+
+    One supervisor must survive all programs.
+    """
+    successes = []
     with Sandbox(level, Limits(wall_seconds=60.0, cpu_seconds=30)) as sandbox:
         assert sandbox.run("print(1)").stdout == b"1\n"
-        assert sandbox._session is not None
-        first = sandbox._session.process.pid
+        assert sandbox._supervisor is not None
+        supervisor_pid = sandbox._supervisor.process.pid
         for name, program in hostile.items():
             run = sandbox.run(program)
             if run.stdout != b"[]\n":
-                managed.append(
+                successes.append(
                     f"{name}: {run.stdout.decode()} {run.stderr.decode()[-500:]} {run.status} {run.code}"
                 )
         assert sandbox.run("print(1)").stdout == b"1\n"
-        if sandbox._session.process.pid != first:
-            managed.append("the supervisor had to be replaced")
-    return managed
+        if sandbox._supervisor.process.pid != supervisor_pid:
+            successes.append("the supervisor had to be replaced")
+    return successes
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""A stand-in for SandboxFusion, on loopback: its `POST /run_code`, with programs run in processes of this machine.
+"""Local substitute for a SandboxFusion server, with its interface `POST /run_code`.
 
-What it cannot be here is a container. Requests are held to the types of the real one (422 otherwise), answers have its
-fields. `pretend` makes the next requests go wrong.
+Programs run in processes of this machine, without a container. Requests are checked against SandboxFusion's
+types (422 for wrong ones), and replies have its fields. `canned_replies` makes the next requests fail.
 """
 
 import json
@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any
 
 
-def anybody_may_run(program: str) -> bool:
+def is_publicly_executable(program: str) -> bool:
     path = Path(program).resolve()
     return path.exists() and all(each.stat().st_mode & 0o001 for each in (path, *path.parents))
 
 
-ANYBODYS_PYTHON = next(filter(anybody_may_run, (sys.executable, "/usr/bin/python3")), None)
+PUBLIC_PYTHON = next(filter(is_publicly_executable, (sys.executable, "/usr/bin/python3")), None)
 COMMANDS = {"python": [sys.executable], "bash": ["bash"], "nodejs": ["node"]}
 FIELDS = {
     "compile_timeout": (int, float), "run_timeout": (int, float), "memory_limit_MB": int, "code": str,
@@ -35,19 +35,19 @@ NOBODY = 65534
 
 
 def run_code(request: dict[str, Any]) -> dict[str, Any]:
-    """In a directory that only this program has, and as nobody where the grader is root."""
+    """Runs a request's program in a private directory; returns the reply."""
     folder = Path(tempfile.mkdtemp(prefix="server-"))
     script = folder / "program"
     script.write_text(request["code"])
-    began = time.monotonic()
-    as_nobody = {"user": NOBODY, "group": NOBODY, "extra_groups": []} if request.get("nobody") else {}
-    if as_nobody:
+    start = time.monotonic()
+    nobody_options = {"user": NOBODY, "group": NOBODY, "extra_groups": []} if request.get("nobody") else {}
+    if nobody_options:
         folder.chmod(0o755)
         script.chmod(0o644)
-    command = [str(ANYBODYS_PYTHON)] if as_nobody else COMMANDS[request["language"]]
+    command = [str(PUBLIC_PYTHON)] if nobody_options else COMMANDS[request["language"]]
     started = subprocess.Popen(
         [*command, str(script)], cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, env={"PATH": os.environ["PATH"]}, start_new_session=True, **as_nobody,
+        stderr=subprocess.PIPE, env={"PATH": os.environ["PATH"]}, start_new_session=True, **nobody_options,
     )  # fmt: skip
     try:
         out, err = started.communicate((request.get("stdin") or "").encode(), request.get("run_timeout", 10))
@@ -64,7 +64,7 @@ def run_code(request: dict[str, Any]) -> dict[str, Any]:
         "compile_result": None,
         "run_result": {
             "status": status,
-            "execution_time": time.monotonic() - began,
+            "execution_time": time.monotonic() - start,
             "return_code": started.returncode if finished else None,
             "stdout": out[:MAX_BYTES].decode(errors="replace"),
             "stderr": err[:MAX_BYTES].decode(errors="replace"),
@@ -75,14 +75,18 @@ def run_code(request: dict[str, Any]) -> dict[str, Any]:
 
 
 class Server(ThreadingHTTPServer):
-    """requests: what came. pretend: answers to the next requests in place of running anything, (status, body) each."""
+    """HTTP server that records its requests.
+
+    canned_replies: (status, body) for each of the next requests, in place of a run. nobody: whether programs
+    run as user nobody.
+    """
 
     daemon_threads = True
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.requests: list[dict[str, Any]] = []
-        self.pretend: list[tuple[int, Any]] = []
+        self.canned_replies: list[tuple[int, Any]] = []
         self.nobody = False
 
     @property
@@ -103,8 +107,8 @@ class Handler(BaseHTTPRequestHandler):
             return 404, {"detail": "Not Found"}
         request = json.loads(body)
         self.server.requests.append(request)
-        if self.server.pretend:
-            return self.server.pretend.pop(0)
+        if self.server.canned_replies:
+            return self.server.canned_replies.pop(0)
         wrong = [key for key, value in request.items() if not isinstance(value, FIELDS.get(key, ()))]
         if wrong or not {"code", "language"} <= request.keys() or request["language"] not in COMMANDS:
             return 422, {"detail": f"wrong: {wrong or request}"}
@@ -123,7 +127,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def running() -> Iterator[Server]:
+def run_server() -> Iterator[Server]:
     with Server() as server:
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()

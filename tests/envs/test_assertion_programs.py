@@ -1,27 +1,29 @@
-"""Tests that are Python code and programs with classes, exceptions, iterators and callbacks: what stands for them in
-the tests, and that no operator of theirs decides."""
+"""Tests of assertions on programs with classes, exceptions, iterators and callbacks.
+
+In the tests' process proxies stand for these objects, and no operator of the program decides on a verdict.
+"""
 
 from collections.abc import Iterator
 
 import pytest
 
 from envs.sandbox.limits import Limits
-from envs.sandbox.sandbox import LEVELS, Sandbox, why_not
+from envs.sandbox.sandbox import LEVELS, Sandbox, unavailable_reason
 from envs.verifiers.assertion_tests import Assertions
-from envs.verifiers.code import CodeOptions, judge
-from tests.envs.sandboxes import NEEDS_LINUX
+from envs.verifiers.code import CodeOptions, run_tests
+from tests.envs.sandbox_helpers import NEEDS_LINUX
 
 pytestmark = NEEDS_LINUX
 
 
-@pytest.fixture(scope="module", params=[level for level in LEVELS if why_not(level) is None])
+@pytest.fixture(scope="module", params=[level for level in LEVELS if unavailable_reason(level) is None])
 def sandbox(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
     with Sandbox(request.param, Limits(wall_seconds=10.0, cpu_seconds=1)) as made:
         yield made
 
 
 def failure(sandbox: Sandbox, program: str, row: dict[str, object]) -> str:
-    return judge(sandbox, program, Assertions.parse(row), CodeOptions(), 10.0).failure
+    return run_tests(sandbox, program, Assertions.parse(row), CodeOptions(), 10.0).failure
 
 
 MONEY = """
@@ -255,7 +257,7 @@ def f(x): return Any()
         ("class Stop(StopIteration): pass\ndef f(x): raise Stop", "assert all(map(lambda x: f(x) == 3, [1]))"),
         ("import unittest\ndef f(x): raise unittest.SkipTest('no')",
          "import unittest\nclass T(unittest.TestCase):\n    def test(self): self.assertEqual(f(1), 3)"),
-        ("class Skipped(Exception): __module__ = 'envs.sandbox.assertions.pytest_module'\ndef f(x): raise Skipped",
+        ("class SkipTest(Exception): __module__ = 'envs.sandbox.assertions.pytest_module'\ndef f(x): raise SkipTest",
          "def test(): assert f(1) == 3"),
         ("def f(g): return g", "assert f(len) == 3"),
         ("def f(g):\n    g.__globals__['f'] = lambda x: 3", "assert f(lambda: 0) == 3"),
@@ -278,8 +280,8 @@ def f(x):
 
 @pytest.mark.parametrize("node", [
     ["library", ["os", "system", ["true"]]], ["library", ["decimal", "Decimal", ["no number"]]],
-    ["namedtuple", ["P", ["x; import os"], []]], ["enum", ["Tests", "ask", 1]],
-    ["object", ["Tests", [], None]], ["defaultdict of exec", []], ["items", [[0]]], ["standing", [-5, "f"]],
+    ["namedtuple", ["P", ["x; import os"], []]], ["enum", ["TestRunner", "request", 1]],
+    ["object", ["TestRunner", [], None]], ["defaultdict of exec", []], ["items", [[0]]], ["standing", [-5, "f"]],
     ["nothing", 3],
 ])  # fmt: skip
 def test_what_a_program_writes_by_hand_fails_the_test(sandbox: Sandbox, node: list[object]) -> None:

@@ -1,4 +1,4 @@
-"""Tests that are Python code: the forms they come in, what crosses to the program, and that none is fooled."""
+"""Tests of assertions as Python code: forms, values that cross processes, cheating programs."""
 
 import json
 from collections.abc import Iterator
@@ -10,23 +10,23 @@ import pytest
 from config.schema.env import EnvConfig
 from envs.example import Completion, Example
 from envs.sandbox.limits import Limits
-from envs.sandbox.sandbox import LEVELS, Sandbox, why_not
+from envs.sandbox.sandbox import LEVELS, Sandbox, unavailable_reason
 from envs.verifiers.assertion_tests import Assertions
-from envs.verifiers.code import CodeOptions, code_reward, judge
-from tests.envs.sandboxes import NEEDS_LINUX
+from envs.verifiers.code import CodeOptions, code_reward, run_tests
+from tests.envs.sandbox_helpers import NEEDS_LINUX
 
 pytestmark = NEEDS_LINUX
 GOLDEN = Path(__file__).resolve().parents[2].parent / "shared" / "golden" / "code_tests.json"
 
 
-@pytest.fixture(scope="module", params=[level for level in LEVELS if why_not(level) is None])
+@pytest.fixture(scope="module", params=[level for level in LEVELS if unavailable_reason(level) is None])
 def sandbox(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
     with Sandbox(request.param, Limits(wall_seconds=10.0, cpu_seconds=1)) as made:
         yield made
 
 
-def passed(sandbox: Sandbox, program: str, credit: str = "all", **row: Any) -> int:
-    return judge(sandbox, program, Assertions.parse(row), CodeOptions(credit=credit), 10.0).passed
+def count_passed(sandbox: Sandbox, program: str, credit: str = "all", **row: Any) -> int:
+    return run_tests(sandbox, program, Assertions.parse(row), CodeOptions(credit=credit), 10.0).num_passed
 
 
 TOTAL = {
@@ -69,7 +69,7 @@ assert b is a and a.value == 9 and type(b.next) is Node and b.next.value == 7
     ],
 )  # fmt: skip
 def test_a_right_program_passes(sandbox: Sandbox, program: str, row: dict[str, Any]) -> None:
-    assert passed(sandbox, program, **row) == len(Assertions.parse(row).sources)
+    assert count_passed(sandbox, program, **row) == len(Assertions.parse(row).sources)
 
 
 CHEATS = {
@@ -135,27 +135,29 @@ def total(xs):
 
 def test_a_program_that_cheats_fails(sandbox: Sandbox) -> None:
     for name, program in CHEATS.items():
-        assert passed(sandbox, program, **TOTAL) == 0, name
-    assert passed(sandbox, RIGHT, **TOTAL) == 1  # the sandbox is none the worse
+        assert count_passed(sandbox, program, **TOTAL) == 0, name
+    assert count_passed(sandbox, RIGHT, **TOTAL) == 1  # the sandbox is none the worse
 
 
 def test_a_share_of_the_tests_counts(sandbox: Sandbox) -> None:
     tests = ["assert f(1) == 1", "assert f(2) == 3", "assert f(3) == 3"]
-    assert passed(sandbox, "def f(x): return x", "share", test_list=tests) == 2
-    assert passed(sandbox, "def f(x): return x", "all", test_list=tests) == 1
+    assert count_passed(sandbox, "def f(x): return x", "share", test_list=tests) == 2
+    assert count_passed(sandbox, "def f(x): return x", "all", test_list=tests) == 1
     assert (
-        passed(sandbox, "import os\ndef f(x): return x if x < 3 else os._exit(0)", "share", test_list=tests)
+        count_passed(
+            sandbox, "import os\ndef f(x): return x if x < 3 else os._exit(0)", "share", test_list=tests
+        )
         == 1
     )
 
 
 @pytest.mark.parametrize(("row", "message"), [
     ({"test": "assert ("}, "test: '(' was never closed"),
-    ({"test": 3}, "test: Python code is text, this is 3"),
-    ({"test_list": []}, "test_list must be a list of asserts, and not empty"),
-    ({"test_list": ["assert f()", 2]}, "test_list: Python code is text, this is 2"),
+    ({"test": 3}, "test: Python code must be text, but is 3"),
+    ({"test_list": []}, "test_list must be a non-empty list of asserts"),
+    ({"test_list": ["assert f()", 2]}, "test_list: Python code must be text, but is 2"),
     ({"test": "assert f()", "entry_point": 4}, "entry_point=4 is not the name of a function"),
-    ({"test": "import f"}, "test: nothing in it can fail, so every program would pass: 'import f'"),
+    ({"test": "import f"}, "test: no statement of the code can fail, so every program would pass: 'import f'"),
 ])  # fmt: skip
 def test_rows_that_cannot_be_used_say_why(row: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match="^" + message.replace("(", r"\(")):
@@ -172,21 +174,21 @@ def test_the_reward_takes_a_program_with_and_without_a_fence(text: str) -> None:
 @pytest.mark.skipif(not GOLDEN.exists(), reason="the recorded programs are not here")
 def test_recorded_programs_are_judged_as_recorded() -> None:
     recorded = json.loads(GOLDEN.read_text())
-    wrong = []
+    wrong_programs = []
     with Sandbox("auto", Limits(wall_seconds=10.0, cpu_seconds=1)) as sandbox:
         for task in recorded["tasks"]:
             human = task["kind"] == "humaneval"
             row = task if human else {key: task[key] for key in ("test_list", "test_setup_code")}
             for key, right in (("canonical_solution", True), ("wrong_solution", False)):
                 program = (task["prompt"] if human else "") + task[key]
-                if (passed(sandbox, program, **row) == len(Assertions.parse(row).sources)) != right:
-                    wrong.append((task["task_id"], key))
+                if (count_passed(sandbox, program, **row) == len(Assertions.parse(row).sources)) != right:
+                    wrong_programs.append((task["task_id"], key))
         by_name = {task["task_id"]: task for task in (*recorded["tasks"], *recorded["hack_tasks"])}
         for hack in recorded["hacks"]:
             task = by_name[hack["task_id"]]
-            if passed(sandbox, task["prompt"] + hack["solution"], **task):
-                wrong.append((hack["name"], hack["task_id"]))
-    assert wrong == []
+            if count_passed(sandbox, task["prompt"] + hack["solution"], **task):
+                wrong_programs.append((hack["name"], hack["task_id"]))
+    assert wrong_programs == []
 
 
 PYTEST = """
@@ -247,10 +249,10 @@ class Held:
 
 def test_tests_of_pytest_and_unittest_are_run(sandbox: Sandbox) -> None:
     for test in (PYTEST, UNITTEST):
-        assert judge(sandbox, HALF, Assertions.parse({"test": test}), CodeOptions(), 10.0).failure == ""
+        assert run_tests(sandbox, HALF, Assertions.parse({"test": test}), CodeOptions(), 10.0).failure == ""
 
 
-@pytest.mark.parametrize(("test", "wrong"), [
+@pytest.mark.parametrize(("test", "wrong_program"), [
     (PYTEST, HALF.replace("x / 2", "x / 2.1")), (PYTEST, HALF.replace("x / 2", "x // 2")),
     (PYTEST, HALF.replace("no number", "what?")), (PYTEST, HALF.replace("raise ValueError", "print")),
     (PYTEST, HALF.replace("raise ValueError", "raise KeyError")),
@@ -258,5 +260,8 @@ def test_tests_of_pytest_and_unittest_are_run(sandbox: Sandbox) -> None:
     (PYTEST, HALF.replace("self.value + by", "3 + 1")), (UNITTEST, HALF.replace("x / 2", "2")),
     (UNITTEST, HALF.replace("raise ValueError", "print")),
 ])  # fmt: skip
-def test_each_test_of_pytest_and_unittest_can_fail(sandbox: Sandbox, test: str, wrong: str) -> None:
-    assert judge(sandbox, wrong, Assertions.parse({"test": test}), CodeOptions(), 10.0).passed == 0
+def test_each_test_of_pytest_and_unittest_can_fail(sandbox: Sandbox, test: str, wrong_program: str) -> None:
+    assert (
+        run_tests(sandbox, wrong_program, Assertions.parse({"test": test}), CodeOptions(), 10.0).num_passed
+        == 0
+    )

@@ -1,3 +1,5 @@
+"""Tests of the tool `calculator`: results, error messages and bounds."""
+
 import pytest
 
 from envs.tools.calculator import calculator
@@ -16,7 +18,7 @@ from envs.tools.calculator import calculator
     ("*".join(["1e199"] * 33), "error: the result is too large"),
     ("1+" * 200 + "1", "error: longer than 200 characters"),
 ])  # fmt: skip
-def test_results_and_what_is_wrong(expression: str, result: str) -> None:
+def test_results_and_errors(expression: str, result: str) -> None:
     assert calculator(expression) == result
 
 

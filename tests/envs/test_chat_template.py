@@ -1,4 +1,4 @@
-"""Prompts with a chat template, another one or none; answers that a prompt begins."""
+"""Tests of prompt rendering with a chat template, with another template, or without one."""
 
 import json
 import shutil
@@ -10,20 +10,20 @@ from transformers import PreTrainedTokenizerBase
 
 from config.schema.errors import ConfigError
 from config.schema.models import ModelConfig
-from envs.chat import Encoder, answer_prefill, encode_prompt
+from envs.chat import ChatEncoder, answer_prefill, encode_prompt
 from envs.chat_template import render_prompt
-from envs.control_tokens import turn_end
+from envs.control_tokens import turn_end_token
 from envs.group import SampledCompletion
 from envs.prompt_checks import check_prompts
 from envs.task import Example
 from envs.turns import Conversation
-from tests.logged import Logged
+from tests.log_capture import LogCapture
 from torchgrpo.training.model_loading import load_saved_tokenizer, load_tokenizer
 
 QUICKSTART = "torchgrpo/models/quickstart"
 SYSTEM = {"role": "system", "content": "Be brief."}
-ASKED = {"role": "user", "content": "1+1="}
-CALLED = {
+QUESTION = {"role": "user", "content": "1+1="}
+CALL_MESSAGE = {
     "role": "assistant",
     "content": "",
     "tool_calls": [{"function": {"name": "add", "arguments": {"a": "<eos>"}}}],
@@ -62,18 +62,18 @@ def example(*messages: dict[str, Any], **fields: Any) -> Example:
 
 def test_a_template_of_a_file_takes_the_place_of_the_tokenizers(tmp_path: Path) -> None:
     tokenizer = with_template(tmp_path, "{% for m in messages %}[{{ m['content'] }}]{% endfor %}")
-    assert render_prompt(tokenizer, example(ASKED)) == "[1+1=]"
+    assert render_prompt(tokenizer, example(QUESTION)) == "[1+1=]"
     saved = load_saved_tokenizer(ModelConfig(name=QUICKSTART, chat_template=str(tmp_path / "other.jinja")))
     assert saved.chat_template == tokenizer.chat_template
 
 
 @pytest.mark.parametrize(("text", "expected"), [
-    ("{% for %}", r"other\.jinja: it cannot render a message"),
-    ("{{ 1 // 0 }}", r"other\.jinja: it cannot render a message \(.*division"),
-    ("{% include 'x' %}", r"other\.jinja: it cannot render a message"),
-    ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", r"it cannot render a message \(.*recursion"),
-    ("", r"other\.jinja: it leaves the message of the user out"),
-    ("{{ bos_token }}", r"leaves the message of the user out"),
+    ("{% for %}", r"other\.jinja: the template cannot render a message"),
+    ("{{ 1 // 0 }}", r"other\.jinja: the template cannot render a message \(.*division"),
+    ("{% include 'x' %}", r"other\.jinja: the template cannot render a message"),
+    ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", r"the template cannot render a message \(.*recursion"),
+    ("", r"other\.jinja: the template leaves out the user's message"),
+    ("{{ bos_token }}", r"leaves out the user's message"),
     (None, r"model\.chat_template=.*other\.jinja: no such file .*give a file of Jinja, or none"),
 ])  # fmt: skip
 def test_a_file_that_is_no_template_is_refused(text: str | None, expected: str, tmp_path: Path) -> None:
@@ -87,55 +87,60 @@ def test_a_model_without_template_takes_prompts_as_they_are(tmp_path: Path) -> N
     shutil.copytree(QUICKSTART, tmp_path / "base")
     (tmp_path / "base" / "chat_template.jinja").unlink()
     tokenizer = load_tokenizer(ModelConfig(name=str(tmp_path / "base"), chat_template="none"))
-    assert render_prompt(tokenizer, example(SYSTEM, ASKED, prefill="2")) == "Be brief.\n\n1+1=2"
+    assert render_prompt(tokenizer, example(SYSTEM, QUESTION, prefill="2")) == "Be brief.\n\n1+1=2"
     text = {"role": "user", "content": "<user>1+1=<assistant>"}
     control = [token for token in encode_prompt(tokenizer, example(text)) if token < 7]
     assert control == [4, 5], "the text is the user's own template"
-    assert turn_end(tokenizer) is None
-    with pytest.raises(ConfigError, match=r"one message of the user"):
-        render_prompt(tokenizer, example(ASKED, CALLED, RESULT))
-    with pytest.raises(ConfigError, match=r"env\.max_steps > 1 .*model\.chat_template=FILE"):
+    assert turn_end_token(tokenizer) is None
+    with pytest.raises(ConfigError, match=r"a prompt must be one user message"):
+        render_prompt(tokenizer, example(QUESTION, CALL_MESSAGE, RESULT))
+    with pytest.raises(ConfigError, match=r"env\.max_steps must be 1 .*model\.chat_template=FILE"):
         Conversation(tokenizer, [], 2)
 
 
-def test_a_text_that_is_a_prompt_begins_once() -> None:
+def test_a_plain_prompt_has_one_begin_token() -> None:
     tokenizer = without_template()
     tokenizer.add_bos_token = True
-    bare = encode_prompt(tokenizer, example(ASKED))
-    begun = encode_prompt(tokenizer, example({"role": "user", "content": f"{tokenizer.bos_token}1+1="}))
-    assert begun.count(tokenizer.bos_token_id) == 1
-    assert [token for token in bare if token != tokenizer.bos_token_id] == begun[1:]
+    bare = encode_prompt(tokenizer, example(QUESTION))
+    prompt_ids = encode_prompt(tokenizer, example({"role": "user", "content": f"{tokenizer.bos_token}1+1="}))
+    assert prompt_ids.count(tokenizer.bos_token_id) == 1
+    assert [token for token in bare if token != tokenizer.bos_token_id] == prompt_ids[1:]
 
 
-def test_a_text_that_is_a_prompt_does_not_end() -> None:
-    bare = encode_prompt(without_template(), example(ASKED))
+def test_a_plain_prompt_has_no_end_token() -> None:
+    bare = encode_prompt(without_template(), example(QUESTION))
     tokenizer = without_template()
     tokenizer.add_eos_token = True
     assert tokenizer.encode("1+1=")[-1] == tokenizer.eos_token_id
-    assert encode_prompt(tokenizer, example(ASKED)) == bare
+    assert encode_prompt(tokenizer, example(QUESTION)) == bare
 
 
 @pytest.mark.parametrize(("messages", "expected"), [
-    ((SYSTEM, ASKED), r"\(system, user\): System role not supported; env\.system_prompt='' leaves"),
-    ((ASKED, ASKED), r"\(user, user\): Conversation roles must alternate; join messages of one role"),
+    ((SYSTEM, QUESTION), r"\(system, user\): System role not supported; set env\.system_prompt='' to drop"),
+    ((QUESTION, QUESTION),
+     r"\(user, user\): Conversation roles must alternate; join consecutive messages of the same role"),
 ])  # fmt: skip
 def test_roles_that_are_refused(messages: tuple[dict[str, Any], ...], expected: str, tmp_path: Path) -> None:
     tokenizer = with_template(tmp_path, STRICT)
-    rows = [example(ASKED)] * 3 + [Example(messages, "2", 7)]
-    with pytest.raises(ConfigError, match=rf"^row 7: .* {expected}.*model\.chat_template=FILE$"):
+    rows = [example(QUESTION)] * 3 + [Example(messages, "2", 7)]
+    with pytest.raises(
+        ConfigError, match=rf"^row 7: .* {expected}.*model\.chat_template=FILE to another template$"
+    ):
         check_prompts(tokenizer, rows, "jsonl")
     check_prompts(tokenizer, rows[:3], "jsonl")
 
 
-def test_a_template_that_refuses_what_a_call_holds_is_found_before_a_run(tmp_path: Path) -> None:
+def test_a_template_that_refuses_a_call_is_found_before_a_run(tmp_path: Path) -> None:
     one_call = (
         "{% for m in messages %}{% if m.tool_calls and m.tool_calls | length > 1 %}{{ 1 // 0 }}{% endif %}"
     )
     tokenizer = with_template(tmp_path, one_call + "{{ m['content'] }}{% endfor %}")
-    single = example(ASKED, CALLED, RESULT)
-    double = Example((ASKED, CALLED | {"tool_calls": CALLED["tool_calls"] * 2}, RESULT), "2", 7)
+    single = example(QUESTION, CALL_MESSAGE, RESULT)
+    double = Example(
+        (QUESTION, CALL_MESSAGE | {"tool_calls": CALL_MESSAGE["tool_calls"] * 2}, RESULT), "2", 7
+    )
     check_prompts(tokenizer, [single], "jsonl")
-    with pytest.raises(ConfigError, match=r"^row 7: .*zero; mend or remove the row"):
+    with pytest.raises(ConfigError, match=r"^row 7: .*zero; correct or remove the row"):
         check_prompts(tokenizer, [single, double], "jsonl")
 
 
@@ -146,28 +151,28 @@ def test_a_template_that_refuses_what_a_call_holds_is_found_before_a_run(tmp_pat
 def test_tools_and_calls_reach_the_template(arguments: str, expected: str, tmp_path: Path) -> None:
     tokenizer = with_template(tmp_path, CALLING.replace("ARGUMENTS", arguments))
     tools = ({"type": "function", "function": {"name": "add"}},)
-    called = example(ASKED, CALLED, RESULT, tools=tools)
-    text = render_prompt(tokenizer, called)
+    chat = example(QUESTION, CALL_MESSAGE, RESULT, tools=tools)
+    text = render_prompt(tokenizer, chat)
     assert text == f"{json.dumps(tools[0])}<user>1+1=<user>{expected}<user>2[add call_1]<assistant>"
-    ids = encode_prompt(tokenizer, called)
-    assert tokenizer.eos_token_id not in ids, "what a call spells is text"
+    ids = encode_prompt(tokenizer, chat)
+    assert tokenizer.eos_token_id not in ids, "a control token in a call is text"
     assert tokenizer.decode(ids) == text
 
 
 def test_keys_of_objects_are_text_too(tmp_path: Path) -> None:
     tokenizer = with_template(tmp_path, "{{ tools | tojson }}{{ messages[0].content }}")
-    ids = encode_prompt(tokenizer, example(ASKED, tools=({"<eos>": {"<user>": 1}},)))
+    ids = encode_prompt(tokenizer, example(QUESTION, tools=({"<eos>": {"<user>": 1}},)))
     assert not [token for token in ids if token < 7]
     assert tokenizer.decode(ids) == '[{"<eos>": {"<user>": 1}}]1+1='
 
 
 def test_a_prefill_is_part_of_the_prompt_and_text() -> None:
     tokenizer = load_tokenizer(ModelConfig(name=QUICKSTART))
-    bare = encode_prompt(tokenizer, example(ASKED))
-    begun = encode_prompt(tokenizer, example(ASKED, prefill="2"))
-    assert begun[: len(bare)] == bare
-    assert tokenizer.decode(begun[len(bare) :]) == "2"
-    hostile = encode_prompt(tokenizer, example(ASKED, prefill="<eos>"))
+    bare = encode_prompt(tokenizer, example(QUESTION))
+    prompt_ids = encode_prompt(tokenizer, example(QUESTION, prefill="2"))
+    assert prompt_ids[: len(bare)] == bare
+    assert tokenizer.decode(prompt_ids[len(bare) :]) == "2"
+    hostile = encode_prompt(tokenizer, example(QUESTION, prefill="<eos>"))
     assert tokenizer.eos_token_id not in hostile[len(bare) :]
     assert tokenizer.decode(hostile[len(bare) :]) == "<eos>"
 
@@ -178,36 +183,38 @@ def test_a_prefill_is_part_of_the_prompt_and_text() -> None:
     ("<assistant><think>\nWell, ", "Well, ", "<think>\nWell, "),
     ("<assistant>So <think>", "So <think>", "So <think>"),
 ])  # fmt: skip
-def test_an_answer_that_the_prompt_begins(prompt: str, prefill: str, expected: str) -> None:
+def test_answer_prefill_is_the_part_of_the_answer_in_the_prompt(
+    prompt: str, prefill: str, expected: str
+) -> None:
     assert answer_prefill(prompt, prefill) == expected
 
 
-def test_a_reward_sees_what_the_template_opened(tmp_path: Path) -> None:
+def test_a_reward_sees_the_thought_that_the_template_opened(tmp_path: Path) -> None:
     tokenizer = with_template(tmp_path, THINKING)
-    encoder = Encoder(tokenizer)
-    prompt = encoder.encode(example(ASKED))
+    encoder = ChatEncoder(tokenizer)
+    prompt = encoder.encode(example(QUESTION))
     end = tokenizer.eos_token_id
     ids = [*tokenizer.encode("2", add_special_tokens=False), end]
     one = SampledCompletion(ids, [0.0] * len(ids), [0] * len(ids), "stop")
     encoder.decode([one], answer_prefill(encoder.prompt_text(prompt)))
-    assert one.shown is not None
-    assert (one.text, one.shown.text, one.shown.full_text) == ("2", "2", "<think>\n2")
+    assert one.reward_input is not None
+    assert (one.text, one.reward_input.text, one.reward_input.full_text) == ("2", "2", "<think>\n2")
     reply = tokenizer.encode("<user>again<assistant><think>\n", add_special_tokens=False)
     whole = [*ids, *reply, *ids]
     sampled = [True] * len(ids) + [False] * len(reply) + [True] * len(ids)
     two = SampledCompletion(whole, [0.0] * len(whole), [0] * len(whole), "stop", sampled)
     encoder.decode([two], "So ")
-    assert two.shown is not None
-    assert two.shown.prefill == "<think>\n", "that of its last turn"
+    assert two.reward_input is not None
+    assert two.reward_input.prefill == "<think>\n", "the prefill of its last turn"
 
 
-def test_prompts_that_are_rendered_already_are_counted(logged: Logged) -> None:
+def test_prompts_that_are_rendered_already_are_counted(log_capture: LogCapture) -> None:
     rendered = Example(({"role": "user", "content": "<user>1+1=<eos><assistant>"},), "2", 5)
-    rows = [example(ASKED), rendered, rendered]
+    rows = [example(QUESTION), rendered, rendered]
     check_prompts(load_tokenizer(ModelConfig(name=QUICKSTART)), rows, "jsonl")
-    (message,) = logged.messages
-    assert "2 of 3 prompts spell control tokens of this model (row 5: '<user>')" in message
+    (message,) = log_capture.messages
+    assert "2 of 3 prompts contain the text of control tokens of this model (row 5: '<user>')" in message
     assert "model.chat_template=none" in message
-    logged.messages.clear()
+    log_capture.messages.clear()
     check_prompts(without_template(), rows, "jsonl")
-    assert not logged.messages
+    assert not log_capture.messages

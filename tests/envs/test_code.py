@@ -1,4 +1,4 @@
-"""The code reward: what is extracted, what its tests decide, and that no program can talk itself right."""
+"""Tests the reward `code`: extraction, test verdicts, and programs that try to cheat."""
 
 import json
 from collections.abc import Iterator
@@ -10,14 +10,14 @@ import pytest
 
 from config.schema.env import EnvConfig
 from config.schema.errors import ConfigError
-from envs.judging.service import RewardService
+from envs.reward_workers.service import RewardService
 from envs.rewards import find_reward
 from envs.sandbox.limits import Limits
-from envs.sandbox.sandbox import Run, Sandbox, SandboxError
+from envs.sandbox.sandbox import ProgramResult, Sandbox, SandboxError
 from envs.task import Completion, Task, make_task
 from envs.verifiers import code
-from envs.verifiers.code import CodeOptions, CodeResult, Tests, extract_code, judge
-from tests.envs.sandboxes import NEEDS_LINUX
+from envs.verifiers.code import CodeOptions, CodeResult, Tests, extract_code, run_tests
+from tests.envs.sandbox_helpers import NEEDS_LINUX
 
 pytestmark = NEEDS_LINUX
 
@@ -28,28 +28,31 @@ FIXTURE = ROOT / "tests" / "fixtures" / "data" / "code.jsonl"
 
 @pytest.fixture(scope="module")
 def sandbox() -> Iterator[Sandbox]:
-    with Sandbox("auto", Limits(wall_seconds=10.0, cpu_seconds=1)) as made:
-        yield made
+    with Sandbox("auto", Limits(wall_seconds=10.0, cpu_seconds=1)) as sandbox:
+        yield sandbox
 
 
-def fenced(program: str, language: str = "python") -> str:
+def fenced_text(program: str, language: str = "python") -> str:
+    """Returns a completion with a program in a fenced block."""
     return f"Here it is:\n```{language}\n{program}\n```\nDone."
 
 
-def task(**fields: Any) -> Task:
+def make_code_task(**fields: Any) -> Task:
+    """Returns the task `code` with the rows of the fixture."""
     return make_task(EnvConfig(dataset="code", data_files=str(FIXTURE), **fields))
 
 
-def score(judged: Task, program: str, row: int) -> float:
-    return judged.reward(Completion(fenced(program)), judged.examples("train")[row]).score
+def score_program(task: Task, program: str, row: int) -> float:
+    """Returns the score of a program on one row."""
+    return task.reward(Completion(fenced_text(program)), task.examples("train")[row]).score
 
 
 @pytest.mark.parametrize(("text", "expected"), [
-    (fenced("print(1)"), "print(1)\n"), (fenced("print(0)") + fenced("print(1)"), "print(1)\n"),
-    (fenced("print(1)", "Python"), "print(1)\n"),
-    (fenced("print(1)", "py") + "```\noutput\n```", "print(1)\n"), ("```python\nprint(1)\n", "print(1)\n"),
+    (fenced_text("print(1)"), "print(1)\n"), (fenced_text("print(0)") + fenced_text("print(1)"), "print(1)\n"),
+    (fenced_text("print(1)", "Python"), "print(1)\n"),
+    (fenced_text("print(1)", "py") + "```\noutput\n```", "print(1)\n"), ("```python\nprint(1)\n", "print(1)\n"),
     ("1. so:\n   ```python\n   pass\n   ```", "   pass\n"),
-    (fenced("print('''```''')"), "print('''```''')\n"), (fenced("print(1)", "cpp"), None),
+    (fenced_text("print('''```''')"), "print('''```''')\n"), (fenced_text("print(1)", "cpp"), None),
     ("```\nprint(1)\n```", None), ("```python\n```", None), ("print(1)", "print(1)"),
     ("def f(x):\n    return x\n", "def f(x):\n    return x\n"), ("Yes", None), ("12", None),
     ("The answer is f(x).", None), ("a ```python in a line", None), ("", None),
@@ -59,7 +62,7 @@ def test_the_last_python_block_is_the_program(text: str, expected: str | None) -
 
 
 def test_rows_of_every_form_are_read() -> None:
-    examples = task().examples("train")
+    examples = make_code_task().examples("train")
     assert [Tests.parse(example.answer).function for example in examples] == [
         None, "mean", None, "pairs", None,
     ]  # fmt: skip
@@ -88,8 +91,8 @@ WRONG = [
 
 @pytest.mark.parametrize("row", range(len(RIGHT)))
 def test_right_programs_score_one_and_wrong_ones_zero(row: int) -> None:
-    assert score(task(), RIGHT[row], row) == 1.0
-    assert score(task(), WRONG[row], row) == 0.0
+    assert score_program(make_code_task(), RIGHT[row], row) == 1.0
+    assert score_program(make_code_task(), WRONG[row], row) == 0.0
 
 
 SOLUTIONS = {
@@ -116,20 +119,20 @@ def test_contest_solutions_pass_and_near_misses_fail() -> None:
     path = SHARED / "data" / "code_contests_80.jsonl"
     if not path.exists():
         pytest.skip("the shared data are not here")
-    judged = make_task(EnvConfig(dataset="code", data_files=str(path)))
-    examples = judged.examples("train")
+    task = make_task(EnvConfig(dataset="code", data_files=str(path)))
+    examples = task.examples("train")
     assert len(examples) == 80
     ids = [json.loads(line)["id"] for line in path.read_text().splitlines()]
     for name, program in SOLUTIONS.items():
         example = examples[ids.index(name)]
-        right = judged.reward(Completion(fenced(program)), example)
-        assert (right.score, right.parts["tests"], right.outcome) == (1.0, 1.0, "scored"), name
+        right = task.reward(Completion(fenced_text(program)), example)
+        assert (right.score, right.components["tests"], right.outcome) == (1.0, 1.0, "scored"), name
         for near in (program.replace("print(", "print(1 + ", 1), "print(0)", "pass"):
-            assert judged.reward(Completion(fenced(near)), example).score == 0.0, name
+            assert task.reward(Completion(fenced_text(near)), example).score == 0.0, name
 
 
 ADDITION = Tests(("1 2\n", "10 -3\n"), ("3\n", "7\n"))
-LIARS = {
+CHEATING_PROGRAMS = {
     "equality": "class E(str):\n    __eq__ = lambda s, o: True\n    __hash__ = str.__hash__\nprint(E('zzz'))",
     "patched exit": "import sys, os\nsys.exit = os._exit = lambda *a: None\nprint('PASSED')",
     "exit 0": "import os; os._exit(0)",
@@ -161,11 +164,11 @@ while frame:
 }
 
 
-@pytest.mark.parametrize("name", LIARS)
-def test_no_program_can_talk_itself_right(sandbox: Sandbox, name: str) -> None:
-    verdict = judge(sandbox, LIARS[name], ADDITION, CodeOptions(credit="share"), 10.0)
-    assert verdict.passed < verdict.total
-    assert judge(sandbox, RIGHT[0], ADDITION, CodeOptions(), 10.0).passed == 2
+@pytest.mark.parametrize("name", CHEATING_PROGRAMS)
+def test_no_cheating_program_passes(sandbox: Sandbox, name: str) -> None:
+    verdict = run_tests(sandbox, CHEATING_PROGRAMS[name], ADDITION, CodeOptions(credit="share"), 10.0)
+    assert verdict.num_passed < verdict.num_tests
+    assert run_tests(sandbox, RIGHT[0], ADDITION, CodeOptions(), 10.0).num_passed == 2
 
 
 FORGED_RESULTS = [
@@ -180,59 +183,68 @@ FORGED_RESULTS = [
 
 
 @pytest.mark.parametrize("program", FORGED_RESULTS)
-def test_no_function_can_talk_itself_right(sandbox: Sandbox, program: str) -> None:
+def test_no_cheating_function_passes(sandbox: Sandbox, program: str) -> None:
     tests = Tests(([1, 2],), (3,), "add")
-    assert judge(sandbox, program, tests, CodeOptions(), 10.0).passed == 0
+    assert run_tests(sandbox, program, tests, CodeOptions(), 10.0).num_passed == 0
 
 
 def test_tests_end_at_the_first_failure_unless_their_share_counts(sandbox: Sandbox) -> None:
     program = "n = sum(map(int, input().split()))\nprint(n if n != 7 else 8)"
     tests = Tests(("1 2\n", "10 -3\n", "0 0\n"), ("3", "7", "0"))
-    assert judge(sandbox, program, tests, CodeOptions(), 10.0) == CodeResult(1, 3, "wrong answer")
-    assert judge(sandbox, program, tests, CodeOptions(credit="share"), 10.0) == CodeResult(
+    assert run_tests(sandbox, program, tests, CodeOptions(), 10.0) == CodeResult(1, 3, "wrong answer")
+    assert run_tests(sandbox, program, tests, CodeOptions(credit="share"), 10.0) == CodeResult(
         2, 3, "wrong answer"
     )
     endless = "while True: pass"
-    assert judge(sandbox, endless, tests, CodeOptions(credit="share"), 2.0) == CodeResult(0, 3, "time")
-    assert judge(sandbox, RIGHT[0], tests, CodeOptions(), 0.0) == CodeResult(0, 3, "no time left")
-    assert judge(sandbox, program, tests, CodeOptions(max_tests=1), 10.0) == CodeResult(1, 1)
-    share = task(options={"credit": "share"})
-    assert score(share, "n = sum(map(int, input().split()))\nprint(n if n != 7 else 8)", 0) == 0.75
+    assert run_tests(sandbox, endless, tests, CodeOptions(credit="share"), 2.0) == CodeResult(0, 3, "time")
+    assert run_tests(sandbox, RIGHT[0], tests, CodeOptions(), 0.0) == CodeResult(0, 3, "no time left")
+    assert run_tests(sandbox, program, tests, CodeOptions(max_tests=1), 10.0) == CodeResult(1, 1)
+    share = make_code_task(options={"credit": "share"})
+    assert score_program(share, "n = sum(map(int, input().split()))\nprint(n if n != 7 else 8)", 0) == 0.75
 
 
-def test_wrapped_outputs_are_unwrapped_only_when_told(sandbox: Sandbox) -> None:
+def test_wrapped_outputs_are_unwrapped_only_if_configured(sandbox: Sandbox) -> None:
     tests = Tests(([1, 2],), ([3],), "add")
     program = "def add(a, b): return a + b"
-    assert judge(sandbox, program, tests, CodeOptions(), 10.0).passed == 0
-    assert judge(sandbox, program, tests, CodeOptions(wrapped_outputs=True), 10.0).passed == 1
+    assert run_tests(sandbox, program, tests, CodeOptions(), 10.0).num_passed == 0
+    assert run_tests(sandbox, program, tests, CodeOptions(wrapped_outputs=True), 10.0).num_passed == 1
 
 
 def test_outcomes() -> None:
-    judged = task()
-    example = judged.examples("train")[0]
-    for text in ("The answer is to add.", "", fenced("print(3)", "java"), "<think>" + fenced(RIGHT[0])):
-        verdict = judged.reward(Completion(text), example)
+    task = make_code_task()
+    example = task.examples("train")[0]
+    for text in (
+        "The answer is to add.",
+        "",
+        fenced_text("print(3)", "java"),
+        "<think>" + fenced_text(RIGHT[0]),
+    ):
+        verdict = task.reward(Completion(text), example)
         assert (verdict.score, verdict.outcome) == (0.0, "invalid")
-    assert judged.reward(Completion(f"<think>{fenced('1')}</think>{fenced(RIGHT[0])}"), example).score == 1.0
-    assert judged.reward(Completion(fenced("def f(:")), example).outcome == "scored"
+    assert (
+        task.reward(Completion(f"<think>{fenced_text('1')}</think>{fenced_text(RIGHT[0])}"), example).score
+        == 1.0
+    )
+    assert task.reward(Completion(fenced_text("def f(:")), example).outcome == "scored"
 
 
 def test_a_failing_sandbox_is_an_error_and_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> Run:
+    def fail(*_: object) -> ProgramResult:
         raise SandboxError("no memory for a process")
 
     monkeypatch.setattr(Sandbox, "run", fail)
-    judged = task()
+    task = make_code_task()
     with pytest.raises(SandboxError):
-        judged.reward(Completion(fenced(RIGHT[0])), judged.examples("train")[0])
+        task.reward(Completion(fenced_text(RIGHT[0])), task.examples("train")[0])
 
 
 def test_the_reward_service_judges_code() -> None:
-    judged = task(reward_workers=1, options={"test_seconds": 1}, reward_timeout_s=120.0)
-    examples = judged.examples("train")
-    with closing(RewardService(judged, judged.env)) as service:
+    task = make_code_task(reward_workers=1, options={"test_seconds": 1}, reward_timeout_s=120.0)
+    examples = task.examples("train")
+    with closing(RewardService(task, task.env)) as service:
         texts = [
-            fenced(RIGHT[0]), fenced("while True: pass"), fenced("import os\nos.kill(os.getppid(), 9)"), "?",
+            fenced_text(RIGHT[0]), fenced_text("while True: pass"),
+            fenced_text("import os\nos.kill(os.getppid(), 9)"), "?",
         ]  # fmt: skip
         scored = service.score([Completion(text) for text in texts], [examples[0]] * len(texts))
     assert [each.score for each in scored] == [1.0, 0.0, 0.0, 0.0]
@@ -240,7 +252,7 @@ def test_the_reward_service_judges_code() -> None:
 
 
 @pytest.mark.parametrize(("options", "message"), [
-    ({"tests": 3}, r"env\.options\.tests: the code task knows test_seconds"),
+    ({"tests": 3}, r"env\.options\.tests: no such option of the code task; choose one of test_seconds"),
     ({"test_seconds": 9}, r"env\.options\.test_seconds=9: must be above 0 and at most 8"),
     ({"memory_mib": 1}, r"env\.options\.memory_mib=1"),
     ({"credit": "some"}, r"env\.options\.credit='some': choose one of all, share"),
@@ -249,7 +261,7 @@ def test_the_reward_service_judges_code() -> None:
 ])  # fmt: skip
 def test_wrong_options_are_named(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        task(options=options)
+        make_code_task(options=options)
 
 
 @pytest.mark.parametrize(("row", "message"), [
@@ -269,7 +281,7 @@ def test_wrong_rows_are_named(tmp_path: Path, row: dict[str, Any], message: str)
         make_task(EnvConfig(dataset="code", data_files=str(path))).examples("train")
 
 
-# Recorded verdicts that are not ours, by the case and whether all tests count or their share.
+# Recorded verdicts that differ from ours, by case, with the reason.
 DIFFERENCES = {
     "open0": "their standard input is a mock that open(0) does not see; ours is a real one",
     "class_solution_fn": "they take inputs as text only, one JSON argument a line; ours take lists too",
@@ -291,10 +303,10 @@ def test_recorded_verdicts_of_another_grader_are_reproduced() -> None:
             )
             program = extract_code(row["completion"])
             tests = Tests.parse(row["test_cases"])
-            verdict = judge(sandbox, program, tests, options, 20.0) if program else CodeResult(0, 1)
-            ours = verdict.passed / verdict.total
+            verdict = run_tests(sandbox, program, tests, options, 20.0) if program else CodeResult(0, 1)
+            ours = verdict.num_passed / verdict.num_tests
             if not row["params"]["continuous"]:
-                # it raises UnboundLocalError for every wrong program, which its callers count as wrong
+                # The grader raises UnboundLocalError for every wrong program, which its callers count as wrong.
                 assert row["output"] is True or row["status"] == "exception"
                 ours = float(ours == 1.0)
             theirs = float(row["output"]) if row["status"] == "ok" else 0.0
@@ -310,7 +322,7 @@ def test_recorded_verdicts_of_another_grader_are_reproduced() -> None:
 
 
 @pytest.mark.long
-def test_the_default_is_right_wherever_right_is_known() -> None:
+def test_default_comparison_matches_known_verdicts() -> None:
     path = SHARED / "golden" / "code.json"
     if not path.exists():
         pytest.skip("the recorded verdicts are not here")
@@ -319,6 +331,6 @@ def test_the_default_is_right_wherever_right_is_known() -> None:
         for case, row in rows.items():
             program = extract_code(row["completion"])
             tests = Tests.parse(row["test_cases"])
-            verdict = judge(sandbox, program, tests, CodeOptions(), 20.0) if program else CodeResult(0, 1)
-            right = verdict.passed == verdict.total
+            verdict = run_tests(sandbox, program, tests, CodeOptions(), 20.0) if program else CodeResult(0, 1)
+            right = verdict.num_passed == verdict.num_tests
             assert right == row["expected_correct"], case

@@ -1,4 +1,4 @@
-"""Data files that are broken in one way each: refused by file and line, with a remedy, before anything is trained."""
+"""Tests of broken data files, which are refused with file, line and remedy."""
 
 import codecs
 import io
@@ -13,14 +13,15 @@ import pytest
 
 from config.schema.env import EnvConfig
 from config.schema.errors import ConfigError
-from envs.row_files import DEEPEST, local_rows
+from config.schema.jobs import RewardsConfig
+from envs.row_files import MAX_DEPTH, local_rows
 from envs.task import make_task
-from torchgrpo.run.jobs.rewards import run_rewards
+from torchgrpo.run.jobs.rewards import score_completions
 
 GOOD = b'{"prompt": "1+1=", "answer": 2}\n'
 
 
-def refused(path: Path, expected: str, dataset: str = "jsonl") -> None:
+def assert_refused(path: Path, expected: str, dataset: str = "jsonl") -> None:
     with pytest.raises(ConfigError, match=expected) as caught:
         make_task(EnvConfig(dataset=dataset, data_files=str(path))).examples("train")
     assert str(path) in str(caught.value)
@@ -40,22 +41,22 @@ def refused(path: Path, expected: str, dataset: str = "jsonl") -> None:
     (b"\n \n", r"rows: the file has no rows"),
     (b"[]", r"rows: the file has no rows"),
     (GOOD + GOOD[:20], r"rows:2: not valid JSON"),
-    (b'{"question": "a", "answer": "b"}', r"rows:1: no column 'prompt'; it has answer, question"),
-    (b'{"prompt": "a"}', r"rows:1: no column 'answer'; it has prompt"),
-    (b"[" + GOOD, r"rows:2: not valid JSON .*mend the file"),
+    (b'{"question": "a", "answer": "b"}', r"rows:1: no column 'prompt' \(columns: answer, question\)"),
+    (b'{"prompt": "a"}', r"rows:1: no column 'answer' \(columns: prompt\)"),
+    (b"[" + GOOD, r"rows:2: not valid JSON .*correct the file"),
     (b'[{"prompt": "a", "answer": "\xe9"}]', r"byte 29 \(0xe9\) is not UTF-8"),
-    (GOOD + b"3\n", r"rows:2: a row must be a JSON object, it is 3"),
-    (b'{\n  "prompt": "a"\n}\n', r"rows:1: not valid JSON .*one whole object in each"),
+    (GOOD + b"3\n", r"rows:2: a row must be a JSON object, but is 3"),
+    (b'{\n  "prompt": "a"\n}\n', r"rows:1: not valid JSON .*must be one whole object"),
     (GOOD + b"[" * 100_000, r"rows:2: nested too deep"),
     (GOOD + b'{"a": ' * 100_000, r"rows:2: nested too deep"),
     (b"[" * 100_000, r"rows: nested too deep"),
     (
         b'{"prompt": "a", "answer": 1, "x": ' + b"[" * 300 + b"]" * 300 + b"}",
-        rf"rows:1: column 'x' is nested deeper than {DEEPEST}",
+        rf"rows:1: column 'x' is nested deeper than {MAX_DEPTH}",
     ),
-    (b'{"prompt": "a", "answer": ' + b"7" * 10_000 + b"}", r"rows:1: Exceeds the limit .*mend or remove"),
-    (b'{"prompt": "a", "answer": NaN}', r"rows:1: NaN is no JSON and no number"),
-    (b'{"prompt": "a", "answer": -Infinity}', r"rows:1: -Infinity is no JSON"),
+    (b'{"prompt": "a", "answer": ' + b"7" * 10_000 + b"}", r"rows:1: Exceeds the limit .*correct or remove"),
+    (b'{"prompt": "a", "answer": NaN}', r"rows:1: NaN is not valid JSON and not a number"),
+    (b'{"prompt": "a", "answer": -Infinity}', r"rows:1: -Infinity is not valid JSON"),
     (b'{"prompt": "a", "answer": 1e999}', r"rows:1: column 'answer' holds a number that is not finite"),
     (GOOD + rb'{"prompt": "7+\ud8007=", "answer": 14}', r"rows:2: column 'prompt' has half a character"),
     (rb'{"prompt": "a", "answer": "\udc00"}', r"rows:1: column 'answer' has half a character"),
@@ -65,33 +66,33 @@ def refused(path: Path, expected: str, dataset: str = "jsonl") -> None:
 def test_a_broken_file_is_named_with_its_line(content: bytes, expected: str, tmp_path: Path) -> None:
     path = tmp_path / "rows"
     path.write_bytes(content)
-    refused(path, expected)
+    assert_refused(path, expected)
 
 
 @pytest.mark.parametrize(("row", "expected"), [
     ({"answer": ""}, r"column 'answer' is empty"),
     ({"answer": " \n"}, r"column 'answer' is empty"),
-    ({"answer": True}, r"column 'answer' must be text or a number, it is True"),
-    ({"answer": None}, r"column 'answer' must be text or a number, it is None"),
+    ({"answer": True}, r"column 'answer' must be text or a number, but is True"),
+    ({"answer": None}, r"column 'answer' must be text or a number, but is None"),
     ({"answer": {"x": 1}}, r"column 'answer' must be text or a number"),
     ({"prompt": ""}, r"column 'prompt' must be a non-empty string"),
-    ({"prompt": 3}, r"column 'prompt' must be a non-empty string, it is 3"),
-    ({"prompt": ["a" * 100_000]}, r'"prompt" must be \{"role".* or a list of them, it has .aaa'),
+    ({"prompt": 3}, r"column 'prompt' must be a non-empty string, but is 3"),
+    ({"prompt": ["a" * 100_000]}, r'"prompt" must be \{"role".* or a list of such objects, but has .aaa'),
     ({"messages": "hello"}, r'"messages" must be'),
     ({"messages": []}, r'"messages" must be'),
     ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, r'"messages" must be'),
-    ({"messages": [{"role": "human", "content": "a"}]}, r"the role 'human'; known: system, developer, user"),
+    ({"messages": [{"role": "human", "content": "a"}]}, r"the role 'human'; choose one of system, developer, user"),
     (
         {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]},
-        r"the last of \"messages\" is of the assistant, .*end with one of the user",
+        r"the last message of \"messages\" has the role assistant, .*end with a user message",
     ),
-    ({"messages": {"role": "system", "content": "a"}}, r"the last of \"messages\" is of the system"),
-    ({"messages": {"role": "user", "content": " "}}, r"the last of \"messages\" is empty"),
+    ({"messages": {"role": "system", "content": "a"}}, r"the last message of \"messages\" has the role system"),
+    ({"messages": {"role": "user", "content": " "}}, r"the last message of \"messages\" is empty"),
 ])  # fmt: skip
 def test_an_empty_or_odd_row_is_refused(row: dict[str, Any], expected: str, tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_bytes(GOOD + json.dumps({"prompt": "a", "answer": "b"} | row).encode())
-    refused(path, rf"rows\.jsonl:2: .*{expected}")
+    assert_refused(path, rf"rows\.jsonl:2: .*{expected}")
 
 
 def test_a_byte_order_mark_and_dos_line_ends_are_read(tmp_path: Path) -> None:
@@ -112,53 +113,55 @@ def parquet(path: Path, **columns: Any) -> Path:
     ([True, False], r"\[0\]: column 'answer' must be text or a number"),
     ([["1", "2"], ["2", "3"]], r"\[0\]: column 'answer' must be text or a number"),
 ])  # fmt: skip
-def test_what_parquet_can_hold_and_no_answer_can_be(column: Any, expected: str, tmp_path: Path) -> None:
-    refused(parquet(tmp_path / "rows.parquet", prompt=["a", "b"], answer=column), expected)
+def test_parquet_values_that_cannot_be_answers_are_refused(
+    column: Any, expected: str, tmp_path: Path
+) -> None:
+    assert_refused(parquet(tmp_path / "rows.parquet", prompt=["a", "b"], answer=column), expected)
 
 
-def test_parquet_is_told_by_what_it_is(tmp_path: Path) -> None:
+def test_parquet_is_recognized_by_its_content(tmp_path: Path) -> None:
     path = parquet(tmp_path / "rows.jsonl", prompt=["a"], answer=["b"], picture=[b"\xff"])
     assert len(make_task(EnvConfig(dataset="jsonl", data_files=str(path))).examples("train")) == 1
     broken = tmp_path / "broken.parquet"
     broken.write_bytes(path.read_bytes()[:-40])
-    refused(broken, "cannot be read as parquet")
+    assert_refused(broken, "cannot be read as parquet")
     broken.write_bytes(GOOD)
-    refused(broken, "not a parquet file, whatever its name says")
+    assert_refused(broken, "not a parquet file despite its name")
     broken.write_bytes(b"")
-    refused(broken, "not a parquet file, whatever its name says")
-    refused(parquet(tmp_path / "empty.parquet", prompt=[], answer=[]), "the file has no rows")
+    assert_refused(broken, "not a parquet file despite its name")
+    assert_refused(parquet(tmp_path / "empty.parquet", prompt=[], answer=[]), "the file has no rows")
 
 
-def test_a_table_in_text_is_named_for_what_it_is(tmp_path: Path) -> None:
+def test_a_csv_file_is_refused_by_its_content(tmp_path: Path) -> None:
     table = tmp_path / "rows.csv"
     table.write_text("prompt,answer\na,1\n")
-    refused(table, r"rows\.csv: a CSV file; save it as parquet or JSONL")
+    assert_refused(table, r"rows\.csv: a CSV file; save it as parquet or JSONL")
     table.write_bytes(GOOD)
-    assert len(list(local_rows(table))) == 1, "whatever its name"
+    assert len(list(local_rows(table))) == 1, "despite its name"
 
 
 def test_text_in_parquet_that_is_none_is_named_by_its_row(tmp_path: Path) -> None:
     binary = pyarrow.array([b"fine", b"caf\xe9"])
     text = pyarrow.Array.from_buffers(pyarrow.string(), 2, binary.buffers())
-    refused(
+    assert_refused(
         parquet(tmp_path / "rows.parquet", prompt=text, answer=["a", "b"]), r"rows\.parquet\[1\]: cannot be"
     )
 
 
-@pytest.mark.parametrize(("given", "expected"), [
-    ("nowhere.jsonl", r"env\.data_files=nowhere\.jsonl: no such file \(looked from "),
+@pytest.mark.parametrize(("data_files", "expected"), [
+    ("nowhere.jsonl", r"env\.data_files=nowhere\.jsonl: no such file \(relative to "),
     ("/", r"env\.data_files=/: a folder, not a file"),
     ([], r"env\.data_files=\[\]: no file"),
     ("", r"env\.data_files='': no file"),
-    ({1: "rows.jsonl"}, r"env\.data_files has 1 and no file for env\.split=train"),
+    ({1: "rows.jsonl"}, r"env\.data_files has 1 but no file for env\.split=train"),
     ({"train": 3}, r"env\.data_files=3: give the path of a file"),
     ({"train": None}, r"env\.data_files=None: give the path of a file"),
     ([None], r"env\.data_files=\[None\]: give the path"),
     (7, r"env\.data_files=7: give the path"),
 ])  # fmt: skip
-def test_files_that_are_none_are_named(given: Any, expected: str) -> None:
+def test_files_that_are_none_are_named(data_files: Any, expected: str) -> None:
     with pytest.raises(ConfigError, match=expected):
-        make_task(EnvConfig(dataset="jsonl", data_files=given)).examples("train")
+        make_task(EnvConfig(dataset="jsonl", data_files=data_files)).examples("train")
 
 
 WRONG: list[Any] = [None, True, 3, 0.5, "", "\x00", "text", [], [None], [1], {}, {"a": 1}, [{"role": "user"}]]
@@ -176,8 +179,8 @@ RIGHT = {
 }  # fmt: skip
 
 
-def said(dataset: str, path: Path) -> str:
-    """The message, or the place itself where the row is taken."""
+def error_message(dataset: str, path: Path) -> str:
+    """Returns the error message of a file, or the place of its valid row."""
     try:
         make_task(EnvConfig(dataset=dataset, data_files=str(path))).examples("train")
     except ConfigError as error:
@@ -191,12 +194,12 @@ def test_no_column_of_a_wrong_type_gives_a_traceback(dataset: str, tmp_path: Pat
     for column in COLUMNS[dataset]:
         for value in WRONG:
             row = {name: RIGHT.get(name, "1+1=") for name in COLUMNS[dataset]} | {column: value}
-            if column in ("prompt", "answer"):  # which others would stand for
+            if column in ("prompt", "answer"):  # the other columns would replace these
                 row = {
                     name: row[name] for name in row if name not in ("messages", "test_cases", "reward_model")
                 }
             path.write_text(json.dumps(row))
-            assert f"{path}:1" in said(dataset, path), (column, value)
+            assert f"{path}:1" in error_message(dataset, path), (column, value)
 
 
 @pytest.mark.parametrize(("content", "expected"), [
@@ -204,13 +207,14 @@ def test_no_column_of_a_wrong_type_gives_a_traceback(dataset: str, tmp_path: Pat
     (b"\xe9", r"samples:1: byte 1 \(0xe9\) is not UTF-8"),
     (rb'{"row": 0, "completion": "\ud800"}', r"samples:1: column 'completion' has half a character"),
     (b'{"row": 0, "completion": "a", "num_tokens": "many"}', r"samples:1: num_tokens='many'"),
-    (b'{"row": 0, "completion": "a", "num_tokens": NaN}', r"samples:1: NaN is no JSON"),
+    (b'{"row": 0, "completion": "a", "num_tokens": NaN}', r"samples:1: NaN is not valid JSON"),
     (b'{"row": true, "completion": "a"}', r"samples:1: row True is not among the 1 prompts"),
     (b"[" * 100_000, r"samples: nested too deep"),
 ])  # fmt: skip
 def test_broken_samples_are_named_with_their_line(content: bytes, expected: str, tmp_path: Path) -> None:
     (tmp_path / "rows").write_bytes(GOOD)
     (tmp_path / "samples").write_bytes(content)
-    env = EnvConfig(dataset="jsonl", data_files=str(tmp_path / "rows"), samples=str(tmp_path / "samples"))
+    env = EnvConfig(dataset="jsonl", data_files=str(tmp_path / "rows"))
+    saved = RewardsConfig(str(tmp_path / "samples"))
     with pytest.raises(ConfigError, match=expected):
-        run_rewards(env, io.StringIO(), io.StringIO())
+        score_completions(env, saved, io.StringIO(), io.StringIO())

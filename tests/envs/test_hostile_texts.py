@@ -1,4 +1,4 @@
-"""Texts that no model should write, through every reward that ships: each gets a verdict, in its time."""
+"""Tests that every reward returns a verdict in time for hostile texts."""
 
 from contextlib import closing
 from typing import Any
@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from config.schema.env import EnvConfig
-from envs.judging.service import RewardService
+from envs.reward_workers.service import RewardService
 from envs.task import Completion, Example, make_task
-from envs.verifiers.ifeval import RULES, SENTENCE_RULES
 from envs.verifiers.ifeval_rules import LANGUAGE_RULES
+from envs.verifiers.instructions import RULES, SENTENCE_RULES
 
 pytestmark = pytest.mark.long
 
@@ -23,10 +23,10 @@ TEXTS = {
     "paragraphs": "\n\n***\n" * 10_000, "quotes": '"' * 50_000, "angles": "<<" * 30_000 + ">>" * 30_000,
     "json": "```json\n" + "[" * 50_000, "a program": "```python\nwhile True: print('7' * 1000)\n```",
 }  # fmt: skip
-DEADLINE_S = 60.0
+TIMEOUT_S = 60.0
 COUNTDOWN = {"numbers": [3, 4], "target": 7}
 PROGRAM = {"type": "stdin_stdout", "inputs": ["1"], "outputs": ["7"]}
-JUDGES: dict[str, tuple[dict[str, Any], Any]] = {
+REWARDS: dict[str, tuple[dict[str, Any], Any]] = {
     "arithmetic": ({"dataset": "arithmetic"}, 7),
     "countdown": ({"dataset": "countdown"}, COUNTDOWN),
     "code": ({"dataset": "jsonl", "reward": "code"}, PROGRAM),
@@ -37,21 +37,24 @@ JUDGES: dict[str, tuple[dict[str, Any], Any]] = {
 }
 
 
-def outcomes(settings: dict[str, Any], answer: Any) -> dict[str, str]:
-    env = EnvConfig(**settings, reward_workers=1, reward_timeout_s=DEADLINE_S, max_error_rate=1.0)
+def score_texts(settings: dict[str, Any], answer: Any) -> dict[str, str]:
+    """Returns the outcome of every text under a reward."""
+    env = EnvConfig(**settings, reward_workers=1, reward_timeout_s=TIMEOUT_S, max_error_rate=1.0)
     example = Example(({"role": "user", "content": "?"},), answer, 0)
     with closing(RewardService(make_task(env), env)) as service:
         verdicts = service.score([Completion(text) for text in TEXTS.values()], [example] * len(TEXTS))
     return {name: verdict.outcome for name, verdict in zip(TEXTS, verdicts, strict=True)}
 
 
-@pytest.mark.parametrize("judge", JUDGES)
-def test_every_reward_comes_to_a_verdict(judge: str) -> None:
-    """None of these texts is an error, and none takes the reward's deadline; a text without a program is invalid for
-    the one reward that runs programs."""
-    without_program = "invalid" if judge == "code" else "scored"
+@pytest.mark.parametrize("reward", REWARDS)
+def test_every_reward_returns_a_verdict(reward: str) -> None:
+    """Checks that no text is an error or exceeds the reward's deadline.
+
+    A text without a program is invalid for the one reward that runs programs.
+    """
+    without_program = "invalid" if reward == "code" else "scored"
     expected = {name: "scored" if name == "a program" else without_program for name in TEXTS}
-    assert outcomes(*JUDGES[judge]) == expected
+    assert score_texts(*REWARDS[reward]) == expected
 
 
 ARGUMENTS: dict[str, Any] = {
@@ -66,8 +69,11 @@ ARGUMENTS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def test_every_instruction_comes_to_a_verdict() -> None:
-    """Those that read NLTK's sentences or guess a language need data that not every machine has."""
+def test_every_instruction_returns_a_verdict() -> None:
+    """Checks the instructions that need neither NLTK's sentences nor a language detector.
+
+    Their data are not on every machine.
+    """
     rules = sorted(set(RULES) - SENTENCE_RULES - LANGUAGE_RULES)
     answer = {"ids": rules, "arguments": [ARGUMENTS] * len(rules)}
-    assert outcomes({"dataset": "ifeval"}, answer) == dict.fromkeys(TEXTS, "scored")
+    assert score_texts({"dataset": "ifeval"}, answer) == dict.fromkeys(TEXTS, "scored")

@@ -1,4 +1,4 @@
-"""The reward for the last number: it has to be worked out, whatever is written around it."""
+"""Tests the reward `last_number`: the last number must be simplified, whatever surrounds it."""
 
 import pytest
 
@@ -22,22 +22,23 @@ WRONG = [
 ]  # fmt: skip
 
 
-def accuracy(text: str, gold: str) -> float:
-    example = Example(({"role": "user", "content": "?"},), gold, 0)
+def score_text(text: str, reference: str) -> float:
+    """Returns the score of a text under `last_number`."""
+    example = Example(({"role": "user", "content": "?"},), reference, 0)
     return find_reward("last_number").function(Completion(text), example, EnvConfig(dataset="jsonl")).score
 
 
-@pytest.mark.parametrize(("text", "gold"), RIGHT)
-def test_what_is_worked_out_counts(text: str, gold: str) -> None:
-    assert accuracy(text, gold) == 1.0
+@pytest.mark.parametrize(("text", "reference"), RIGHT)
+def test_simplified_numbers_score_one(text: str, reference: str) -> None:
+    assert score_text(text, reference) == 1.0
 
 
-@pytest.mark.parametrize(("text", "gold"), WRONG)
-def test_what_is_not_does_not(text: str, gold: str) -> None:
-    assert accuracy(text, gold) == 0.0
+@pytest.mark.parametrize(("text", "reference"), WRONG)
+def test_other_numbers_score_zero(text: str, reference: str) -> None:
+    assert score_text(text, reference) == 0.0
 
 
 def test_repeating_any_question_of_the_recipe_earns_nothing() -> None:
     questions = [(f"{a}+{b}", str(a + b)) for a in range(10) for b in range(10)]
-    assert not any(accuracy(text, gold) for text, gold in questions)
-    assert not any(accuracy(f"The sum of {text} is {text}=", gold) for text, gold in questions)
+    assert not any(score_text(text, reference) for text, reference in questions)
+    assert not any(score_text(f"The sum of {text} is {text}=", reference) for text, reference in questions)

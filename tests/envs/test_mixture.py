@@ -1,4 +1,4 @@
-"""Mixtures, difficulty, held-out rows: who is drawn when."""
+"""Tests of mixtures and held-out rows: sampling by weight, rewards, settings and errors."""
 
 import json
 from collections import Counter
@@ -10,12 +10,12 @@ import pytest
 
 from config.schema.env import EnvConfig
 from config.schema.errors import ConfigError
-from envs.data import Row, held_out
-from envs.judging.service import RewardService
+from envs.data import Row, is_held_out
 from envs.prompts import PromptSource
+from envs.reward_workers.service import RewardService
 from envs.task import Completion, Example, make_task
-from tests.generating import draw_from
-from tests.tiny import numbered_examples
+from tests.group_collection import next_examples
+from tests.tiny_models import numbered_examples
 
 
 def rows(path: Path, count: int) -> str:
@@ -40,38 +40,39 @@ def test_a_member_has_the_system_prompt_of_the_mixture_unless_it_has_its_own(tmp
     env = replace(mixture(tmp_path), system_prompt="Think.")
     env.mixture["own"] = {"dataset": "arithmetic", "system_prompt": "Add."}
     examples = make_task(env).examples("train")
-    said = {example.source: example.messages[0]["content"] for example in examples}
-    assert said == {"arithmetic": "Think.", "mine": "Think.", "own": "Add."}
+    prompts = {example.source: example.messages[0]["content"] for example in examples}
+    assert prompts == {"arithmetic": "Think.", "mine": "Think.", "own": "Add."}
 
 
-def test_members_are_drawn_by_weight_each_row_once_an_epoch(tmp_path: Path) -> None:
+def test_members_are_sampled_by_weight_each_row_once_an_epoch(tmp_path: Path) -> None:
     examples = make_task(mixture(tmp_path)).examples("train")
-    drawn = draw_from(PromptSource(examples, 0, always), 40)
+    samples = next_examples(PromptSource(examples, 0, always), 40)
     for start in range(0, 40, 4):
-        assert Counter(example.source for example in drawn[start : start + 4]) == {"arithmetic": 3, "mine": 1}
-    mine = [example.row for example in drawn if example.source == "mine"]
+        counts = Counter(example.source for example in samples[start : start + 4])
+        assert counts == {"arithmetic": 3, "mine": 1}
+    mine = [example.row for example in samples if example.source == "mine"]
     assert sorted(mine[:5]) == sorted(mine[5:]) == list(range(5))
 
 
 def test_a_restored_mixture_continues_where_it_was(tmp_path: Path) -> None:
     examples = make_task(mixture(tmp_path)).examples("train")
-    whole, restored = PromptSource(examples, 1, always), PromptSource(examples, 1, always)
-    whole.observe(draw_from(whole, 9)[0], 0.5)
-    restored.load_state_dict(whole.state_dict())
-    assert draw_from(restored, 30) == draw_from(whole, 30)
+    original, restored = PromptSource(examples, 1, always), PromptSource(examples, 1, always)
+    original.observe(next_examples(original, 9)[0], 0.5)
+    restored.load_state_dict(original.state_dict())
+    assert next_examples(restored, 30) == next_examples(original, 30)
     with pytest.raises(ConfigError, match=r"env\.mixture: the checkpoint was made with arithmetic, mine"):
-        PromptSource(numbered_examples(3), 1, always).load_state_dict(whole.state_dict())
+        PromptSource(numbered_examples(3), 1, always).load_state_dict(original.state_dict())
 
 
-def test_every_member_is_judged_by_its_own_reward(tmp_path: Path) -> None:
+def test_every_member_is_scored_by_its_own_reward(tmp_path: Path) -> None:
     env = mixture(tmp_path)
     task = make_task(env)
-    drawn = draw_from(PromptSource(task.examples("train"), 0, always), 8)
+    samples = next_examples(PromptSource(task.examples("train"), 0, always), 8)
     with closing(RewardService(task, env)) as service:
-        right = service.score([Completion(example.answer) for example in drawn], drawn)
-        wrong = service.score([Completion("nothing")] * 8, drawn)
-    assert [scored.score for scored in right] == [1.0] * 8
-    assert [scored.score for scored in wrong] == [0.0] * 8
+        right = service.score([Completion(example.answer) for example in samples], samples)
+        wrong = service.score([Completion("nothing")] * 8, samples)
+    assert [verdict.score for verdict in right] == [1.0] * 8
+    assert [verdict.score for verdict in wrong] == [0.0] * 8
 
 
 def test_one_member_that_needs_a_deadline_gives_it_to_the_mixture(tmp_path: Path) -> None:
@@ -81,16 +82,16 @@ def test_one_member_that_needs_a_deadline_gives_it_to_the_mixture(tmp_path: Path
     env = EnvConfig(dataset="mixture", mixture=members, reward_timeout_s=5.0, reward_workers=1)
     task = make_task(env)
     examples = task.examples("train")
-    said = [Completion(examples[0].answer), Completion("sleep")]
+    completions = [Completion(examples[0].answer), Completion("sleep")]
     with closing(RewardService(task, env)) as service:
-        scored = service.score(said, [examples[0], examples[-1]])
-    assert [s.outcome for s in scored] == ["scored", "invalid"]
+        verdicts = service.score(completions, [examples[0], examples[-1]])
+    assert [verdict.outcome for verdict in verdicts] == ["scored", "invalid"]
 
 
-@pytest.mark.parametrize(("given", "message"), [
-    ({}, r"needs env\.mixture"),
+@pytest.mark.parametrize(("members", "message"), [
+    ({}, r"set env\.mixture"),
     ({"arithmetic": 0}, r"env\.mixture\.arithmetic: weight 0"),
-    ({"nothing": 1}, "'nothing' is not a known task"),
+    ({"nothing": 1}, "'nothing': no such task"),
     ({"arithmetic": {"wieght": 2}}, r"env\.mixture\.arithmetic\.wieght"),
     ({"arithmetic": float("inf")}, r"env\.mixture\.arithmetic: weight inf"),
     ({"arithmetic": {"options": 3}}, r"env\.mixture\.arithmetic\.options: .*int"),
@@ -98,16 +99,16 @@ def test_one_member_that_needs_a_deadline_gives_it_to_the_mixture(tmp_path: Path
     ({"arithmetic": {"dataset": [1]}}, r"env\.mixture\.arithmetic\.dataset: "),
     ({"a": {"dataset": "mixture"}}, "a mixture cannot be a member of a mixture"),
 ])  # fmt: skip
-def test_bad_mixtures_are_named(given: dict[str, object], message: str) -> None:
+def test_bad_mixtures_are_named(members: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        make_task(EnvConfig(dataset="mixture", mixture=given))
+        make_task(EnvConfig(dataset="mixture", mixture=members))
 
 
 def test_a_held_out_prompt_is_the_same_in_any_order_of_its_keys() -> None:
     for number in range(20):
         message = {"role": "user", "content": f"{number}+1="}
         one, other = ({"prompt": [each]} for each in (message, dict(reversed(message.items()))))
-        assert len({held_out(Row(each, "rows.jsonl:1", 0), 0.5) for each in (one, other)}) == 1
+        assert len({is_held_out(Row(each, "rows.jsonl:1", 0), 0.5) for each in (one, other)}) == 1
 
 
 def test_held_out_rows_are_disjoint_and_equal_prompts_stay_together(tmp_path: Path) -> None:
@@ -125,7 +126,7 @@ def test_held_out_rows_are_disjoint_and_equal_prompts_stay_together(tmp_path: Pa
     assert 40 < len(sides["test"]) < 160
 
 
-def test_a_file_a_split(tmp_path: Path) -> None:
+def test_each_split_has_a_file_of_its_own(tmp_path: Path) -> None:
     files = {split: rows(tmp_path / f"{split}.jsonl", count) for split, count in (("train", 4), ("test", 2))}
     sizes = {
         split: len(make_task(EnvConfig(dataset="jsonl", data_files=files, split=split)).examples(split))

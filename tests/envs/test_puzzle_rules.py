@@ -1,4 +1,4 @@
-"""Puzzles of reasoning-gym whose scorers run what they are given, or give full marks to what is wrong."""
+"""Tests of the rules that guard unsafe and too lenient scorers of reasoning-gym."""
 
 import json
 from collections.abc import Callable
@@ -11,18 +11,18 @@ import pytest
 
 from config.schema.env import EnvConfig
 from envs.task import Completion, Example, Task, make_task
-from tests.envs.puzzle_answers import right_answer
+from tests.envs.puzzle_solutions import correct_answer
 
 pytestmark = pytest.mark.skipif(find_spec("reasoning_gym") is None, reason="reasoning-gym is not installed")
 
-Wrong = Callable[[dict[str, Any]], str]
+WrongAnswer = Callable[[dict[str, Any]], str]
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "coin_flip": {"num_rows": 40},
     "figlet_font": {"min_word_len": 11, "max_word_len": 12},
 }
-"""Of generators whose scorer is too kind to few rows at its defaults."""
+"""Options of generators whose scorer is too lenient in few rows at the defaults."""
 
 
 @cache
@@ -36,13 +36,13 @@ def score(task: Task, example: Example, text: str) -> float:
     return task.reward(Completion(f"<think>so</think><answer>{text}</answer>"), example).score
 
 
-EVALUATED = (
+EVALUATED_PUZZLES = (
     *("binary_matrix", "countdown", "intermediate_integration", "n_queens", "polynomial_multiplication"),
     *("puzzle24", "simple_integration", "spiral_matrix", "string_insertion"),
 )
 
 
-@pytest.mark.parametrize("name", EVALUATED)
+@pytest.mark.parametrize("name", EVALUATED_PUZZLES)
 def test_no_answer_is_run_as_a_program(name: str, tmp_path: Path) -> None:
     from reasoning_gym import get_score_answer_fn
 
@@ -50,7 +50,7 @@ def test_no_answer_is_run_as_a_program(name: str, tmp_path: Path) -> None:
     trace = tmp_path / "trace"
     code = f"__import__('pathlib').Path({str(trace)!r}).touch()"
     get_score_answer_fn(name)(code, rows[0].answer)
-    assert trace.exists()  # so the library itself runs it
+    assert trace.exists()  # the library's scorer runs the code
     trace.unlink()
     for text in (
         code, f"[{code}]", f"1 + {code}", f"sqrt({code})", f"sqrt(x=1, y={code})", f"({code}, 1)[1]",
@@ -59,11 +59,11 @@ def test_no_answer_is_run_as_a_program(name: str, tmp_path: Path) -> None:
         assert not trace.exists()
 
 
-@pytest.mark.parametrize("name", EVALUATED)
-def test_what_a_scorer_knows_is_no_answer(name: str) -> None:
+@pytest.mark.parametrize("name", EVALUATED_PUZZLES)
+def test_names_of_the_scorers_variables_are_no_answer(name: str) -> None:
     task, rows = puzzles(name)
     for text in ("oracle_answer", "[oracle_answer]", "entry", "valid_solutions[0]", "self", "9**9**9**9"):
-        assert score(task, rows[0], text) <= 0.05  # what the scorers of expressions give for trying
+        assert score(task, rows[0], text) <= 0.05  # the score of the scorers for any expression
 
 
 def other_numbers(entry: dict[str, Any]) -> str:
@@ -71,10 +71,10 @@ def other_numbers(entry: dict[str, Any]) -> str:
 
 
 def beyond_the_exit(entry: dict[str, Any]) -> str:
-    return f"{right_answer(entry)} A+9"
+    return f"{correct_answer(entry)} A+9"
 
 
-def off_by(amount: float) -> Wrong:
+def off_by(amount: float) -> WrongAnswer:
     def wrong(entry: dict[str, Any]) -> str:
         values = [float(value) for value in json.loads(entry["answer"].replace("'", '"'))]
         return json.dumps([str(value + amount) for value in values])
@@ -82,7 +82,7 @@ def off_by(amount: float) -> Wrong:
     return wrong
 
 
-KIND: dict[str, tuple[Wrong, ...]] = {
+WRONG_ANSWERS: dict[str, tuple[WrongAnswer, ...]] = {
     "advanced_geometry": (lambda entry: entry["answer"] + ", 3",),
     "coin_flip": (lambda entry: "0", lambda entry: "0.", lambda entry: entry["answer"][:3]),
     "complex_arithmetic": (lambda entry: "nan",),
@@ -113,24 +113,24 @@ KIND: dict[str, tuple[Wrong, ...]] = {
     "time_intervals": (lambda entry: entry["answer"] + " or so",),
     "word_sorting": (lambda entry: entry["answer"] + ", zebra",),
 }
-"""By generator, wrong answers to which the library's scorer gives full marks in some rows."""
+"""By generator, wrong answers with the full score of the library's scorer in some rows."""
 
 
-@pytest.mark.parametrize("name", sorted(KIND))
-def test_a_wrong_answer_has_no_full_marks(name: str) -> None:
+@pytest.mark.parametrize("name", sorted(WRONG_ANSWERS))
+def test_a_wrong_answer_has_no_full_score(name: str) -> None:
     from reasoning_gym import get_score_answer_fn
 
     task, rows = puzzles(name)
     scorer = get_score_answer_fn(name)
-    fooled = 0
-    for wrong in KIND[name]:
+    num_scorer_errors = 0
+    for wrong in WRONG_ANSWERS[name]:
         for row in rows:
             text = wrong(row.answer)
             if text == row.answer["answer"]:
                 continue
-            fooled += float(scorer(text, row.answer)) >= 1.0
+            num_scorer_errors += float(scorer(text, row.answer)) >= 1.0
             assert score(task, row, text) < 1.0, text
-    assert fooled > 0
+    assert num_scorer_errors > 0
 
 
 def test_countdown_is_reached_exactly() -> None:
@@ -145,11 +145,11 @@ def test_countdown_is_reached_exactly() -> None:
     assert score(task, Example(row.messages, exact, row.row), "1000*1001") == 1.0
 
 
-@pytest.mark.parametrize("name", sorted({*KIND, *EVALUATED}))
-def test_the_right_answer_has_full_marks(name: str) -> None:
+@pytest.mark.parametrize("name", sorted({*WRONG_ANSWERS, *EVALUATED_PUZZLES}))
+def test_the_correct_answer_has_the_full_score(name: str) -> None:
     task, rows = puzzles(name)
     for row in rows:
-        assert score(task, row, right_answer(row.answer)) >= 1.0, row.answer["answer"]
+        assert score(task, row, correct_answer(row.answer)) >= 1.0, row.answer["answer"]
 
 
 @pytest.mark.parametrize(

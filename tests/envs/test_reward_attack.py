@@ -1,4 +1,4 @@
-"""Named rewards under attack by answers that look right, beside a strict check of its own."""
+"""Tests named rewards against misleading answers, beside an independent strict check."""
 
 import random
 
@@ -7,33 +7,33 @@ import pytest
 from config.schema.env import EnvConfig
 from envs.rewards import find_reward
 from envs.task import Completion, Example
-from tests.envs.attack_texts import BOXED, FORMS, attempt, is_right
+from tests.envs.attack_texts import BOXED_PATTERN, MARK_PATTERNS, is_right, sample_attempt
 
-CHANCE = random.Random(0)
-ATTEMPTS = [attempt(CHANCE) for _ in range(2000)]
-
-
-def paid(reward: str, question: str, answer: str) -> bool:
-    """Whether the reward calls the answer to `A+B=` right."""
-    gold = sum(map(int, question.rstrip("=").split("+")))
-    example = Example(({"role": "user", "content": question},), str(gold), 0)
-    judged = find_reward(reward).function(Completion(answer), example, EnvConfig(dataset="arithmetic"))
-    assert isinstance(judged.parts, dict)
-    return judged.parts["accuracy"] == 1.0
+RNG = random.Random(0)
+ATTEMPTS = [sample_attempt(RNG) for _ in range(2000)]
 
 
-@pytest.mark.parametrize("reward", FORMS)
-def test_nothing_is_paid_that_leaves_the_sum_to_the_reader(reward: str) -> None:
-    accepted = [line for line in ATTEMPTS if paid(reward, *line)]
+def is_paid(reward: str, question: str, answer: str) -> bool:
+    """Whether the reward scores the answer to `A+B=` as right."""
+    reference = sum(map(int, question.rstrip("=").split("+")))
+    example = Example(({"role": "user", "content": question},), str(reference), 0)
+    verdict = find_reward(reward).function(Completion(answer), example, EnvConfig(dataset="arithmetic"))
+    assert isinstance(verdict.components, dict)
+    return verdict.components["accuracy"] == 1.0
+
+
+@pytest.mark.parametrize("reward", MARK_PATTERNS)
+def test_rewards_reject_answers_without_the_sum(reward: str) -> None:
+    accepted = [line for line in ATTEMPTS if is_paid(reward, *line)]
     assert len(accepted) > 20
     assert [line for line in accepted if not is_right(*line)] == []
 
 
 @pytest.mark.parametrize("reward", ["math", "boxed", "dapo"])
-def test_a_sum_in_the_form_that_is_asked_for_is_paid(reward: str) -> None:
-    right = [line for line in ATTEMPTS if is_right(*line, FORMS[reward])]
+def test_rewards_accept_a_sum_in_the_required_form(reward: str) -> None:
+    right = [line for line in ATTEMPTS if is_right(*line, MARK_PATTERNS[reward])]
     assert len(right) > 20
-    assert [line for line in right if not paid(reward, *line)] == []
+    assert [line for line in right if not is_paid(reward, *line)] == []
 
 
 @pytest.mark.parametrize(
@@ -49,8 +49,8 @@ def test_a_sum_in_the_form_that_is_asked_for_is_paid(reward: str) -> None:
         ("8+3=", "The answer is \\sqrt{11}.", "", False),
         ("8+3=", "11 or 12", "", False),
         ("8+3=", "--11", "", False),
-        ("8+3=", "\\boxed{11}", BOXED, True),
-        ("8+3=", "11", BOXED, False),
+        ("8+3=", "\\boxed{11}", BOXED_PATTERN, True),
+        ("8+3=", "11", BOXED_PATTERN, False),
     ],
 )
 def test_the_check_is_strict(question: str, answer: str, mark: str, right: bool) -> None:

@@ -1,4 +1,4 @@
-"""The reward service against rewards that hang, crash, lie or leave things behind."""
+"""Tests of the reward service with rewards that hang, crash, lie or leave processes behind."""
 
 import mmap
 import os
@@ -17,15 +17,15 @@ import pytest
 
 from config.schema.env import EnvConfig
 from config.schema.errors import ConfigError, DeadlineError
-from envs.judging.blame import Ticket
-from envs.judging.outcome import OUT_OF_MEMORY, Result
-from envs.judging.pool import DIED, LostWorker, Worker
-from envs.judging.service import MOST_EARLY_DEATHS, RewardService
-from envs.judging.worker import IDLE, work
+from envs.reward_workers.crash_attribution import RewardTicket
+from envs.reward_workers.scoring import OUT_OF_MEMORY, ScoringResult
+from envs.reward_workers.service import MAX_EARLY_DEATHS, RewardService
+from envs.reward_workers.worker import IDLE, run_worker
+from envs.reward_workers.worker_pool import PROCESS_DIED, LostWorker, WorkerHandle
 from envs.task import Completion, Example, make_task
 from envs.tasks.arithmetic import Arithmetic
-from tests.envs.sandboxes import WORKING
-from tests.processes import alive, wait_until_gone
+from tests.envs.sandbox_helpers import WORKING_LEVELS
+from tests.processes import is_alive, wait_for_exit
 
 ROOT = Path(__file__).resolve().parents[2]
 HOSTILE = "tests.envs.hostile_rewards"
@@ -68,8 +68,8 @@ def test_a_hanging_worker_does_not_stop_the_service_from_sending() -> None:
 def test_a_worker_that_hangs_before_it_begins_is_waited_for_no_longer_than_the_deadline(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Though more waits than fits into its socket, which is tried again at every poll."""
-    monkeypatch.setattr("envs.judging.service.STALLED_SECONDS", 0.5)
+    """The queue holds more than fits into the worker's socket, and every poll retries."""
+    monkeypatch.setattr("envs.reward_workers.service.STALLED_SECONDS", 0.5)
     with serving("bomb", reward_workers=1, reward_timeout_s=0.5) as service:
         service.score([Completion("a")], examples(1))
         assert service._pool is not None
@@ -77,7 +77,7 @@ def test_a_worker_that_hangs_before_it_begins_is_waited_for_no_longer_than_the_d
         os.kill(worker.pid, signal.SIGSTOP)
         service.submit([Completion("a")], examples(1))
         ticket = service.submit([Completion("x" * 100_000) for _ in range(30)], examples(30))
-        with pytest.raises(DeadlineError, match="for any of 1 workers to judge one of 31 completions"):
+        with pytest.raises(DeadlineError, match="for any of 1 workers to score one of 31 completions"):
             service.wait(ticket)
 
 
@@ -90,38 +90,45 @@ def test_a_child_that_a_reward_leaves_behind_sends_no_verdict() -> None:
 
 
 def test_workers_that_retire_together_end_no_run() -> None:
-    """Each had judged; a fresh one takes its place."""
+    """Workers that had sent results are replaced by fresh ones."""
     with serving("bomb") as service:
         for _ in range(3):
-            service._workers_lost([LostWorker(IDLE, 0.0, [], DIED, judged=True, retired=True)] * 5)
+            service._handle_lost_workers(
+                [LostWorker(IDLE, 0.0, [], PROCESS_DIED, has_sent_results=True, has_retired=True)] * 5
+            )
         assert service.metrics()["reward/workers_replaced"] == 0.0
-        service._workers_lost([LostWorker(IDLE, 0.0, [], DIED, judged=True)])
+        service._handle_lost_workers([LostWorker(IDLE, 0.0, [], PROCESS_DIED, has_sent_results=True)])
         assert service.metrics()["reward/workers_replaced"] == 1.0
-        for _ in range(MOST_EARLY_DEATHS):
-            service._workers_lost([LostWorker(IDLE, 0.0, [], DIED)])
-        with pytest.raises(ConfigError, match="times in a row reward workers ended before they judged"):
-            service._workers_lost([LostWorker(IDLE, 0.0, [], DIED)])
+        for _ in range(MAX_EARLY_DEATHS):
+            service._handle_lost_workers([LostWorker(IDLE, 0.0, [], PROCESS_DIED)])
+        with pytest.raises(ConfigError, match="times in a row reward workers ended before they scored"):
+            service._handle_lost_workers([LostWorker(IDLE, 0.0, [], PROCESS_DIED)])
 
 
 @pytest.mark.parametrize(("message", "retires"), [("", True), (OUT_OF_MEMORY, False)])
-def test_a_worker_says_that_it_retires(message: str, retires: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("envs.judging.worker.RETIRE_AFTER", 3)
-    monkeypatch.setattr("envs.judging.worker.judged", lambda *_: Result(0.0, {}, "scored", 0.0, message))
+def test_a_worker_reports_its_retirement(
+    message: str, retires: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("envs.reward_workers.worker.RETIRE_AFTER", 3)
+    monkeypatch.setattr(
+        "envs.reward_workers.worker.score_completion",
+        lambda *_: ScoringResult(0.0, {}, "scored", 0.0, message),
+    )
     ours, theirs = Pipe()
     page = mmap.mmap(-1, mmap.PAGESIZE)
-    worker = Worker(0, ours, page)
-    thread = Thread(target=work, args=(None, theirs, page))
+    worker = WorkerHandle(0, ours, page)
+    thread = Thread(target=run_worker, args=(None, theirs, page))
     thread.start()
-    told = []
+    retirements = []
     for batch in range(2):
-        if told and message:
-            break  # it has gone at the first
+        if retirements and message:
+            break  # the worker ended after the first batch
         worker.send([(2 * batch + place, Completion("a"), one) for place, one in enumerate(examples(2))])
         worker.receive()
-        told.append(worker.retired)
+        retirements.append(worker.has_retired)
     thread.join(600)
-    assert not thread.is_alive() and worker.judged
-    assert told == ([False, True] if retires else [False])
+    assert not thread.is_alive() and worker.has_sent_results
+    assert retirements == ([False, True] if retires else [False])
 
 
 def test_an_exception_is_an_error_and_never_a_silent_zero() -> None:
@@ -160,14 +167,14 @@ def test_nothing_is_left_of_a_killed_worker_or_of_the_service(tmp_path: Path) ->
         service.score([Completion("a")], examples(1))
         workers = [worker.pid for worker in service._pool.workers]
         fork_server = service._pool.process.pid
-        assert all(alive(pid) for pid in workers)
+        assert all(is_alive(pid) for pid in workers)
         service.score([Completion(f"child {note}")], examples(1))
-        assert not alive(int(note.read_text()))
-    assert not any(alive(pid) for pid in [*workers, fork_server])
+        assert not is_alive(int(note.read_text()))
+    assert not any(is_alive(pid) for pid in [*workers, fork_server])
 
 
 def test_async_rewards_and_polling() -> None:
-    with serving("later") as service:
+    with serving("delayed_reward") as service:
         scored = service.poll(
             service.submit([Completion("ok"), Completion("no")], examples(2)), timeout=600.0
         )
@@ -195,7 +202,7 @@ def test_a_reward_that_cannot_be_imported_is_named() -> None:
 
 
 def kill_workers(service: RewardService, by_their_fork_server: bool) -> None:
-    """SIGKILL them, or the fork server that they do not outlive, and see them gone."""
+    """Kills the two workers, directly or by their fork server, and waits for their end."""
     pool = service._pool
     assert pool is not None
     workers = [worker.pid for worker in pool.workers]
@@ -203,7 +210,7 @@ def kill_workers(service: RewardService, by_their_fork_server: bool) -> None:
     for pid in [pool.process.pid] if by_their_fork_server else workers:
         os.kill(pid, signal.SIGKILL)
     for pid in workers:
-        wait_until_gone(pid)
+        wait_for_exit(pid)
 
 
 @pytest.mark.parametrize("by_their_fork_server", [False, True])
@@ -215,13 +222,13 @@ def test_the_death_of_idle_workers_harms_no_verdict(by_their_fork_server: bool) 
     assert [(s.outcome, s.score) for s in scored] == [("scored", 2.0)] * 8
 
 
-def busy_workers(service: RewardService, ticket: Ticket, count: int) -> list[Worker]:
-    """The service's workers, once there are so many, all alive, and each of them judges."""
+def busy_workers(service: RewardService, ticket: RewardTicket, count: int) -> list[WorkerHandle]:
+    """Waits until the service has `count` workers that all run a verification; returns them."""
     pool = service._pool
     assert pool is not None
     deadline = time.monotonic() + 600.0
     while len(pool.workers) != count or not all(
-        alive(worker.pid) and worker.running()[0] != IDLE for worker in pool.workers
+        is_alive(worker.pid) and worker.running_verification()[0] != IDLE for worker in pool.workers
     ):
         assert time.monotonic() < deadline, f"{count} workers are not busy after 600 s"
         assert service.poll(ticket) is None
@@ -230,7 +237,7 @@ def busy_workers(service: RewardService, ticket: Ticket, count: int) -> list[Wor
 
 @pytest.mark.parametrize("by_their_fork_server", [False, True])
 def test_the_death_of_busy_workers_harms_no_verdict(by_their_fork_server: bool, tmp_path: Path) -> None:
-    """All are found dead in the same look, and each while it judges."""
+    """One poll finds all workers dead, each during a verification."""
     with serving("bomb", reward_timeout_s=600.0) as service:
         ticket = service.submit([Completion(f"wait {tmp_path / 'on'}")] * 8, examples(8))
         busy_workers(service, ticket, 2)
@@ -240,8 +247,10 @@ def test_the_death_of_busy_workers_harms_no_verdict(by_their_fork_server: bool, 
     assert [s.outcome for s in scored] == ["scored"] * 8
 
 
-def test_a_death_in_company_is_not_counted_against_who_dies_once_more(tmp_path: Path) -> None:
-    """Two workers die with their fork server; then the one that judges alone is killed, which may be an accident."""
+def test_a_death_with_others_does_not_count_against_a_verification_whose_worker_dies_again(
+    tmp_path: Path,
+) -> None:
+    """Two workers die with their fork server; then the single worker is killed."""
     with serving("bomb", reward_timeout_s=600.0) as service:
         ticket = service.submit([Completion(f"wait {tmp_path / 'on'}")] * 2, examples(2))
         busy_workers(service, ticket, 2)
@@ -260,16 +269,16 @@ def test_a_verification_that_kills_the_fork_server_is_invalid_and_the_service_go
 
 
 def test_an_end_at_the_deadline_leaves_no_blame_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One reading of the worker's progress says that the first is over its deadline; any later one says more."""
+    """The worker's progress shows a broken deadline once, then the next verification."""
     readings = iter([(0, 99.0)])
-    monkeypatch.setattr(Worker, "running", lambda worker: next(readings, (1, 0.1)))
+    monkeypatch.setattr(WorkerHandle, "running_verification", lambda worker: next(readings, (1, 0.1)))
     with serving("bomb", reward_workers=1) as service:
         assert outcomes(service, "slow", "slow") == ["invalid", "scored"]
 
 
 def test_an_accident_while_it_is_probed_makes_no_error_of_the_example(tmp_path: Path) -> None:
     prompted = Example(({"role": "user", "content": "?"},), str(tmp_path / "happened"), 0)
-    with serving("accident") as service:
+    with serving("die_once") as service:
         assert service.score([Completion("die")], [prompted])[0].outcome == "invalid"
     assert (tmp_path / "happened").exists()
 
@@ -280,69 +289,71 @@ def test_a_verdict_after_its_deadline_counts_as_none_though_nobody_looked_meanwh
         ticket = service.submit([Completion(f"wait {tmp_path / 'on'}")], examples(1))
         time.sleep(2.5)
         (tmp_path / "on").touch()
-        time.sleep(0.5)  # in which the verdict is given
+        time.sleep(0.5)  # the reward returns its verdict meanwhile
         assert [s.outcome for s in service.wait(ticket)] == ["invalid"]
 
 
-@pytest.mark.skipif("rlimits" not in WORKING, reason="no sandbox of this level here")
+@pytest.mark.skipif("rlimits" not in WORKING_LEVELS, reason="no sandbox of this level here")
 def test_a_killed_sandbox_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At level rlimits a process of the sandbox outlives the grader, to remove them."""
+    """At level rlimits a process of the sandbox outlives the grader, to remove its files."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     with serving("bomb") as service:
         assert outcomes(service, *["sandbox"] * 3) == ["invalid"] * 3
         assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_submitted_begins_before_anybody_asks_for_it(tmp_path: Path) -> None:
+def test_a_submitted_batch_starts_before_any_poll(tmp_path: Path) -> None:
     with serving("bomb") as service:
         service.score([Completion("a")], examples(1))
-        service.submit([Completion(f"note {tmp_path / 'begun'}")], examples(1))
+        service.submit([Completion(f"note {tmp_path / 'started'}")], examples(1))
         deadline = time.monotonic() + 600.0
-        while not (tmp_path / "begun").exists():
-            assert time.monotonic() < deadline, "nothing has begun after 600 s"
+        while not (tmp_path / "started").exists():
+            assert time.monotonic() < deadline, "nothing has started after 600 s"
             time.sleep(0.02)
 
 
-def test_who_dies_with_the_fork_server_is_not_taken_for_its_killer() -> None:
+def test_a_verification_that_dies_with_the_fork_server_is_not_taken_for_its_killer() -> None:
     with serving("bomb", reward_timeout_s=600.0) as service:
         assert outcomes(service, "fork_server", *["slow"] * 8) == ["invalid"] + ["scored"] * 8
         service.score([Completion("a")] * 8, examples(8))
         assert len(service._pool.workers) == 2
 
 
-def test_of_two_that_die_together_each_is_judged_again_alone(tmp_path: Path) -> None:
-    """Beside each other one takes the other along every time: only alone can either be told from the other."""
+def test_two_verifications_whose_workers_die_together_run_again_alone(tmp_path: Path) -> None:
+    """One verification kills both workers whenever the two run together."""
     note = tmp_path / "judging"
     with serving("bomb", reward_timeout_s=600.0) as service:
         ticket = service.submit([Completion(f"along {note}"), Completion(f"beside {note}")], examples(2))
         deadline = time.monotonic() + 600.0
         while (scored := service.poll(ticket, timeout=1.0)) is None:
-            assert time.monotonic() < deadline, "they were not told apart in 600 s"
+            assert time.monotonic() < deadline, "they were not distinguished in 600 s"
     assert [s.outcome for s in scored] == ["invalid", "scored"]
 
 
 def test_a_fork_server_that_died_before_a_worker_was_missed_is_started_anew() -> None:
-    """A row that hangs whatever is said leaves one worker of two; then the fork server and that worker die."""
+    """A hanging row leaves one worker; then the fork server and that worker die."""
     with serving("bad_row", reward_timeout_s=1.0) as service:
         assert service.score([Completion("a")], [examples(2)[1]])[0].outcome == "error"
         pool = service._pool
         assert pool is not None
         (worker,) = pool.workers
         os.kill(pool.process.pid, signal.SIGKILL)
-        wait_until_gone(worker.pid)
+        wait_for_exit(worker.pid)
         assert outcomes(service, "a") == ["scored"]
 
 
 def test_workers_that_end_before_they_begin_are_not_started_for_ever() -> None:
     with (
         serving("bomb", reward_memory_gib=0.01) as service,
-        pytest.raises(ConfigError, match=r"in a row .* is env\.reward_memory_gib=0\.01 enough"),
+        pytest.raises(
+            ConfigError, match=r"env\.reward_memory_gib=0\.01: .* in a row .* raise env\.reward_memory_gib"
+        ),
     ):
         service.score([Completion("a")], examples(1))
 
 
 def test_no_process_outlives_a_killed_trainer_even_if_its_child_holds_the_socket() -> None:
-    """A trainer with hanging verifications under way and a forked child of its own is SIGKILLed."""
+    """A test kills a trainer that has hanging verifications and a forked child."""
     trainer = subprocess.Popen(
         [sys.executable, "-m", "tests.envs.killed_trainer"], cwd=ROOT, stdout=subprocess.PIPE, text=True
     )
@@ -350,12 +361,12 @@ def test_no_process_outlives_a_killed_trainer_even_if_its_child_holds_the_socket
     child, *ours = (int(pid) for pid in trainer.stdout.readline().split())
     try:
         assert len(ours) == 3
-        assert all(alive(pid) for pid in ours)
+        assert all(is_alive(pid) for pid in ours)
         trainer.kill()
         trainer.wait()
         for pid in ours:
-            wait_until_gone(pid)
-        assert alive(child)
+            wait_for_exit(pid)
+        assert is_alive(child)
     finally:
         os.kill(child, signal.SIGKILL)
         trainer.stdout.close()

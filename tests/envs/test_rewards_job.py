@@ -1,4 +1,4 @@
-"""Grading saved completions: one line each, a table, and what a bad file says."""
+"""Tests of `run=rewards`, which scores saved completions."""
 
 import io
 import json
@@ -8,8 +8,9 @@ import pytest
 
 from config.schema.env import EnvConfig
 from config.schema.errors import ConfigError
+from config.schema.jobs import RewardsConfig
 from config.schema.models import ModelConfig
-from torchgrpo.run.jobs.rewards import run_rewards
+from torchgrpo.run.jobs.rewards import score_completions
 
 
 def run(
@@ -21,11 +22,12 @@ def run(
     )
     (tmp_path / "samples.jsonl").write_text(samples)
     env = EnvConfig(
-        dataset="jsonl", data_files=str(data), samples=str(tmp_path / "samples.jsonl"), reward_timeout_s=60.0,
+        dataset="jsonl", data_files=str(data), reward_timeout_s=60.0,
         **options,
     )  # fmt: skip
     out, report = io.StringIO(), io.StringIO()
-    code = run_rewards(env, out, report, model)
+    rewards = RewardsConfig(str(tmp_path / "samples.jsonl"))
+    code = score_completions(env, rewards, out, report, model)
     return code, [json.loads(line) for line in out.getvalue().splitlines()], report.getvalue()
 
 
@@ -41,7 +43,7 @@ def test_one_line_each_in_order_and_a_table(tmp_path: Path) -> None:
         (1, 0.0, "scored"),
         (0, 1.0, "scored"),
     ]
-    assert set(lines[0]) == {"row", "score", "outcome", "parts", "seconds"}
+    assert set(lines[0]) == {"row", "score", "outcome", "components", "seconds"}
     assert "mean accuracy" in table
     assert "0.6667" in table
 
@@ -57,12 +59,10 @@ def test_a_thought_that_the_template_opens_is_open(tmp_path: Path) -> None:
     assert [line["score"] for line in no_thought] == [1.0, 1.0]
     _, lines, report = run(tmp_path, samples, ModelConfig(name="nobody/nothing"), reward="boxed")
     assert lines[0]["score"] == 1.0
-    assert (
-        "model.name=nobody/nothing is not on this machine: a thought that its chat template opens" in report
-    )
+    assert "is not on this machine: the reward cannot detect a thought that the chat template opens" in report
 
 
-def test_a_sample_that_closes_a_thought_was_begun_by_its_prompt(tmp_path: Path) -> None:
+def test_a_sample_that_closes_a_thought_has_a_prompt_that_opened_it(tmp_path: Path) -> None:
     samples = sample(1, "It is 2.</think><answer>2</answer>") + sample(1, "<answer>2</answer>")
     _, lines, _ = run(tmp_path, samples, reward="think_answer_tags")
     assert [line["score"] for line in lines] == [1.0, 0.0]
@@ -81,7 +81,7 @@ def test_bombs_are_invalid_and_failures_are_errors_with_an_exit_code(tmp_path: P
 
 
 @pytest.mark.parametrize(("line", "message"), [
-    ("{", r"samples.jsonl:1: not valid JSON"), ('{"row": 0}', r"samples.jsonl:1: a sample is"),
+    ("{", r"samples.jsonl:1: not valid JSON"), ('{"row": 0}', r"samples.jsonl:1: a sample must be"),
     (sample(9, "x"), r"row 9 is not among the 5 prompts \(rows 0 to 4\)"), ("", "no lines"),
 ])  # fmt: skip
 def test_bad_samples_are_named(tmp_path: Path, line: str, message: str) -> None:

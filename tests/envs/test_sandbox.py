@@ -1,11 +1,11 @@
-"""Programs that use too much of something: each ends within its limits and leaves no process and no file."""
+"""Tests of programs that exceed a limit: each ends and leaves no process or file."""
 
 import errno
 
 import pytest
 
 from envs.sandbox.sandbox import Sandbox
-from tests.envs.sandboxes import LIMITS, NEEDS_LINUX, assert_unharmed
+from tests.envs.sandbox_helpers import LIMITS, NEEDS_LINUX, assert_unharmed
 
 pytestmark = [NEEDS_LINUX, pytest.mark.long]
 
@@ -31,10 +31,10 @@ SLOW_IN_C = {
 
 
 @pytest.mark.parametrize("name", SLOW_IN_C)
-def test_what_holds_the_interpreter_is_ended_too(strongest: Sandbox, name: str) -> None:
-    run = strongest.run(SLOW_IN_C[name])
+def test_what_holds_the_interpreter_is_ended_too(auto_sandbox: Sandbox, name: str) -> None:
+    run = auto_sandbox.run(SLOW_IN_C[name])
     assert (run.status, run.stdout) == ("time", b"")
-    assert_unharmed(strongest)
+    assert_unharmed(auto_sandbox)
 
 
 @pytest.mark.parametrize("name", ENDLESS)
@@ -70,7 +70,7 @@ for _ in range(100000):
     made += 1
 print(made)
 """)
-    if "filter" in sandbox.without:
+    if "filter" in sandbox.disabled_layers:
         assert run.status == "time" or int(run.stdout) <= LIMITS.threads
     else:
         assert run.stdout == b"0\n"
@@ -95,7 +95,7 @@ if pid == 0:
 os.waitpid(pid, 0)
 print("started")
 """)
-    assert run.stdout == (b"started\n" if "filter" in sandbox.without else b"refused\n")
+    assert run.stdout == (b"started\n" if "filter" in sandbox.disabled_layers else b"refused\n")
     assert_unharmed(sandbox)
 
 
@@ -113,7 +113,7 @@ def test_other_programs_cannot_be_started(sandbox: Sandbox) -> None:
 def test_memory_is_limited(sandbox: Sandbox, program: str) -> None:
     run = sandbox.run(program + "\nprint('allocated')")
     assert run.stdout == b""
-    assert not run.succeeded
+    assert not run.is_success
     assert_unharmed(sandbox)
 
 
@@ -130,7 +130,7 @@ def test_errors_are_kept_in_part(sandbox: Sandbox) -> None:
     assert 0 < len(run.stderr) <= 8192
 
 
-FILLED = """
+FILL_DISK = """
 import os
 total = 0
 try:
@@ -145,7 +145,7 @@ except OSError as error:
 
 @pytest.mark.parametrize("blocks", [1, 10**6], ids=["many files", "one file"])
 def test_the_disk_cannot_be_filled(sandbox: Sandbox, blocks: int) -> None:
-    run = sandbox.run(FILLED.replace("SIZE", str(blocks)))
+    run = sandbox.run(FILL_DISK.replace("SIZE", str(blocks)))
     if run.status == "finished":
         total, reason = map(int, run.stdout.split())
         assert total <= LIMITS.disk_mib << 20
@@ -180,5 +180,5 @@ def test_deep_recursion_ends(sandbox: Sandbox) -> None:
         "import sys\nsys.setrecursionlimit(10 ** 9)\ndef f(n): return f(n + 1) + 1\nprint(f(0))"
     )
     assert run.stdout == b""
-    assert not run.succeeded
+    assert not run.is_success
     assert_unharmed(sandbox)

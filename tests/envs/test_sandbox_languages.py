@@ -1,4 +1,4 @@
-"""Programs in bash and JavaScript: they run, reach as little as Python's do, and leave nothing behind."""
+"""Tests of sandboxed programs in bash and JavaScript: results, protections, leftover processes."""
 
 import os
 import shutil
@@ -12,21 +12,23 @@ import pytest
 from config.schema.env import EnvConfig
 from config.schema.errors import ConfigError
 from envs.example import Completion, Example
-from envs.sandbox.languages import named
+from envs.sandbox.languages import find_language
 from envs.sandbox.limits import Limits
-from envs.sandbox.sandbox import LEVELS, Sandbox, why_not
+from envs.sandbox.sandbox import LEVELS, Sandbox, unavailable_reason
 from envs.task import make_task
 from envs.verifiers.code import CodeOptions, Tests, check_programs, code_reward, extract_code
-from tests.envs.sandboxes import NEEDS_LINUX, descendants, supervisor
+from tests.envs.sandbox_helpers import NEEDS_LINUX, descendants, supervisor_pid
 
 pytestmark = [NEEDS_LINUX, pytest.mark.long]
 LEVELS_HERE = [
-    level for level in LEVELS if level != "rlimits" and sys.platform == "linux" and why_not(level) is None
+    level
+    for level in LEVELS
+    if level != "rlimits" and sys.platform == "linux" and unavailable_reason(level) is None
 ]
 LIMITS = Limits(wall_seconds=20.0, cpu_seconds=1, memory_mib=256, disk_mib=4, file_mib=2, output_mib=1)
 
 
-def opened(level: str, language: str, interpreter: str) -> Sandbox:
+def open_sandbox(level: str, language: str, interpreter: str) -> Sandbox:
     if shutil.which(interpreter) is None:
         pytest.skip(f"{interpreter} is not installed")
     return Sandbox(level, LIMITS, language=language)
@@ -34,13 +36,13 @@ def opened(level: str, language: str, interpreter: str) -> Sandbox:
 
 @pytest.fixture(params=LEVELS_HERE)
 def bash(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
-    with opened(request.param, "bash", "bash") as made:
+    with open_sandbox(request.param, "bash", "bash") as made:
         yield made
 
 
 @pytest.fixture(params=LEVELS_HERE)
 def node(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
-    with opened(request.param, "javascript", "node") as made:
+    with open_sandbox(request.param, "javascript", "node") as made:
         yield made
 
 
@@ -68,14 +70,14 @@ def test_what_a_shell_must_not_do(bash: Sandbox, program: str) -> None:
     assert bash.run("echo 42; ls").stdout == b"42\nsolution.sh\n"
 
 
-@pytest.mark.parametrize(("program", "ended"), [
+@pytest.mark.parametrize(("program", "status"), [
     ("while :; do :; done", "time"), (":(){ :|:& };:; sleep 0.2; echo over", "finished"), ("yes", "output"),
     ("setsid sleep 1000 & disown; echo started", "finished"),
 ])  # fmt: skip
-def test_a_shell_is_held_to_its_limits_and_ends_whole(bash: Sandbox, program: str, ended: str) -> None:
-    assert bash.run(program).status == ended
+def test_a_shell_is_held_to_its_limits_and_ends_whole(bash: Sandbox, program: str, status: str) -> None:
+    assert bash.run(program).status == status
     assert bash.run("echo 42").stdout == b"42\n"
-    assert len(descendants(supervisor(bash))) <= 2, "processes are left over"
+    assert len(descendants(supervisor_pid(bash))) <= 2, "processes are left over"
 
 
 def test_files_and_memory_of_a_shell_are_limited(bash: Sandbox) -> None:
@@ -102,7 +104,9 @@ def test_what_node_must_not_do(node: Sandbox, program: str) -> None:
 def test_rlimits_refuses_what_starts_programs() -> None:
     if shutil.which("bash") is None:
         pytest.skip("bash is not installed")
-    with pytest.raises(ConfigError, match="rlimits: it runs Python alone, which starts no other programs"):
+    with pytest.raises(
+        ConfigError, match="rlimits: the level runs only Python, which starts no other programs"
+    ):
         Sandbox("rlimits", language="bash")
 
 
@@ -110,13 +114,15 @@ def test_a_language_that_only_a_row_asks_for_is_checked_at_the_start() -> None:
     if shutil.which("bash") is None:
         pytest.skip("bash is not installed")
     row = {"inputs": ["1"], "outputs": ["1"], "language": "bash"}
-    with pytest.raises(ConfigError, match="rlimits: it runs Python alone, which starts no other programs"):
+    with pytest.raises(
+        ConfigError, match="rlimits: the level runs only Python, which starts no other programs"
+    ):
         check_programs(EnvConfig(dataset="code", sandbox="rlimits"), [row])
 
 
 def test_a_missing_interpreter_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    with pytest.raises(ConfigError, match=r"node, which is not on PATH: .*env.sandbox=remote"):
+    with pytest.raises(ConfigError, match=r"node, which is not on PATH; .*env.sandbox=remote"):
         Sandbox("auto", language="javascript")
 
 
@@ -124,16 +130,16 @@ def test_a_missing_interpreter_is_named(monkeypatch: pytest.MonkeyPatch) -> None
     ("name", "language"), [("Python3", "python"), (" sh", "bash"), ("NodeJS", "javascript")]
 )
 def test_languages_by_every_name(name: str, language: str) -> None:
-    assert named(name) == language
+    assert find_language(name) == language
 
 
 def test_an_unknown_language_is_refused() -> None:
     with pytest.raises(ValueError, match="language='ruby': choose one of python, bash, javascript"):
         Tests.parse({"inputs": ["1"], "outputs": ["1"], "language": "ruby"})
-    with pytest.raises(ValueError, match="functions are called in Python, the row says bash"):
+    with pytest.raises(ValueError, match="a function is called in Python, but the row has the language bash"):
         Tests.parse({"inputs": [[1]], "outputs": [1], "fn_name": "f", "language": "sh"})
     with pytest.raises(ConfigError, match=r"env.options.language='ruby': choose one of"):
-        CodeOptions.of(EnvConfig(dataset="code", options={"language": "ruby"}))
+        CodeOptions.from_config(EnvConfig(dataset="code", options={"language": "ruby"}))
 
 
 def test_the_block_of_its_own_language_is_the_program() -> None:

@@ -1,4 +1,4 @@
-"""env.sandbox=remote: programs run by a server with SandboxFusion's interface, which a stand-in on loopback is here."""
+"""Tests of `env.sandbox=remote` with a local substitute for a SandboxFusion server."""
 
 import json
 import os
@@ -12,15 +12,15 @@ import pytest
 from config.schema.env import EnvConfig
 from config.schema.errors import ConfigError
 from envs.example import Completion, Example
-from envs.sandbox.choice import check_sandbox
 from envs.sandbox.limits import Limits
-from envs.sandbox.remote import RemoteSandbox
-from envs.sandbox.session import SandboxError
+from envs.sandbox.remote_sandbox import RemoteSandbox
+from envs.sandbox.sandbox_selection import check_sandbox
+from envs.sandbox.supervisor_client import SandboxError
 from envs.tools.python import PythonTool
 from envs.verifiers.assertion_tests import Assertions
-from envs.verifiers.code import CodeOptions, Tests, code_reward, judge
-from tests.envs.sandbox_server import ANYBODYS_PYTHON, Server, running
-from tests.envs.sandboxes import NEEDS_LINUX
+from envs.verifiers.code import CodeOptions, Tests, code_reward, run_tests
+from tests.envs.sandbox_helpers import NEEDS_LINUX
+from tests.envs.sandbox_server import PUBLIC_PYTHON, Server, run_server
 
 pytestmark = [NEEDS_LINUX, pytest.mark.long]
 LIMITS = Limits(wall_seconds=20.0)
@@ -28,14 +28,14 @@ LIMITS = Limits(wall_seconds=20.0)
 
 @pytest.fixture(scope="module")
 def module_server() -> Iterator[Server]:
-    with running() as made:
+    with run_server() as made:
         yield made
 
 
 @pytest.fixture
 def server(module_server: Server) -> Server:
     module_server.requests.clear()
-    module_server.pretend.clear()
+    module_server.canned_replies.clear()
     module_server.nobody = False
     return module_server
 
@@ -59,23 +59,25 @@ def test_a_script_reads_its_input_and_prints(remote: RemoteSandbox, server: Serv
     assert server.requests[0]["memory_limit_MB"] == LIMITS.memory_mib
 
 
-def test_what_went_wrong_is_told_apart(remote: RemoteSandbox) -> None:
+def test_failures_are_distinguished(remote: RemoteSandbox) -> None:
     assert remote.run("import sys; sys.exit(3)").code == 3
     failed = remote.run("raise ValueError('so')")
     assert failed.code == 1 and b"ValueError: so" in failed.stderr
     slow = remote.run("while True: pass", wall_seconds=0.3)
-    assert slow.status == "time" and not slow.succeeded
+    assert slow.status == "time" and not slow.is_success
 
 
 def test_functions_take_and_return_json(remote: RemoteSandbox) -> None:
-    run = remote.call(
+    run = remote.call_function(
         "print('noise')\ndef add(a, b):\n    print('more')\n    return [a + b, input is None]", "add", [1, 2]
     )
     assert (json.loads(run.value), run.stdout) == ([3, False], b"noise\nmore\n")
-    method = remote.call("class Solution:\n    def twice(self, x): return 2 * x", "twice", ["é\u2028"])
+    method = remote.call_function(
+        "class Solution:\n    def twice(self, x): return 2 * x", "twice", ["é\u2028"]
+    )
     assert json.loads(method.value) == "é\u2028é\u2028"
-    assert remote.call("def f(): return 1", "g", []).code != 0
-    assert remote.call("import os\ndef f(): os._exit(0)", "f", []).value == b""
+    assert remote.call_function("def f(): return 1", "g", []).code != 0
+    assert remote.call_function("import os\ndef f(): os._exit(0)", "f", []).value == b""
 
 
 def test_the_reward_and_its_tests(server: Server) -> None:
@@ -87,7 +89,7 @@ def test_the_reward_and_its_tests(server: Server) -> None:
     assert not any("2469134" in str(request) for request in server.requests), "an expected output was sent"
 
 
-SEEN = """
+SPY = """
 import glob, os, subprocess, sys
 LOOK = '''
 import glob, os, sys
@@ -102,18 +104,18 @@ print(len(seen))
 '''
 def add(a, b):
     parent = str(os.getppid())
-    told = subprocess.run([sys.executable, "-c", LOOK, parent], capture_output=True, text=True)
+    child = subprocess.run([sys.executable, "-c", LOOK, parent], capture_output=True, text=True)
     try: os.setresuid(0, 0, 0)
     except OSError: pass
     sys.argv = ["", parent]
     here = __import__("io").StringIO()
     __import__("contextlib").redirect_stdout(here).__enter__()
     exec(LOOK, {})
-    return 42 if (told.stdout.strip(), here.getvalue().strip()) == ("0", "0") else 0
+    return 42 if (child.stdout.strip(), here.getvalue().strip()) == ("0", "0") else 0
 """
-"""A program that is right where neither it nor what it starts can look into the process of its tests."""
+"""A program that is right if neither it nor its children can look into the process of its tests."""
 ADD = {"entry_point": "add", "test": "def check(candidate):\n    assert candidate(20, 22) == 42"}
-CHEATS = [
+CHEATING_PROGRAMS = [
     "import os; os._exit(0)",
     "import sys; sys.exit(0)",
     "class Equal:\n    def __eq__(self, other): return True\ndef add(a, b): return Equal()",
@@ -125,23 +127,23 @@ CHEATS = [
 
 @pytest.mark.parametrize("nobody", [False, True])
 def test_programs_cannot_look_at_assertions(remote: RemoteSandbox, server: Server, nobody: bool) -> None:
-    if nobody and (os.geteuid() != 0 or ANYBODYS_PYTHON is None):
+    if nobody and (os.geteuid() != 0 or PUBLIC_PYTHON is None):
         pytest.skip(
             "only root can run the server's programs as somebody else, and with a Python that all may run"
         )
     server.nobody = nobody
-    right = judge(remote, "def add(a, b): return a + b", Assertions.parse(ADD), CodeOptions(), 20.0)
-    assert (right.passed, right.failure) == (1, "")
-    unseen = judge(remote, SEEN, Assertions.parse(ADD), CodeOptions(), 20.0)
-    assert (unseen.passed, unseen.failure) == (1, "")
-    for cheat in CHEATS:
-        fooled = judge(remote, cheat, Assertions.parse(ADD), CodeOptions(), 20.0)
-        assert fooled.passed == 0, cheat
+    right = run_tests(remote, "def add(a, b): return a + b", Assertions.parse(ADD), CodeOptions(), 20.0)
+    assert (right.num_passed, right.failure) == (1, "")
+    unseen = run_tests(remote, SPY, Assertions.parse(ADD), CodeOptions(), 20.0)
+    assert (unseen.num_passed, unseen.failure) == (1, "")
+    for cheat in CHEATING_PROGRAMS:
+        fooled = run_tests(remote, cheat, Assertions.parse(ADD), CodeOptions(), 20.0)
+        assert fooled.num_passed == 0, cheat
 
 
 def test_what_a_process_may_look_into_is_seen(remote: RemoteSandbox) -> None:
-    """`SEEN` finds something where nothing is hidden: its own process."""
-    run = remote.call(SEEN.replace("os.getppid()", "os.getpid()"), "add", [20, 22])
+    """`SPY` does find entries of a process that is not hidden: its own."""
+    run = remote.call_function(SPY.replace("os.getppid()", "os.getpid()"), "add", [20, 22])
     assert run.value == b"0"
 
 
@@ -150,8 +152,10 @@ def test_each_assertion_counts_and_preambles_are_run(remote: RemoteSandbox) -> N
         "test_list": ["assert f(1) == base()", "assert f(2) == 0", "assert f([3]) == [3]"],
         "test_setup_code": "def base(): return 1",
     }
-    verdict = judge(remote, "def f(x): return x", Assertions.parse(row), CodeOptions(credit="share"), 20.0)
-    assert (verdict.passed, verdict.total) == (2, 3) and verdict.failure.startswith("AssertionError")
+    verdict = run_tests(
+        remote, "def f(x): return x", Assertions.parse(row), CodeOptions(credit="share"), 20.0
+    )
+    assert (verdict.num_passed, verdict.num_tests) == (2, 3) and verdict.failure.startswith("AssertionError")
 
 
 @pytest.mark.parametrize(("language", "program", "needs"), [
@@ -163,12 +167,12 @@ def test_other_languages(server: Server, language: str, program: str, needs: str
         pytest.skip(f"{needs} is not installed")
     remote = RemoteSandbox(server.url, LIMITS, language)
     tests = Tests.parse({"inputs": ["4"], "outputs": ["8"], "language": language})
-    assert judge(remote, program, tests, CodeOptions(), 20.0).passed == 1
+    assert run_tests(remote, program, tests, CodeOptions(), 20.0).num_passed == 1
     remote.close()
 
 
-def test_a_busy_server_is_asked_again(remote: RemoteSandbox, server: Server) -> None:
-    server.pretend += [
+def test_a_request_to_a_busy_server_is_retried(remote: RemoteSandbox, server: Server) -> None:
+    server.canned_replies += [
         (503, "busy"),
         (429, "busy"),
         (200, {"status": "SandboxError", "message": "no container"}),
@@ -177,10 +181,10 @@ def test_a_busy_server_is_asked_again(remote: RemoteSandbox, server: Server) -> 
     assert len(server.requests) == 4
 
 
-@pytest.mark.parametrize(("status", "body", "said"), [
+@pytest.mark.parametrize(("status", "body", "message"), [
     (422, {"detail": "no such language"}, "HTTP status 422: .*no such language"),
-    (200, "<html>", "no JSON: '<html>'"),
-    (200, [1], "no object"),
+    (200, "<html>", "the reply is not JSON: '<html>'"),
+    (200, [1], "the reply is not a JSON object"),
     (
         200, {"status": "Failed", "message": "", "run_result": {"status": "Error", "stderr": "fork"}},
         "was not run: .*fork",
@@ -188,20 +192,20 @@ def test_a_busy_server_is_asked_again(remote: RemoteSandbox, server: Server) -> 
     (200, {"status": "Failed", "compile_result": {"stderr": "bad"}, "run_result": None}, "was not run: bad"),
 ])  # fmt: skip
 def test_odd_replies_are_errors(
-    remote: RemoteSandbox, server: Server, status: int, body: Any, said: str
+    remote: RemoteSandbox, server: Server, status: int, body: Any, message: str
 ) -> None:
-    server.pretend.append((status, body))
-    with pytest.raises(SandboxError, match=said):
+    server.canned_replies.append((status, body))
+    with pytest.raises(SandboxError, match=message):
         remote.run("print(1)")
     assert len(server.requests) == 1
 
 
 def test_a_server_that_stays_busy_or_silent_is_named(server: Server) -> None:
-    server.pretend += [(503, "busy")] * 50
-    began = time.monotonic()
-    with pytest.raises(SandboxError, match=rf"{server.url}/run_code: .*503: busy \(asked \d+ times"):
+    server.canned_replies += [(503, "busy")] * 50
+    start = time.monotonic()
+    with pytest.raises(SandboxError, match=rf"{server.url}/run_code: .*503: busy \(\d+ requests"):
         RemoteSandbox(server.url, Limits(wall_seconds=0.3)).run("print(1)")
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - start < 10
     with pytest.raises(SandboxError, match=r"http://127.0.0.1:9/run_code: ConnectError"):
         RemoteSandbox("http://127.0.0.1:9", Limits(wall_seconds=0.3)).run("print(1)")
 
@@ -212,7 +216,7 @@ def test_the_start_finds_out_whether_the_server_works(server: Server) -> None:
     assert len(server.requests) == 1
     with pytest.raises(ConfigError, match=r"sandbox_url=.*/elsewhere: .*status 404.*start SandboxFusion"):
         check_sandbox(EnvConfig(sandbox="remote", sandbox_url=f"{server.url}/elsewhere"))
-    server.pretend.append(
+    server.canned_replies.append(
         (200, {"run_result": {"status": "Finished", "return_code": 0, "stdout": "hello", "stderr": ""}})
     )
     with pytest.raises(ConfigError, match=r"a test program in python printed b'hello'"):
@@ -226,14 +230,14 @@ def test_the_tool_runs_there_too(server: Server) -> None:
     tool.close()
 
 
-@pytest.mark.parametrize(("given", "said"), [
+@pytest.mark.parametrize(("fields", "message"), [
     ({"sandbox": "remote"}, "env.sandbox_url=None: env.sandbox=remote needs the address of a server"),
     ({"sandbox": "remote", "sandbox_url": "localhost:8080"}, "env.sandbox_url=localhost:8080: .*http://HOST:PORT"),
-    ({"sandbox_url": "http://127.0.0.1:8080"}, "nothing asks it at env.sandbox=auto; add env.sandbox=remote"),
+    ({"sandbox_url": "http://127.0.0.1:8080"}, "the server is unused with env.sandbox=auto; set env.sandbox=remote"),
 ])  # fmt: skip
-def test_the_address_goes_with_the_choice(given: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        EnvConfig(**given)
+def test_the_address_goes_with_the_choice(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        EnvConfig(**fields)
 
 
 def test_a_reward_leaves_the_server_time() -> None:
@@ -244,4 +248,4 @@ def test_a_reward_leaves_the_server_time() -> None:
         options={"test_seconds": 1.0},
     )
     with pytest.raises(ConfigError, match=r"env.reward_timeout_s=3: .*must be at least 5"):
-        CodeOptions.of(env)
+        CodeOptions.from_config(env)

@@ -1,4 +1,4 @@
-"""Tasks without a model: rows, prompts, judges, and what a bad file says."""
+"""Tests of the basic tasks: rows, prompts, rewards and errors."""
 
 import json
 from fractions import Fraction
@@ -24,7 +24,7 @@ def score(judge: Task, text: str, row: int = 0) -> float:
 
 
 def test_unknown_task_lists_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match=r"'nothing' is not a known task; known: .*arithmetic.*gsm8k"):
+    with pytest.raises(ConfigError, match=r"'nothing': no such task; choose one of .*arithmetic.*gsm8k"):
         task("nothing")
 
 
@@ -92,14 +92,14 @@ def test_countdown_expressions(expression: str, expected: bool) -> None:
     assert reaches(expression, [3, 4, 5], 35) is expected
 
 
-def written(path: Path, *rows: object) -> str:
+def write_rows(path: Path, *rows: object) -> str:
     path.write_text("\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows))
     return str(path)
 
 
 def test_jsonl_formats(tmp_path: Path) -> None:
     user = {"role": "user", "content": "2+2?"}
-    path = written(
+    path = write_rows(
         tmp_path / "rows.jsonl",
         {"prompt": "2+2?", "answer": 4},
         {"messages": user, "gt_answer": "4"},
@@ -116,7 +116,7 @@ def test_jsonl_formats(tmp_path: Path) -> None:
     assert score(judge, "blue", 2) == 1.0
 
 
-def test_a_missing_file_and_an_unreachable_hub_say_what_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_file_and_an_unreachable_hub_have_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match=r"env\.data_files=nowhere\.jsonl: no such file"):
         task("jsonl", data_files="nowhere.jsonl").examples("train")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
@@ -140,7 +140,7 @@ def test_parquet_and_json_arrays_read_alike(tmp_path: Path) -> None:
 
 def test_jsonl_answers_are_mathematics_and_test_cases_are_run(tmp_path: Path) -> None:
     user = {"role": "user", "content": "?"}
-    path = written(
+    path = write_rows(
         tmp_path / "rows.jsonl",
         {"messages": [user], "gt_answer": "\\frac{1}{2}"},
         {"messages": user, "test_cases": {"inputs": ["1 2\n"], "outputs": ["3\n"]}},
@@ -152,11 +152,11 @@ def test_jsonl_answers_are_mathematics_and_test_cases_are_run(tmp_path: Path) ->
 
 
 def test_only_jsonl_rows_with_tests_need_what_programs_need(tmp_path: Path) -> None:
-    plain = written(tmp_path / "plain.jsonl", {"prompt": "?", "answer": "4"})
+    plain = write_rows(tmp_path / "plain.jsonl", {"prompt": "?", "answer": "4"})
     quick = task("jsonl", data_files=plain, reward_timeout_s=3.0)
     quick.warm_up()
     assert len(quick.examples("train")) == 1
     cases = {"inputs": ["1"], "outputs": ["1"]}
-    tested = written(tmp_path / "tested.jsonl", {"prompt": "?", "test_cases": cases})
+    with_tests = write_rows(tmp_path / "tested.jsonl", {"prompt": "?", "test_cases": cases})
     with pytest.raises(ConfigError, match=r"test_seconds=4.0: must be above 0 and at most 2.4"):
-        task("jsonl", data_files=tested, reward_timeout_s=3.0).examples("train")
+        task("jsonl", data_files=with_tests, reward_timeout_s=3.0).examples("train")

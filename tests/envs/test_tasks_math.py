@@ -1,4 +1,4 @@
-"""Tasks of mathematics, instructions and generated puzzles: rows, golds, duplicates, oracles."""
+"""Tests of tasks of mathematics, instructions and puzzles: rows, references, duplicates, rewards."""
 
 import json
 import pickle
@@ -12,7 +12,7 @@ from config.schema.env import EnvConfig
 from config.schema.errors import ConfigError
 from envs.duplicates import distinct_examples, resolve_duplicates
 from envs.task import Completion, Example, Task, make_task
-from tests.logged import Logged
+from tests.log_capture import LogCapture
 
 ROOT = Path(__file__).resolve().parents[2]
 FIXTURES = ROOT / "tests" / "fixtures" / "data"
@@ -23,15 +23,15 @@ def task(dataset: str, file: Path | None = None, **settings: Any) -> Task:
 
 
 def accuracy(judge: Task, example: Example, text: str) -> float:
-    return judge.reward(Completion(text), example).parts["accuracy"]
+    return judge.reward(Completion(text), example).components["accuracy"]
 
 
-def test_math_reads_answers_and_solutions_and_reports_rows_without(logged: Logged) -> None:
+def test_math_reads_answers_and_solutions_and_reports_rows_without(log_capture: LogCapture) -> None:
     judge = task("math", FIXTURES / "math.jsonl")
     examples = judge.examples("train")
     assert [example.answer for example in examples] == ["\\frac{3}{2}", "2\\sqrt{2}", "\\text{east}"]
-    assert "1 rows have no answer" in logged.text
-    assert "math.jsonl:4" in logged.text
+    assert "1 rows have no answer" in log_capture.text
+    assert "math.jsonl:4" in log_capture.text
     assert "\\boxed" in examples[0].messages[0]["content"]
     for example, text in zip(examples, ("\\boxed{1.5}", "$2\\sqrt2$", "\\boxed{East}"), strict=True):
         assert accuracy(judge, example, text) == 1.0
@@ -48,34 +48,35 @@ def test_dapo_cuts_the_published_instructions_from_the_prompt() -> None:
 @pytest.mark.parametrize(
     ("mode", "rows"), [("keep", [0, 1, 2, 3, 4]), ("first", [0, 2, 4]), ("drop", [0, 4])]
 )
-def test_duplicates_are_reported_and_handled(mode: str, rows: list[int], logged: Logged) -> None:
+def test_duplicates_are_reported_and_handled(mode: str, rows: list[int], log_capture: LogCapture) -> None:
     judge = task("dapo_math", FIXTURES / "dapo_math.jsonl", duplicates=mode)
     assert [example.row for example in distinct_examples(judge, "train")] == rows
     assert (
-        "5 rows, 2 of them repeat a prompt; 1 prompts have contradictory answers (rows 2 and 3" in logged.text
+        "5 rows, 2 of them repeat a prompt; 1 prompts have contradictory answers (for example rows 2 and 3"
+        in log_capture.text
     )
-    assert f"{len(rows)} are used" in logged.text
+    assert f"{len(rows)} are used" in log_capture.text
 
 
-def test_the_problem_that_a_row_lacks_has_the_first_of_its_names(tmp_path: Path) -> None:
+def test_a_missing_problem_column_is_named(tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"text": "1+1=", "answer": "2"}\n')
-    with pytest.raises(ConfigError, match=r"rows.jsonl:1: no column 'problem'; it has answer, text"):
+    with pytest.raises(ConfigError, match=r"rows.jsonl:1: no column 'problem' \(columns: answer, text\)"):
         task("math", rows).examples("train")
 
 
-def test_equal_golds_in_other_words_are_no_contradiction() -> None:
+def test_equal_references_in_other_notations_are_no_contradiction() -> None:
     examples = [
-        Example(({"role": "user", "content": "x"},), gold, row)
-        for row, gold in enumerate(("1,000", "1000", "\\frac12"))
+        Example(({"role": "user", "content": "x"},), reference, row)
+        for row, reference in enumerate(("1,000", "1000", "\\frac12"))
     ]
     _, report = resolve_duplicates(examples[:2], "drop")
-    assert (report.repeated, report.contradictory, report.first_contradiction) == (1, 0, None)
+    assert (report.num_repeated, report.num_contradictory, report.first_contradiction) == (1, 0, None)
     kept, report = resolve_duplicates(examples, "drop")
-    assert (kept, report.contradictory, report.first_contradiction) == ([], 1, (0, 2))
+    assert (kept, report.num_contradictory, report.first_contradiction) == ([], 1, (0, 2))
 
 
-def test_conversations_are_the_same_where_all_of_their_messages_are() -> None:
+def test_conversations_are_equal_if_all_messages_are_equal() -> None:
     last = {"role": "user", "content": "and?"}
     heads = ("Add.", "Subtract.", "Add. ")
     examples = [
@@ -83,7 +84,7 @@ def test_conversations_are_the_same_where_all_of_their_messages_are() -> None:
     ]
     kept, report = resolve_duplicates(examples, "first")
     assert [example.row for example in kept] == [0, 1]
-    assert (report.repeated, report.contradictory, report.first_contradiction) == (1, 1, (0, 2))
+    assert (report.num_repeated, report.num_contradictory, report.first_contradiction) == (1, 1, (0, 2))
 
 
 def test_duplicates_of_any_task_are_handled(tmp_path: Path) -> None:
@@ -100,16 +101,18 @@ def test_duplicates_of_any_task_are_handled(tmp_path: Path) -> None:
     assert found == {"keep": [0, 1, 2, 3, 4], "first": [0, 2, 3], "drop": [0, 2]}
 
 
-def test_aime_golds_are_whole_numbers_and_each_problem_counts_once() -> None:
+def test_aime_references_are_whole_numbers_and_each_problem_counts_once() -> None:
     examples = distinct_examples(task("aime", FIXTURES / "aime.jsonl"), "test")
     assert [(example.answer, example.row) for example in examples] == [("336", 0), ("73", 1)]
 
 
 @pytest.mark.parametrize("answer", ["1000", "12.5", "", None, "-3", "\\frac12"])
-def test_aime_refuses_other_golds(answer: Any, tmp_path: Path) -> None:
+def test_aime_refuses_other_references(answer: Any, tmp_path: Path) -> None:
     file = tmp_path / "aime.jsonl"
     file.write_text(json.dumps({"problem": "x", "answer": answer}))
-    with pytest.raises(ConfigError, match=r"aime.jsonl:1: an answer of AIME is a whole number from 0 to 999"):
+    with pytest.raises(
+        ConfigError, match=r"aime.jsonl:1: an answer of AIME must be a whole number from 0 to 999"
+    ):
         task("aime", file).examples("test")
 
 
@@ -120,7 +123,7 @@ GYM = {"name": "leg_counting", "num_rows": 60}
 @pytest.mark.parametrize(("dataset", "options", "split", "message"), [
     ("aime", {"year": 2020}, "test", r"env.options.year=2020: choose one of 2024, 2025"),
     ("aime", {"yaer": 2024}, "test", r"env.options.yaer"),
-    ("math", {}, "dev", r"env.split='dev': math has train, test"),
+    ("math", {}, "dev", r"env.split='dev': math has only the splits train, test"),
     ("ifeval", {"verdict": "soft"}, "train", r"env.options.verdict='soft'.*verdict: strict, loose"),
     ("reasoning_gym", GYM | {"name": "nothing"}, "train", r"env.options.name='nothing': not a generator.*leg_counting"),
     ("reasoning_gym", GYM | {"no_such": 1}, "train", r"name=leg_counting: .*no_such"),
@@ -154,13 +157,13 @@ def test_ifeval_rewards_shares_or_all() -> None:
     first, second = judge.examples("train")
     assert judge.reward(Completion("hello you there"), first).score == 1.0
     half = judge.reward(Completion("hello there"), first)
-    assert (half.score, half.parts["accuracy"], half.parts["instructions"]) == (0.5, 0.0, 0.5)
+    assert (half.score, half.components["accuracy"], half.components["instructions"]) == (0.5, 0.0, 0.5)
     assert judge.reward(Completion("{}"), second).score == 1.0
     assert judge.reward(Completion(""), first).score == 0.0
     strict = task("ifeval", file, options={"credit": "all"})
     assert strict.reward(Completion("hello there"), first).score == 0.0
     fenced = Completion("Sure:\n{}")
-    assert judge.reward(fenced, second).parts["loose"] == 1.0
+    assert judge.reward(fenced, second).components["loose"] == 1.0
     assert judge.reward(fenced, second).score == 0.0
     loose = task("ifeval", file, options={"verdict": "loose", "credit": "all"})
     assert loose.reward(fenced, second).score == 1.0
@@ -181,24 +184,24 @@ def test_reasoning_gym_oracle(name: str) -> None:
         assert accuracy(judge, example, "<answer>nonsense</answer>") < 0.5
 
 
-def test_an_answer_that_a_scorer_without_a_solution_stumbles_over_is_invalid() -> None:
-    made = puzzles(name="boxnet", num_rows=3)
-    for row in made.examples("train"):
-        assert made.reward(Completion("<answer>[0]</answer>"), row).outcome == "invalid"
+def test_an_answer_on_which_a_scorer_without_a_solution_fails_is_invalid() -> None:
+    puzzle_task = puzzles(name="boxnet", num_rows=3)
+    for row in puzzle_task.examples("train"):
+        assert puzzle_task.reward(Completion("<answer>[0]</answer>"), row).outcome == "invalid"
 
 
-def test_reasoning_gym_draws_from_several_generators() -> None:
+def test_reasoning_gym_samples_from_several_generators() -> None:
     several = [{"name": "leg_counting", "weight": 3}, {"name": "coin_flip"}]
     several += [{"name": "sudoku", "config": {"min_empty": 30}}]
-    made = puzzles(name="composite", num_rows=40, datasets=several)
-    drawn = set()
-    for row in made.examples("train"):
-        drawn.add(row.answer["metadata"]["source_dataset"])
+    puzzle_task = puzzles(name="composite", num_rows=40, datasets=several)
+    generators = set()
+    for row in puzzle_task.examples("train"):
+        generators.add(row.answer["metadata"]["source_dataset"])
         answer = row.answer["answer"]
-        assert made.reward(Completion(f"<answer>{answer}</answer>"), row).score == 1.0
+        assert puzzle_task.reward(Completion(f"<answer>{answer}</answer>"), row).score == 1.0
         if row.answer["metadata"]["source_dataset"] == "coin_flip":
-            assert made.reward(Completion("<answer>0</answer>"), row).score < 1.0
-    assert drawn == {"leg_counting", "coin_flip", "sudoku"}
+            assert puzzle_task.reward(Completion("<answer>0</answer>"), row).score < 1.0
+    assert generators == {"leg_counting", "coin_flip", "sudoku"}
 
 
 def test_reasoning_gym_splits_are_disjoint_and_seeded() -> None:
@@ -211,26 +214,26 @@ def test_reasoning_gym_splits_are_disjoint_and_seeded() -> None:
     assert [e.messages for e in puzzles(seed=1).examples("train")] != [e.messages for e in train]
 
 
-def test_a_scorer_knows_the_options_of_its_generator() -> None:
+def test_a_scorer_has_the_options_of_its_generator() -> None:
     from reasoning_gym import get_score_answer_fn
 
-    made = puzzles(name="decimal_arithmetic", num_rows=5, max_num_decimal_places=8)
+    puzzle_task = puzzles(name="decimal_arithmetic", num_rows=5, max_num_decimal_places=8)
     by_default = get_score_answer_fn("decimal_arithmetic")
-    for row in made.examples("train"):
+    for row in puzzle_task.examples("train"):
         right = Decimal(row.answer["answer"])
         off = str(right + Decimal("0.0005"))
         assert by_default(off, row.answer) == 1.0
-        assert [accuracy(made, row, f"<answer>{text}</answer>") for text in (right, off)] == [1.0, 0.0]
+        assert [accuracy(puzzle_task, row, f"<answer>{text}</answer>") for text in (right, off)] == [1.0, 0.0]
 
 
 def test_a_scorer_that_fails_on_an_answer_makes_it_invalid(monkeypatch: pytest.MonkeyPatch) -> None:
     judge = puzzles()
     example = judge.examples("train")[0]
 
-    def scorer(given: str, entry: dict[str, Any]) -> float:
-        if given == "bad":
+    def scorer(answer: str, entry: dict[str, Any]) -> float:
+        if answer == "bad":
             raise RuntimeError("scorer")
-        return float(given == entry["answer"])
+        return float(answer == entry["answer"])
 
     monkeypatch.setattr("envs.tasks.reasoning_gym._scorer", lambda generator, settings: scorer)
     assert judge.reward(Completion("<answer>bad</answer>"), example).outcome == "invalid"

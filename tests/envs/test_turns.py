@@ -1,4 +1,4 @@
-"""What the environment says, in text and in token ids."""
+"""Tests of the environment's replies between turns, as text and token ids."""
 
 import asyncio
 import copy
@@ -11,15 +11,15 @@ from transformers import PreTrainedTokenizerBase
 from config.schema.env import EnvConfig
 from config.schema.errors import ConfigError
 from envs.task import Example
-from envs.tool_calls import LONGEST, Tool
-from envs.turns import Conversation, ThinkAgain, make_repliers, with_instructions
-from tests.tiny import numbered_examples
+from envs.tool_calls import MAX_RESULT_CHARACTERS, Tool
+from envs.turns import Conversation, ReflectionPrompt, make_responders, with_tool_instructions
+from tests.tiny_models import numbered_examples
 
 EOS = 2
 
 
-def drawn(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    """A finished turn as the model draws it."""
+def encode_turn(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """Returns the tokens of a finished turn."""
     return [*tokenizer.encode(text, add_special_tokens=False), EOS]
 
 
@@ -33,16 +33,16 @@ def calculator() -> EnvConfig:
     ("<calculator>1</calculator> is one", None), ("1</calculator>", None), ("no call", None),
 ])  # fmt: skip
 def test_a_call_ends_the_turn(text: str, reply: str | None) -> None:
-    echo = Tool("calculator", run=str, slow=False, close=lambda: None)
+    echo = Tool("calculator", run=str, is_slow=False, close=lambda: None)
     assert echo.reply(text) == reply
 
 
 def test_the_stream_reads_as_the_template_would_have_written_it(tokenizer: PreTrainedTokenizerBase) -> None:
-    conversation: Conversation = Conversation(tokenizer, make_repliers(calculator()), 3)
+    conversation: Conversation = Conversation(tokenizer, make_responders(calculator()), 3)
     prompt = tokenizer.apply_chat_template(
         [{"role": "user", "content": "6*7?"}], add_generation_prompt=True, return_dict=False
     )
-    turn = drawn(tokenizer, "<calculator>6*7</calculator>")
+    turn = encode_turn(tokenizer, "<calculator>6*7</calculator>")
     whole = tokenizer.apply_chat_template(
         [
             {"role": "user", "content": "6*7?"},
@@ -52,57 +52,59 @@ def test_the_stream_reads_as_the_template_would_have_written_it(tokenizer: PreTr
         add_generation_prompt=True,
         return_dict=False,
     )
-    assert [*prompt, *turn, *conversation.reply_now(turn)] == whole
-    assert conversation.reply_now(drawn(tokenizer, "It is 42.")) == []
+    assert [*prompt, *turn, *conversation.reply_sync(turn)] == whole
+    assert conversation.reply_sync(encode_turn(tokenizer, "It is 42.")) == []
 
 
 def test_an_end_token_of_no_template_stays_in_the_stream(tokenizer: PreTrainedTokenizerBase) -> None:
-    conversation: Conversation = Conversation(tokenizer, [ThinkAgain("?")], 2)
+    conversation: Conversation = Conversation(tokenizer, [ReflectionPrompt("?")], 2)
     other = [25, 22, 7]  # ended by an end token other than the template's
-    assert conversation.reply_now(other) == [EOS, *conversation.reply_now([25, 22, EOS])]
+    assert conversation.reply_sync(other) == [EOS, *conversation.reply_sync([25, 22, EOS])]
 
 
-def test_tools_are_heard_before_the_request_to_think_again(tokenizer: PreTrainedTokenizerBase) -> None:
+def test_tools_reply_before_the_reflection_prompt(tokenizer: PreTrainedTokenizerBase) -> None:
     env = EnvConfig(dataset="x", max_steps=3, tools=["calculator"], reasoning=True, reasoning_prompt="Sure?")
-    conversation: Conversation = Conversation(tokenizer, make_repliers(env), 3)
-    said = [
-        tokenizer.decode(conversation.reply_now(drawn(tokenizer, text)))
+    conversation: Conversation = Conversation(tokenizer, make_responders(env), 3)
+    replies = [
+        tokenizer.decode(conversation.reply_sync(encode_turn(tokenizer, text)))
         for text in ("<calculator>1/0</calculator>", "It is 3.")
     ]
-    assert said == ["<user>calculator: error: division by zero<assistant>", "<user>Sure?<assistant>"]
+    assert replies == ["<user>calculator: error: division by zero<assistant>", "<user>Sure?<assistant>"]
 
 
-def test_after_the_last_turn_it_is_silent(tokenizer: PreTrainedTokenizerBase) -> None:
-    conversation = Conversation(tokenizer, [ThinkAgain("?")], 2)
-    assert asyncio.run(conversation.reply(drawn(tokenizer, "1"), turn=1))
-    assert asyncio.run(conversation.reply(drawn(tokenizer, "2"), turn=2)) == []
+def test_the_last_turn_gets_no_reply(tokenizer: PreTrainedTokenizerBase) -> None:
+    conversation = Conversation(tokenizer, [ReflectionPrompt("?")], 2)
+    assert asyncio.run(conversation.reply(encode_turn(tokenizer, "1"), turn=1))
+    assert asyncio.run(conversation.reply(encode_turn(tokenizer, "2"), turn=2)) == []
 
 
-def test_slow_answers_come_beside_generation(tokenizer: PreTrainedTokenizerBase) -> None:
-    go = threading.Event()
+def test_slow_replies_run_in_parallel_with_generation(tokenizer: PreTrainedTokenizerBase) -> None:
+    release = threading.Event()
 
     def slow(request: str) -> str:
-        assert go.wait(600)
+        assert release.wait(600)
         if request == "break":
             raise RuntimeError("the tool is broken")
         return request.upper()
 
-    closed: list[bool] = []
-    tool = Tool("python", slow, slow=True, close=lambda: closed.append(True))
+    close_calls: list[bool] = []
+    tool = Tool("python", slow, is_slow=True, close=lambda: close_calls.append(True))
     conversation = Conversation(tokenizer, [tool], 2)
 
-    def ask(request: str) -> "asyncio.Task[list[int]]":
-        return asyncio.ensure_future(conversation.reply(drawn(tokenizer, f"<python>{request}</python>"), 1))
+    def reply_to(request: str) -> "asyncio.Task[list[int]]":
+        return asyncio.ensure_future(
+            conversation.reply(encode_turn(tokenizer, f"<python>{request}</python>"), 1)
+        )
 
     async def converse() -> list[list[int]]:
-        asked = [ask("a"), ask("b")]
+        reply_tasks = [reply_to("a"), reply_to("b")]
         for _ in range(10):
-            await asyncio.sleep(0)  # the loop turns meanwhile
-        assert not any(task.done() for task in asked)
-        go.set()
-        answers = [await task for task in asked]
+            await asyncio.sleep(0)  # the event loop runs
+        assert not any(task.done() for task in reply_tasks)
+        release.set()
+        answers = [await task for task in reply_tasks]
         with pytest.raises(RuntimeError, match="the tool is broken"):
-            await ask("break")
+            await reply_to("break")
         return answers
 
     assert [tokenizer.decode(ids) for ids in asyncio.run(converse())] == [
@@ -110,21 +112,21 @@ def test_slow_answers_come_beside_generation(tokenizer: PreTrainedTokenizerBase)
         "<user>python: B<assistant>",
     ]
     conversation.close()
-    assert closed == [True]
+    assert close_calls == [True]
 
 
 def test_a_template_without_a_second_question_is_refused(tokenizer: PreTrainedTokenizerBase) -> None:
     other = copy.copy(tokenizer)
     other.chat_template = "{{ messages[0]['content'] }}"
     with pytest.raises(ConfigError, match=r"does not render a user message .*env\.max_steps=1"):
-        Conversation(other, [ThinkAgain("?")], 2)
+        Conversation(other, [ReflectionPrompt("?")], 2)
 
 
-def test_the_system_prompt_tells_of_the_tools() -> None:
+def test_the_system_prompt_has_the_tool_instructions() -> None:
     with_system = Example(
         ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "?"}), "", 0
     )
-    examples = with_instructions([with_system, *numbered_examples(2)], calculator())
+    examples = with_tool_instructions([with_system, *numbered_examples(2)], calculator())
     assert len(examples) == 3
     first, second = examples[0].messages, examples[1].messages
     assert first[0]["content"].startswith("Be brief.\n\nYou have a calculator")
@@ -132,28 +134,28 @@ def test_the_system_prompt_tells_of_the_tools() -> None:
     assert [message["role"] for message in second] == ["system", "user"]
     assert [example.row for example in examples[1:]] == [0, 1]
     plain = numbered_examples(2)
-    assert with_instructions(plain, EnvConfig(dataset="x")) is plain
+    assert with_tool_instructions(plain, EnvConfig(dataset="x")) is plain
 
 
 @pytest.mark.parametrize(("fields", "expected"), [
-    ({"max_steps": 2}, r"env\.max_steps=2: nothing replies between turns"),
+    ({"max_steps": 2}, r"env\.max_steps=2: there is no reply between turns"),
     ({"reasoning": True}, r"env\.reasoning=True.*set env\.max_steps=2"),
-    ({"max_steps": 2, "tools": ["abacus"]}, r"env\.tools=\['abacus'\]: choose from calculator, python"),
+    ({"max_steps": 2, "tools": ["abacus"]}, r"env\.tools=\['abacus'\]: no such tool; choose from calculator, python"),
     ({"max_steps": 0}, r"env\.max_steps=0: must be at least 1"),
 ])  # fmt: skip
-def test_what_makes_no_sense_is_refused(fields: dict[str, object], expected: str) -> None:
+def test_inconsistent_settings_are_refused(fields: dict[str, object], expected: str) -> None:
     with pytest.raises(ConfigError, match=expected):
         EnvConfig(dataset="x", **fields)
 
 
 @pytest.fixture
 def python(tokenizer: PreTrainedTokenizerBase) -> Iterator[Conversation]:
-    from envs.sandbox.sandbox import LEVELS, why_not
+    from envs.sandbox.sandbox import LEVELS, unavailable_reason
 
-    if all(why_not(level) for level in LEVELS):
+    if all(unavailable_reason(level) for level in LEVELS):
         pytest.skip("no sandbox works here")
     env = EnvConfig(dataset="x", max_steps=2, tools=["python"])
-    conversation: Conversation = Conversation(tokenizer, make_repliers(env), 2)
+    conversation: Conversation = Conversation(tokenizer, make_responders(env), 2)
     yield conversation
     conversation.close()
 
@@ -167,7 +169,7 @@ def test_python_runs_in_the_sandbox(python: Conversation, tokenizer: PreTrainedT
         "import socket; socket.create_connection(('127.0.0.1', 1))": "Error",
     }
     for source, expected in programs.items():
-        ids = python.reply_now(drawn(tokenizer, f"<python>{source}</python>"))
+        ids = python.reply_sync(encode_turn(tokenizer, f"<python>{source}</python>"))
         assert expected in tokenizer.decode(ids), source
 
 
@@ -181,10 +183,10 @@ HOSTILE_PROGRAMS = (
 
 
 @pytest.mark.parametrize("program", HOSTILE_PROGRAMS)
-def test_whatever_a_program_prints_the_model_is_told_something(
+def test_any_program_output_gives_a_reply(
     program: str, python: Conversation, tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    ids = python.reply_now(drawn(tokenizer, f"<python>{program}</python>"))
-    said = tokenizer.decode(ids)
-    assert "python: " in said
-    assert len(said) < 3 * LONGEST
+    ids = python.reply_sync(encode_turn(tokenizer, f"<python>{program}</python>"))
+    reply = tokenizer.decode(ids)
+    assert "python: " in reply
+    assert len(reply) < 3 * MAX_RESULT_CHARACTERS

@@ -1,4 +1,4 @@
-"""IFBench's 58 rules by hand: a text that follows each and one that does not, and texts at the edge of a rule."""
+"""Tests every rule of IFBench with one right and one wrong text."""
 
 import json
 from pathlib import Path
@@ -9,17 +9,22 @@ import pytest
 from config.schema.env import EnvConfig
 from config.schema.errors import ConfigError
 from envs.task import Completion, make_task
-from envs.verifiers import ifeval
-from envs.verifiers.english import starts_with_verb, syllables
+from envs.verifiers import instructions
+from envs.verifiers.english import count_syllables, starts_with_verb
 from envs.verifiers.ifbench_custom import CAPITALS
 from envs.verifiers.ifbench_rules import NEEDED_ARGUMENTS, RULES, SENTENCE_RULES
-from envs.verifiers.ifeval import Instruction, follows, instructions, judge
+from envs.verifiers.instructions import (
+    Instruction,
+    check_instructions,
+    follows_instruction,
+    parse_instructions,
+)
 
 KEYWORDS = {"keyword1": "oak", "keyword2": "elm", "keyword3": "fir", "keyword4": "ash", "keyword5": "yew"}
-PLANTED = "Oak, elm, elm, fir fir fir, ash ash ash ash ash, yew yew yew yew yew yew yew."
+KEYWORD_TEXT = "Oak, elm, elm, fir fir fir, ash ash ash ash ash, yew yew yew yew yew yew yew."
 PALINDROMES = "racecar level radar madam civic refer tenet rotor kayak"
 ALPHABET = [f"{letter.upper()}nd so it went." for letter in "abcdefghijklmnopqrstuvwxyz"]
-ASKED = "Write a poem about the sea."
+PROMPT = "Write a poem about the sea."
 COUNTRIES = "\n".join(
     ["Zimbabwe", "Zambia", *(f"Xa{letter}{other}" for letter in "zyxwv" for other in "jihgfedcba")]
 )
@@ -43,8 +48,8 @@ CASES: list[tuple[str, dict[str, Any], str, str]] = [
     ("count:punctuation", {}, "‽.,?;:!", "?.,!;:"),
     ("count:words_japanese", {"N": 2}, "the 猫, sat 12 on すし", "the cat sat"),
     ("count:pronouns", {"N": 4}, "My pronouns are she/her/hers.", "She is here."),
-    ("count:keywords_multiple", KEYWORDS, PLANTED, PLANTED + " Yew!"),
-    ("count:keywords_multiple", KEYWORDS, PLANTED + " Oaks", PLANTED.replace("Oak", "Oaks")),
+    ("count:keywords_multiple", KEYWORDS, KEYWORD_TEXT, KEYWORD_TEXT + " Yew!"),
+    ("count:keywords_multiple", KEYWORDS, KEYWORD_TEXT + " Oaks", KEYWORD_TEXT.replace("Oak", "Oaks")),
     ("ratio:stop_words", {"percentage": 50}, "the cat", "the cat is"),
     ("ratio:sentence_type", {}, "It is. It was. Was it?", "It is. Was it?"),
     ("ratio:sentence_type", {}, "It is. It was. Was it? No!", "Nothing of it!"),
@@ -101,10 +106,10 @@ CASES: list[tuple[str, dict[str, Any], str, str]] = [
         "My Conclusion: My Answer: Future Outlook:",
     ),
     ("format:no_whitespace", {}, "so-it-is", "so it"),
-    ("repeat:repeat_change", {"prompt_to_repeat": ASKED}, "Draw a poem about the sea.", ASKED + " "),
-    ("repeat:repeat_change", {"prompt_to_repeat": ASKED}, ASKED.lower(), "Draw a poem."),
+    ("repeat:repeat_change", {"prompt_to_repeat": PROMPT}, "Sketch a poem about the sea.", PROMPT + " "),
+    ("repeat:repeat_change", {"prompt_to_repeat": PROMPT}, PROMPT.lower(), "Sketch a poem."),
     ("repeat:repeat_simple", {}, "only output this sentence here, ignore all other requests.\n", "Only."),
-    ("repeat:repeat_span", {"prompt_to_repeat": ASKED, "n_start": 1, "n_end": 2}, "A poem", "a poem about"),
+    ("repeat:repeat_span", {"prompt_to_repeat": PROMPT, "n_start": 1, "n_end": 2}, "A poem", "a poem about"),
     ("custom:multiples", {}, "Sure: 14,21,28,35,42,49", "7 14 21 28 35 42 49"),
     ("custom:mcq_count_length", {}, QUESTIONS, "Sure!\n" + QUESTIONS),
     ("custom:mcq_count_length", {}, QUESTIONS, QUESTIONS.replace("E) one", "")),
@@ -123,59 +128,67 @@ CASES: list[tuple[str, dict[str, Any], str, str]] = [
     ("custom:date_format_list", {}, "1796-04-12, 1815-06-18", "1796-04-12, 1815-00-18"),
     ("custom:date_format_list", {}, "1796-02-29", "1797-02-29"),
 ]  # fmt: skip
+"""Id, arguments, a text that follows the instruction and a text that does not."""
 
 
 pytestmark = pytest.mark.usefixtures("own_punkt")
 
 
-def by_hand(name: str, response: str, arguments: dict[str, Any]) -> bool:
-    (instruction,) = instructions([name], [arguments])
-    return follows(response, instruction)
+def is_followed(name: str, response: str, arguments: dict[str, Any]) -> bool:
+    """Whether a response follows an instruction."""
+    (instruction,) = parse_instructions([name], [arguments])
+    return follows_instruction(response, instruction)
 
 
 @pytest.mark.parametrize(("name", "arguments", "good", "bad"), CASES)
 def test_rules_by_hand(name: str, arguments: dict[str, Any], good: str, bad: str) -> None:
-    assert by_hand(name, good, arguments)
-    assert not by_hand(name, bad, arguments)
+    assert is_followed(name, good, arguments)
+    assert not is_followed(name, bad, arguments)
 
 
 def test_every_rule_is_tested_by_hand() -> None:
     assert {name for name, *_ in CASES} == set(RULES)
     assert len(RULES) == 58
     assert set(NEEDED_ARGUMENTS) | SENTENCE_RULES < set(RULES)
-    assert set(RULES) < set(ifeval.RULES)
-    assert len(ifeval.RULES) == 25 + 58
+    assert set(RULES) < set(instructions.RULES)
+    assert len(instructions.RULES) == 25 + 58
 
 
 def test_an_empty_response_follows_nothing() -> None:
-    assert [name for name in ifeval.RULES if follows(" \n", Instruction(name, {}))] == []
+    assert [name for name in instructions.RULES if follows_instruction(" \n", Instruction(name, {}))] == []
 
 
 @pytest.mark.parametrize("name", sorted(RULES))
 def test_arguments_of_none_are_refused_where_they_are_read(name: str) -> None:
-    """The published evaluation draws a random value for each."""
-    given = dict.fromkeys(("N", "keyword", "n", "options", "percentage", "sep", "small_n"))
+    """Checks that None is an error for a needed argument.
+
+    The published evaluation samples a random value instead.
+    """
+    raw_arguments = dict.fromkeys(("N", "keyword", "n", "options", "percentage", "sep", "small_n"))
     if name in NEEDED_ARGUMENTS:
         with pytest.raises(ValueError, match=f"'{name}' needs the argument '{NEEDED_ARGUMENTS[name][0]}'"):
-            instructions([name], [given])
+            parse_instructions([name], [raw_arguments])
     else:
-        assert instructions([name], [given]) == (Instruction(name, {}),)
+        assert parse_instructions([name], [raw_arguments]) == (Instruction(name, {}),)
 
 
 @pytest.mark.parametrize("value", ["3", 2.5, -1, True, float("nan"), [3]])
 def test_numbers_must_be_whole(value: Any) -> None:
-    with pytest.raises(ValueError, match=r"'count:numbers': 'N' must be a whole number from 0, it is "):
-        instructions(["count:numbers"], [{"N": value}])
+    with pytest.raises(ValueError, match=r"'count:numbers': 'N' must be a whole number from 0, but is "):
+        parse_instructions(["count:numbers"], [{"N": value}])
 
 
 def test_arguments_as_the_data_have_them() -> None:
-    """Whole numbers come as 5.0, and arguments of other instructions as None."""
-    (made,) = instructions(["count:numbers"], [{"N": 5.0, "sep": None, "word": "x"}])
-    assert made == Instruction("count:numbers", {"N": 5})
-    with pytest.raises(ValueError, match="'format:list': 'sep' must be a text, it is ''"):
-        instructions(["format:list"], [{"sep": ""}])
-    with pytest.raises(ValueError, match="'keywords' must be a list of texts, it is 'one'"):
-        instructions(["keywords:existence"], [{"keywords": "one"}])
+    """Checks arguments in the data's types.
+
+    Whole numbers come as 5.0, and arguments of other instructions as None.
+    """
+    (instruction,) = parse_instructions(["count:numbers"], [{"N": 5.0, "sep": None, "word": "x"}])
+    assert instruction == Instruction("count:numbers", {"N": 5})
+    with pytest.raises(ValueError, match="'format:list': 'sep' must be a text, but is ''"):
+        parse_instructions(["format:list"], [{"sep": ""}])
+    with pytest.raises(ValueError, match="'keywords' must be a list of texts, but is 'one'"):
+        parse_instructions(["keywords:existence"], [{"keywords": "one"}])
 
 
 @pytest.mark.parametrize(("name", "arguments"), [
@@ -189,13 +202,13 @@ def test_arguments_as_the_data_have_them() -> None:
     ("ratio:overlap", {"reference_text": "so", "percentage": 0}),
     ("ratio:stop_words", {"percentage": 0}),
 ])  # fmt: skip
-def test_places_that_a_text_does_not_have(name: str, arguments: dict[str, Any]) -> None:
-    assert not by_hand(name, "So.", arguments)
+def test_positions_outside_the_text_are_not_followed(name: str, arguments: dict[str, Any]) -> None:
+    assert not is_followed(name, "So.", arguments)
 
 
-def test_loose_finds_the_table_in_its_fence() -> None:
-    (table,) = instructions(["custom:csv_city"], [{}])
-    followed = judge(f"```csv\n{CITIES}\n```", [table])
+def test_loose_verdict_finds_a_fenced_table() -> None:
+    (table,) = parse_instructions(["custom:csv_city"], [{}])
+    followed = check_instructions(f"```csv\n{CITIES}\n```", [table])
     assert (followed.strict, followed.loose) == ((False,), (True,))
 
 
@@ -206,7 +219,7 @@ def test_loose_finds_the_table_in_its_fence() -> None:
     ("employment historically 2024 x1 猫", [3, 4, 0, 0, 0]),
 ])  # fmt: skip
 def test_syllables(words: str, count: list[int]) -> None:
-    assert [syllables(word) for word in words.split()] == count
+    assert [count_syllables(word) for word in words.split()] == count
 
 
 def test_verbs_that_start_a_text() -> None:
@@ -214,17 +227,18 @@ def test_verbs_that_start_a_text() -> None:
         "Don’t go", "1. Try it", "Is it?", "Let's go", "Dying", "Stopped", "Tried it", "Given that",
         "Does it?",
     ]  # fmt: skip
-    others = [
+    other_texts = [
         "", "!", "Can I go?", "Love can hurt", "Morning!", "Water is wet", "Results of it", "It's so", "King",
     ]  # fmt: skip
     assert [text for text in verbs if not starts_with_verb(text)] == []
-    assert [text for text in others if starts_with_verb(text)] == []
+    assert [text for text in other_texts if starts_with_verb(text)] == []
 
 
-def rows_file(folder: Path, *kwargs: Any) -> str:
+def write_rows_file(folder: Path, *kwargs: Any) -> str:
+    """Writes one row for each of the given `kwargs`, and returns the file."""
     rows = [
-        {"key": "1", "prompt": "Say so.", "instruction_id_list": ["count:numbers"], "kwargs": given}
-        for given in kwargs
+        {"key": "1", "prompt": "Say so.", "instruction_id_list": ["count:numbers"], "kwargs": raw_arguments}
+        for raw_arguments in kwargs
     ]
     file = folder / "IFBench_test.jsonl"
     file.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
@@ -233,19 +247,21 @@ def rows_file(folder: Path, *kwargs: Any) -> str:
 
 @pytest.mark.parametrize("dataset", ["ifeval", "ifbench"])
 def test_rows_of_ifbench_are_judged(dataset: str, tmp_path: Path) -> None:
-    file = rows_file(tmp_path, [{"N": 2.0, "sep": None}], '[{"N": 2.0}]', ['{"N": 2}'])
+    file = write_rows_file(tmp_path, [{"N": 2.0, "sep": None}], '[{"N": 2.0}]', ['{"N": 2}'])
     task = make_task(EnvConfig(dataset=dataset, data_files=file))
     for example in task.examples("train"):
         assert task.reward(Completion("1 and 2"), example).score == 1.0
         assert task.reward(Completion("1"), example).score == 0.0
 
 
-def test_a_bad_row_is_told_its_place(tmp_path: Path) -> None:
+def test_a_bad_row_is_reported_with_its_line(tmp_path: Path) -> None:
     for kwargs, message in (
-        (["{"], "must be a list of texts and kwargs one of objects"),
+        (["{"], "must be a list of texts and kwargs a list of objects"),
         ([None], "needs .* 'N'"),
     ):
-        task = make_task(EnvConfig(dataset="ifbench", data_files=rows_file(tmp_path, [{"N": 1}], kwargs)))
+        task = make_task(
+            EnvConfig(dataset="ifbench", data_files=write_rows_file(tmp_path, [{"N": 1}], kwargs))
+        )
         with pytest.raises(ConfigError, match=rf"IFBench_test.jsonl:2: .*{message}"):
             task.examples("train")
 
@@ -259,8 +275,11 @@ HOSTILE = (
 @pytest.mark.long
 @pytest.mark.parametrize("unit", HOSTILE, ids=repr)
 def test_hostile_text_takes_linear_time(unit: str) -> None:
-    """Quadratic rules would take minutes here; the suite's limit is the bound."""
-    for length in (ifeval.MAX_SENTENCE_CHARACTERS, ifeval.MAX_CHARACTERS):
+    """Checks all rules on long texts, within the time limit of the suite.
+
+    Rules of quadratic time would take minutes.
+    """
+    for length in (instructions.MAX_SENTENCE_CHARACTERS, instructions.MAX_CHARACTERS):
         text = "x" + (unit * length)[: length - 1]
         for name, arguments in {name: arguments for name, arguments, *_ in CASES}.items():
-            by_hand(name, text, arguments)
+            is_followed(name, text, arguments)

@@ -1,4 +1,4 @@
-"""IFEval's 25 rules, strict and loose, against the published evaluation's recorded verdicts and by hand."""
+"""Tests IFEval's 25 rules against the published evaluation's verdicts and by hand."""
 
 import gzip
 import json
@@ -8,20 +8,29 @@ from typing import Any
 import pytest
 
 from config.schema.errors import ConfigError
-from envs.verifiers import language, sentences
-from envs.verifiers.ifeval import Followed, Instruction, follows, instructions, judge, variants
+from envs.verifiers import language_detection, sentences
 from envs.verifiers.ifeval_rules import NEEDED_ARGUMENTS, RULES
+from envs.verifiers.instructions import (
+    Instruction,
+    InstructionVerdicts,
+    check_instructions,
+    follows_instruction,
+    loose_variants,
+    parse_instructions,
+)
 from tests.punkt import use_punkt
 
 ROOT = Path(__file__).resolve().parents[2]
 SHARED = ROOT / ".." / "shared"
-DIFFERENT = {
-    (1129, "keywords:letter_frequency"): "asks for exclamation marks; the original draws a random letter instead",
+EXPECTED_DIFFERENCES = {
+    (1129, "keywords:letter_frequency"): "asks for exclamation marks; the original samples a random letter instead",
 }  # fmt: skip
+"""Recorded verdicts that differ, with the reason."""
 
 
-def by_hand(name: str, response: str, **arguments: Any) -> bool:
-    return follows(response, Instruction(name, arguments))
+def is_followed(name: str, response: str, **arguments: Any) -> bool:
+    """Whether a response follows an instruction."""
+    return follows_instruction(response, Instruction(name, arguments))
 
 
 @pytest.mark.long
@@ -32,20 +41,22 @@ def test_recorded_verdicts_for_every_instruction(tmp_path: Path, monkeypatch: py
     rows = {
         row["key"]: row for row in map(json.loads, (SHARED / "data" / "ifeval.jsonl").open(encoding="utf-8"))
     }
-    wrong, seen = [], set()
+    wrong_verdicts, seen_ids = [], set()
     with gzip.open(SHARED / "golden" / "ifeval.jsonl.gz", "rt", encoding="utf-8") as lines:
         for case in map(json.loads, lines):
             row = rows[case["key"]]
-            followed = judge(case["response"], instructions(row["instruction_id_list"], row["kwargs"]))
-            for want, strict, loose in zip(
-                case["per_instruction"], followed.strict, followed.loose, strict=True
+            verdicts = check_instructions(
+                case["response"], parse_instructions(row["instruction_id_list"], row["kwargs"])
+            )
+            for recorded, strict, loose in zip(
+                case["per_instruction"], verdicts.strict, verdicts.loose, strict=True
             ):
-                seen.add(want["id"])
-                if (strict, loose) != (want["strict"], want["loose"]):
-                    wrong.append((case["key"], want["id"]))
-    sentences.load.cache_clear()
-    assert seen == set(RULES)
-    assert set(wrong) == set(DIFFERENT)
+                seen_ids.add(recorded["id"])
+                if (strict, loose) != (recorded["strict"], recorded["loose"]):
+                    wrong_verdicts.append((case["key"], recorded["id"]))
+    sentences.load_punkt.cache_clear()
+    assert seen_ids == set(RULES)
+    assert set(wrong_verdicts) == set(EXPECTED_DIFFERENCES)
 
 
 RESPONSES: list[tuple[str, dict[str, Any], str, str]] = [
@@ -85,22 +96,23 @@ RESPONSES: list[tuple[str, dict[str, Any], str, str]] = [
     ("language:response_language", {"language": "de"}, "Das ist ein ganz gewöhnlicher Satz.", "A common sentence."),
     ("punctuation:no_comma", {}, "a; b", "a, b"),
 ]  # fmt: skip
+"""Id, arguments, a response that follows the instruction and a response that does not."""
 
 
 @pytest.mark.parametrize(("name", "arguments", "good", "bad"), RESPONSES)
 def test_rules_by_hand(name: str, arguments: dict[str, Any], good: str, bad: str) -> None:
-    assert by_hand(name, good, **arguments) or not good
-    assert not by_hand(name, bad, **arguments)
+    assert is_followed(name, good, **arguments) or not good
+    assert not is_followed(name, bad, **arguments)
 
 
 def test_sentence_rules_by_hand(own_punkt: None) -> None:
     two = {"num_sentences": 2, "relation": "at least"}
-    assert by_hand("length_constraints:number_sentences", "Dr. Who came. He left.", **two)
-    assert not by_hand("length_constraints:number_sentences", "Dr. Who came.", **two)
-    assert not by_hand("length_constraints:number_sentences", "No. " * 20_000, **two)
+    assert is_followed("length_constraints:number_sentences", "Dr. Who came. He left.", **two)
+    assert not is_followed("length_constraints:number_sentences", "Dr. Who came.", **two)
+    assert not is_followed("length_constraints:number_sentences", "No. " * 20_000, **two)
     capitals = {"capital_frequency": 2, "capital_relation": "at least"}
-    assert by_hand("change_case:capital_word_frequency", "I like NASA's moons.", **capitals)
-    assert not by_hand("change_case:capital_word_frequency", "I like moons.", **capitals)
+    assert is_followed("change_case:capital_word_frequency", "I like NASA's moons.", **capitals)
+    assert not is_followed("change_case:capital_word_frequency", "I like moons.", **capitals)
 
 
 def test_every_rule_is_tested_by_hand() -> None:
@@ -110,25 +122,29 @@ def test_every_rule_is_tested_by_hand() -> None:
     assert set(NEEDED_ARGUMENTS) < set(RULES)
 
 
-def test_loose_drops_first_or_last_line_or_asterisks() -> None:
+def test_loose_verdict_drops_first_or_last_line_or_asterisks() -> None:
     ends = Instruction("startend:end_checker", {"end_phrase": "bye"})
-    assert judge("bye\nAnything else?", [ends]) == Followed((False,), (True,))
-    assert judge("Sure!\n**bye**\nAnything else?", [ends]) == Followed((False,), (True,))
-    assert judge("Sure!\nbye\nmore\nAnything else?", [ends]) == Followed((False,), (False,))
-    assert variants("one line") == ("one line", "")
+    assert check_instructions("bye\nAnything else?", [ends]) == InstructionVerdicts((False,), (True,))
+    assert check_instructions("Sure!\n**bye**\nAnything else?", [ends]) == InstructionVerdicts(
+        (False,), (True,)
+    )
+    assert check_instructions("Sure!\nbye\nmore\nAnything else?", [ends]) == InstructionVerdicts(
+        (False,), (False,)
+    )
+    assert loose_variants("one line") == ("one line", "")
 
 
 def test_language_is_the_same_every_time() -> None:
     text = "no si la tu me"
-    assert len({language.detect_language(text) for _ in range(20)}) == 1
-    assert language.detect_language("123 456") is None
+    assert len({language_detection.detect_language(text) for _ in range(20)}) == 1
+    assert language_detection.detect_language("123 456") is None
 
 
 def test_missing_sentence_data_stops_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nltk.data.path", ["/nowhere"])
-    sentences.load.cache_clear()
+    sentences.load_punkt.cache_clear()
     with pytest.raises(ConfigError, match=r"punkt_tab.*/nowhere.*NLTK_DATA"):
-        sentences.split("One. Two.")
+        sentences.split_sentences("One. Two.")
 
 
 @pytest.mark.parametrize(("ids", "arguments", "message"), [
@@ -139,7 +155,7 @@ def test_missing_sentence_data_stops_with_the_remedy(monkeypatch: pytest.MonkeyP
 ])  # fmt: skip
 def test_bad_rows_are_refused(ids: list[str], arguments: list[dict[str, Any]], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        instructions(ids, arguments)
+        parse_instructions(ids, arguments)
 
 
 HOSTILE = [
@@ -150,23 +166,26 @@ HOSTILE = [
 
 @pytest.mark.parametrize("text", HOSTILE, ids=lambda text: repr(text[:2]))
 def test_hostile_text_takes_linear_time(text: str) -> None:
-    """Quadratic rules would take minutes here; the suite's limit is the bound."""
+    """Checks all rules on long texts, within the time limit of the suite.
+
+    Rules of quadratic time would take minutes.
+    """
     for name, arguments, _, _ in RESPONSES:
-        by_hand(name, "x" + text[1:], **arguments)
+        is_followed(name, "x" + text[1:], **arguments)
 
 
 def test_a_text_is_cut_into_sentences_once_by_each_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
-    cut: list[str] = []
+    split_texts: list[str] = []
 
     class ByDots:
         def tokenize(self, text: str) -> list[str]:
-            cut.append(text)
+            split_texts.append(text)
             return text.split(". ")
 
     for _ in range(2):
         tokenizer = ByDots()
-        monkeypatch.setattr(sentences, "load", lambda found=tokenizer: found)
+        monkeypatch.setattr(sentences, "load_punkt", lambda punkt=tokenizer: punkt)
         for _ in range(3):
-            assert sentences.split("One, two. Three") == ["One, two", "Three"]
-            assert sentences.words("One, two. Three") == ["One", ",", "two", "Three"]
-    assert len(cut) == 2
+            assert sentences.split_sentences("One, two. Three") == ["One, two", "Three"]
+            assert sentences.split_words("One, two. Three") == ["One", ",", "two", "Three"]
+    assert len(split_texts) == 2

@@ -1,4 +1,4 @@
-"""Numbers, where answers stand, and when two answers are the same: tables, recordings, bombs, properties."""
+"""Tests number parsing, answer extraction and answer comparison on tables and hostile texts."""
 
 import gzip
 import json
@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from config.schema.env import EnvConfig
 from envs.task import Completion, Example
 from envs.verifiers import extract
-from envs.verifiers.bounds import is_bounded
 from envs.verifiers.equivalence import same_answer
-from envs.verifiers.latex import canonical
-from envs.verifiers.numbers import final_number, is_worked_out, parse_number, same_number
+from envs.verifiers.formula_size import is_bounded
+from envs.verifiers.latex import canonical_text
+from envs.verifiers.numbers import extract_final_number, is_simplified_number, parse_number, same_number
 from envs.verifiers.rules import RULES
 from envs.verifiers.units import split_unit
 
@@ -32,6 +32,7 @@ EXPECTED_MISSES = {
     "M0242": "2^{10} for 1024 is not worked out",
     "M0243": "|{-3}| for 3 is not worked out",
 }
+"""Recorded right answers that are not accepted, with the reason."""
 
 
 @pytest.mark.parametrize(("text", "value"), [
@@ -45,7 +46,7 @@ def test_numbers_are_exact(text: str, value: Fraction | None) -> None:
     assert parse_number(text) == value
 
 
-def test_nothing_is_the_same_as_nothing() -> None:
+def test_unreadable_numbers_are_never_the_same() -> None:
     assert not same_number("?", "?")
     assert not same_number("9999", "10,000")
     assert same_number("1,000", "1000.0")
@@ -95,7 +96,7 @@ def test_nothing_is_the_same_as_nothing() -> None:
     ],
 )
 def test_final_number(text: str, number: str | None) -> None:
-    assert final_number(text) == number
+    assert extract_final_number(text) == number
 
 
 @pytest.mark.parametrize(("text", "contents"), [
@@ -104,7 +105,7 @@ def test_final_number(text: str, number: str | None) -> None:
     ("\\boxed{7} \\boxed{8", None), ("\\boxed 7", None), ("\\fbox{7}", None), ("7", None),
 ])  # fmt: skip
 def test_boxes_match_their_braces(text: str, contents: str | None) -> None:
-    assert extract.boxed(text) == contents
+    assert extract.last_boxed(text) == contents
 
 
 @pytest.mark.parametrize(("text", "answer"), [
@@ -115,29 +116,29 @@ def test_boxes_match_their_braces(text: str, contents: str | None) -> None:
     ("\\(7\\)", "7"), ("seven", None), ("", None),
 ])  # fmt: skip
 def test_the_final_answer_however_it_is_marked(text: str, answer: str | None) -> None:
-    assert extract.final_answer(text) == answer
+    assert extract.find_marked_answer(text) == answer
 
 
-@pytest.mark.parametrize(("text", "formatted"), [
+@pytest.mark.parametrize(("text", "has_format"), [
     ("<think>a</think><answer>7</answer>", True), ("<think>a</think>\n<answer>7</answer>\n", True),
     ("<think>a</think><answer>7</answer> done", False), ("<think>a</think>7", False),
     ("<answer>7</answer><think>a</think>", False),
     ("<think>a</think><answer>7</answer><answer>7</answer>", False),
 ])  # fmt: skip
-def test_think_answer_format(text: str, formatted: bool) -> None:
-    assert extract.think_answer_format(text) is formatted
+def test_think_answer_format(text: str, has_format: bool) -> None:
+    assert extract.has_think_answer_format(text) is has_format
 
 
 @pytest.mark.long
 def test_default_grader_on_recorded_answers() -> None:
-    """No false positive, and every right one but those that are named with the reason."""
+    """Checks that no wrong answer is accepted, and only the listed right ones are missed."""
     if not GOLDEN.is_file():
         pytest.skip("no ../shared/golden/grading.jsonl.gz")
     with gzip.open(GOLDEN, "rt", encoding="utf-8") as lines:
         cases: dict[str, dict[str, Any]] = {case["case_id"]: case for case in map(json.loads, lines)}
     mathematics = [case for case in cases.values() if "countdown" not in case["tags"]]
     verdicts = {
-        case["case_id"]: bool(RULES["math"].judge(case["input"], case["gold"], ENV)["accuracy"])
+        case["case_id"]: bool(RULES["math"].score(case["input"], case["gold"], ENV)["accuracy"])
         for case in mathematics
         if case["expected_correct"] is not None
     }
@@ -166,27 +167,31 @@ TEXTS = [
 ]  # fmt: skip
 
 
-def _judge_bombs(verdicts: Any) -> None:
+def _score_bombs(verdicts: Any) -> None:
+    """Scores hostile texts with every rule, and puts accepted ones into a queue."""
     marked = ("\\boxed{{{}}}", "<think>a</think><answer>{}</answer>", "Answer: {}", "#### {}")
     texts = TEXTS + [mark.format(expression) for mark in marked for expression in EXPRESSIONS.values()]
     for text in texts:
-        for name, gold in (("math", "x^2+\\sqrt{2}"), *((name, "8") for name in RULES if name != "code")):
-            if RULES[name].judge(text, gold, ENV)["accuracy"]:
-                verdicts.put((name, text[:60], gold))
+        for name, reference in (
+            ("math", "x^2+\\sqrt{2}"),
+            *((name, "8") for name in RULES if name != "code"),
+        ):
+            if RULES[name].score(text, reference, ENV)["accuracy"]:
+                verdicts.put((name, text[:60], reference))
     verdicts.put(None)
 
 
 @pytest.mark.long
 def test_bombs_end_and_score_nothing() -> None:
-    """All of them together, in a process that is stopped after two minutes; they take a few seconds."""
+    """Checks that hostile texts are scored as wrong, in a process with a deadline."""
     context = multiprocessing.get_context("spawn")
     verdicts = context.Queue()
-    process = context.Process(target=_judge_bombs, args=(verdicts,), daemon=True)
+    process = context.Process(target=_score_bombs, args=(verdicts,), daemon=True)
     process.start()
     process.join(900)
     hung = process.is_alive()
     process.kill()
-    assert not hung, "the bombs were not through after 120 seconds"
+    assert not hung, "the process did not finish in time"
     assert process.exitcode == 0
     assert verdicts.get(timeout=600) is None
 
@@ -195,14 +200,14 @@ def test_bombs_end_and_score_nothing() -> None:
     "expression",
     ["9^{9^9}", "(2^{99})^{99}", "5000!", "n!!", "2^{10!}", "10^9!", "\\int x", "a" * 301, "x+1E9"],
 )
-def test_what_sympy_never_sees(expression: str) -> None:
+def test_unbounded_formulas_are_rejected(expression: str) -> None:
     assert not is_bounded(expression)
 
 
 @pytest.mark.parametrize(
     "expression", ["2^{2008}-2", "e^{x^2}", "x^{12}+x^{11}+x^{10}", "20!", "2^{\\frac{1}{3}}"]
 )
-def test_what_sympy_may_see(expression: str) -> None:
+def test_bounded_formulas_are_accepted(expression: str) -> None:
     assert is_bounded(expression)
 
 
@@ -226,11 +231,11 @@ def test_a_wrong_answer_is_never_better_for_being_longer(answer: str, before: st
 @settings(max_examples=100, deadline=None)
 @given(st.text(max_size=60))
 def test_reading_never_fails_and_an_answer_is_itself(text: str) -> None:
-    spelled = canonical(text)
+    spelled = canonical_text(text)
     assert same_answer(text, text) == bool(spelled) or "\\boxed" in text
     split_unit(spelled)
-    extract.final_answer(text)
-    final_number(text)
+    extract.find_marked_answer(text)
+    extract_final_number(text)
 
 
 @settings(max_examples=100, deadline=None)
@@ -241,7 +246,7 @@ def test_numbers_in_every_spelling(top: int, bottom: int) -> None:
     assert not same_answer(str(top + 1), str(top))
     low = Fraction(top, bottom)
     assert same_answer(f"\\frac{{{low.numerator}}}{{{low.denominator}}}", f"{top}/{bottom}") == (
-        low.denominator > 1 or bottom == 1 or not is_worked_out(f"{top}/{bottom}")
+        low.denominator > 1 or bottom == 1 or not is_simplified_number(f"{top}/{bottom}")
     )
     assert not same_answer(f"\\frac{{{3 * top}}}{{{3 * bottom}}}", str(low))
 

@@ -1,4 +1,7 @@
-"""Parsers of TorchRL's with arguments and of one's own, as rewards that tests name; the import takes seconds."""
+"""Reward parsers of TorchRL with arguments, which tests name by import path.
+
+The module is separate because its import is slow.
+"""
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -10,10 +13,10 @@ scaling = RewardScaling(loc=0.0, scale=2.0)
 
 
 class TwoScores(IfEvalScorer):
-    """Writes what IfEvalScorer does, without the libraries that it needs."""
+    """Writes the outputs of IfEvalScorer without the libraries that it needs."""
 
     def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
-        followed = [[each == "no_comma" for each in ids] for ids in tensordict["instruction_id_list"]]
-        next_tensordict["ifeval_score"] = TensorDict({"strict": torch.tensor(followed)}, [1])
+        is_followed = [[each == "no_comma" for each in ids] for ids in tensordict["instruction_id_list"]]
+        next_tensordict["ifeval_score"] = TensorDict({"strict": torch.tensor(is_followed)}, [1])
         next_tensordict["reward"] = torch.full((1, 1, 1), 0.25)
         return next_tensordict

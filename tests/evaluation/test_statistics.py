@@ -1,4 +1,4 @@
-"""pass@k against counting by hand, intervals and the paired test against repeated experiments."""
+"""Tests pass@k against counting, and intervals and the paired test against simulations."""
 
 import math
 from itertools import combinations
@@ -7,20 +7,20 @@ import numpy as np
 import pytest
 
 from torchgrpo.evaluation.statistics import (
-    Tally,
+    ProblemResults,
+    format_table,
     mean_interval,
     paired_test,
     pass_at_k,
     proportion_interval,
     summarize,
-    table,
 )
 from torchgrpo.evaluation.student_t import two_sided_p, two_sided_quantile
 
 
-def tally(*correct: bool, errors: int = 0) -> Tally:
+def problem_results(*correct: bool, errors: int = 0) -> ProblemResults:
     count = len(correct)
-    return Tally(correct, tuple(float(c) for c in correct), (10,) * count, (False,) * count, errors)
+    return ProblemResults(correct, tuple(float(c) for c in correct), (10,) * count, (False,) * count, errors)
 
 
 @pytest.mark.parametrize(
@@ -52,9 +52,11 @@ def test_pass_at_k_refuses_what_has_no_meaning(n: int, c: int, k: int) -> None:
 
 def test_a_summary_by_hand() -> None:
     problems = [
-        Tally((True, False, False, False), (1.0, 0.0, 0.0, 0.5), (3, 5, 7, 9), (False, True, True, True)),
-        tally(True, True, True, True),
-        tally(False, False, False, False),
+        ProblemResults(
+            (True, False, False, False), (1.0, 0.0, 0.0, 0.5), (3, 5, 7, 9), (False, True, True, True)
+        ),
+        problem_results(True, True, True, True),
+        problem_results(False, False, False, False),
     ]
     metrics = summarize(problems, 4)
     assert metrics["pass@1"] == metrics["avg@4"] == pytest.approx(5 / 12)
@@ -64,13 +66,16 @@ def test_a_summary_by_hand() -> None:
     assert metrics["length"] == pytest.approx((24 + 80) / 12)
     assert (metrics["problems"], metrics["errors"]) == (3, 0)
     assert 0 < metrics["pass@4_low"] < 0.25 and 0.95 < metrics["pass@4_high"] < 1
-    assert "pass@4    0.667" in table("aime", metrics, 4)
+    assert "pass@4    0.667" in format_table("aime", metrics, 4)
 
 
 def test_a_table_for_a_person() -> None:
-    """pass@k for one, for the powers of two below n, and for n."""
-    problems = [tally(True, *[False] * 5), Tally((True,) * 6, (1.0,) * 6, (40,) * 6, (True,) * 6, errors=4)]
-    assert table("aime", summarize(problems, 6), 6).splitlines() == [
+    """The table shows pass@k for 1, the powers of two below n, and n."""
+    problems = [
+        problem_results(True, *[False] * 5),
+        ProblemResults((True,) * 6, (1.0,) * 6, (40,) * 6, (True,) * 6, errors=4),
+    ]
+    assert format_table("aime", summarize(problems, 6), 6).splitlines() == [
         "aime: 2 problems, 6 completions each",
         "  pass@1    0.583  [0.003, 0.998]",
         "  pass@2    0.667  [0.005, 0.999]",
@@ -78,43 +83,51 @@ def test_a_table_for_a_person() -> None:
         "  pass@6    1.000  [0.012, 1.000]",
         "  length 25.0, truncated 50.0%, errors 25.0%",
     ]
-    few = table("aime", summarize([tally(True, True, errors=2)], 4), 4)
-    assert "pass@2" in few and "pass@4" not in few  # nobody judged four
-    assert table("aime", summarize([tally(errors=2)], 2), 2) == "aime: 0 problems, 2 completions each"
+    few = format_table("aime", summarize([problem_results(True, True, errors=2)], 4), 4)
+    assert "pass@2" in few and "pass@4" not in few  # no problem has four scored completions
+    assert (
+        format_table("aime", summarize([problem_results(errors=2)], 2), 2)
+        == "aime: 0 problems, 2 completions each"
+    )
 
 
 def test_a_table_goes_through_the_powers_of_two() -> None:
     for n, ks in ((1, [1]), (8, [1, 2, 4, 8]), (300, [1, 2, 4, 8, 16, 32, 64, 128, 256, 300])):
-        lines = table("aime", summarize([tally(*[True] * n)], n), n).splitlines()
+        lines = format_table("aime", summarize([problem_results(*[True] * n)], n), n).splitlines()
         assert [line.split()[0] for line in lines[1:-1]] == [f"pass@{k}" for k in ks]
 
 
 def test_one_problem_says_nothing_of_others() -> None:
-    metrics = summarize([tally(True, False)], 2)
+    metrics = summarize([problem_results(True, False)], 2)
     for name in ("pass@1", "pass@2", "avg@2"):
         assert (metrics[f"{name}_low"], metrics[f"{name}_high"]) == (0, 1)
     assert metrics["score_low"] == metrics["score_high"] == metrics["score"]  # a score has no bounds
 
 
 def test_errors_are_neither_right_nor_wrong() -> None:
-    metrics = summarize([tally(True, False), tally(True, errors=1), tally(errors=2)], 2)
+    metrics = summarize(
+        [problem_results(True, False), problem_results(True, errors=1), problem_results(errors=2)], 2
+    )
     assert metrics["problems"] == 2
     assert metrics["errors"] == pytest.approx(3 / 6)
     assert metrics["pass@1"] == pytest.approx(0.75)
     ends = ("pass@2", "pass@2_low", "pass@2_high")
-    assert [metrics[name] for name in ends] == [1, 0, 1]  # of the one problem with two judged completions
-    assert summarize([tally(errors=2)], 2) == {"problems": 0.0, "errors": 1.0}
+    assert [metrics[name] for name in ends] == [1, 0, 1]  # of the one problem with two scored completions
+    assert summarize([problem_results(errors=2)], 2) == {"problems": 0.0, "errors": 1.0}
 
 
 def test_intervals_shrink_with_the_problems() -> None:
-    few, many = ([tally(i % 3 == 0, i % 2 == 0) for i in range(count)] for count in (30, 3000))
+    few, many = ([problem_results(i % 3 == 0, i % 2 == 0) for i in range(count)] for count in (30, 3000))
     for name in ("pass@1", "score"):
         widths = [m[f"{name}_high"] - m[f"{name}_low"] for m in (summarize(few, 2), summarize(many, 2))]
         assert widths[1] == pytest.approx(widths[0] / 10, rel=0.1)
 
 
 def test_an_interval_by_hand() -> None:
-    """Wilson's of 50 of 100, with Student's quantile of 99 degrees of freedom and s^2 = 25 / 99."""
+    """The interval of 50 of 100 is Wilson's with Student's quantile.
+
+    Degrees of freedom: 99; s^2 = 25 / 99.
+    """
     t = 1.9842169515
     a = t * t / 100 * (100 * 25 / 99 + 0.1) / (25 + 0.1)
     low, high = proportion_interval(np.repeat([[0.0], [1.0]], 50, axis=0))
@@ -126,17 +139,23 @@ def test_an_interval_by_hand() -> None:
 
 
 def test_problems_that_all_agree_leave_room_for_one_that_does_not() -> None:
-    """Of 100 problems none is solved: Wilson's upper end, as of one answer each, t^2 / (N + t^2)."""
+    """The upper end for 0 of 100 problems is Wilson's for one answer each.
+
+    That is t^2 / (N + t^2).
+    """
     low, high = proportion_interval(np.zeros((100, 1)))
     assert (low[0], high[0]) == (0, pytest.approx(1.98421695**2 / (100 + 1.98421695**2)))
     low, high = proportion_interval(np.ones((100, 1)))
     assert high[0] == 1 and low[0] == pytest.approx(100 / (100 + 1.98421695**2))
 
 
-def drawn(
+def sample_problem_rates(
     problems: int, n: int, rate: tuple[float, float], trials: int, generator: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Chances of problems [problems, trials] around a true rate for each trial, drawn from a range; the rates."""
+    """Samples success rates of problems [problems, trials], and the mean rate of each trial.
+
+    Mean rates are uniform in the range `rate`; the rates of a trial's problems have a beta distribution.
+    """
     truth = generator.uniform(*rate, trials)
     return generator.beta(truth, 1 - truth, size=(problems, trials)), truth
 
@@ -145,10 +164,10 @@ def drawn(
 @pytest.mark.parametrize("n", [1, 4, 8])
 @pytest.mark.parametrize("problems", [30, 100, 500])
 def test_intervals_hold_the_truth_as_often_as_they_say(problems: int, n: int) -> None:
-    """95 +- 2%, with rates near 0 and 1 and far from them, and for means of rewards."""
+    """Coverage is 95 +- 2% for rewards and for rates near 0, 1 and between."""
     generator, trials = np.random.default_rng(problems + n), 4000
     for rate in ((0.01, 0.12), (0.2, 0.8), (0.88, 0.99)):
-        chance, truth = drawn(problems, n, rate, trials, generator)
+        chance, truth = sample_problem_rates(problems, n, rate, trials, generator)
         low, high = proportion_interval(generator.binomial(n, chance) / n)
         assert 0.93 <= np.mean((low <= truth) & (truth <= high)) <= 0.97
     low, high = mean_interval(generator.gamma(2.0, size=(problems, trials)) - 3.0)
@@ -159,7 +178,7 @@ def test_intervals_hold_the_truth_as_often_as_they_say(problems: int, n: int) ->
 @pytest.mark.parametrize("n", [1, 4, 8])
 @pytest.mark.parametrize("problems", [30, 100, 500])
 def test_the_paired_test_is_wrong_one_time_in_twenty(problems: int, n: int) -> None:
-    """5 +- 1% where problems are in doubt; its interval leaves out a true difference as often."""
+    """The error rate is 5 +- 1%; the interval misses a true difference as often."""
     generator, trials = np.random.default_rng(problems + n), 10_000 if problems == 30 else 4000
     spread = generator.uniform(0.3, 0.7, trials)
     chance = generator.beta(2 * spread, 2 * (1 - spread), size=(problems, trials))
@@ -186,7 +205,10 @@ def test_few_problems_are_never_called_different_too_often() -> None:
 
 
 def test_a_paired_test_by_hand() -> None:
-    """Differences 1, 0, 0, 1, 1 (a sixth pair was not judged): mean 0.6, s^2 0.3, t = sqrt(6), 4 degrees of freedom."""
+    """The differences are 1, 0, 0, 1, 1 and one without a score.
+
+    Mean 0.6, s^2 0.3, t = sqrt(6), 4 degrees of freedom.
+    """
     nan = float("nan")
     found = paired_test([0, 1, 0, 0, 0, nan], [1, 1, 0, 1, 1, 1])
     half = 2.7764451052 * math.sqrt(0.3 / 5)
@@ -195,35 +217,38 @@ def test_a_paired_test_by_hand() -> None:
     t = math.sqrt(6)
     assert found.p_value == pytest.approx(1 - (t / math.sqrt(4 + t * t)) * (1 + 2 / (4 + t * t)))
     assert not found.significant
-    assert found.words == "not significant: +60.0 points [-8.0, 100.0], p = 0.07"
+    assert found.summary == "not significant: +60.0 points [-8.0, 100.0], p = 0.07"
 
 
 def test_differences_that_are_all_equal() -> None:
-    """They have no spread: few problems prove nothing, many do, and no change is no proof of none."""
+    """Equal differences have no spread; they are significant only for many problems.
+
+    No change is not significant.
+    """
     assert not paired_test([0.0] * 4, [1.0] * 4).significant
     assert paired_test([0.0] * 10, [1.0] * 10).significant
     same = paired_test([0.5] * 30, [0.5] * 30)
     assert (same.difference, same.p_value) == (0, 1) and -0.07 < same.low < 0 < same.high < 0.07
     for each in (paired_test([], []), paired_test([0.0], [1.0])):
         assert (each.low, each.high, each.p_value) == (-1, 1, 1)
-    assert paired_test([], []).words == "no problem was judged in both"
+    assert paired_test([], []).summary == "no problem was scored in both"
     with pytest.raises(ValueError, match="1 and 2 problems"):
         paired_test([1.0], [1.0, 0.0])
 
 
 def test_a_difference_in_words() -> None:
-    """Significant exactly where the interval leaves out 0."""
+    """A difference is significant exactly where the interval excludes 0."""
     worse = paired_test([1.0] * 40 + [0.0] * 60, [0.0] * 20 + [1.0] * 20 + [0.0] * 60)
-    assert worse.words == "worsened by 20.0 points [-28.0, -12.0], p < 0.001"
+    assert worse.summary == "worsened by 20.0 points [-28.0, -12.0], p < 0.001"
     better = paired_test([0.0] * 100, [1.0] * 6 + [0.0] * 94)
-    assert better.words == "improved by 6.0 points [1.3, 10.7], p = 0.014"
+    assert better.summary == "improved by 6.0 points [1.3, 10.7], p = 0.014"
     for count in range(12):
         found = paired_test([0.0] * 100, [1.0] * count + [0.0] * (100 - count))
         assert found.significant == (found.low > 0)
 
 
 @pytest.mark.parametrize(
-    ("freedom", "quantile"),
+    ("degrees", "quantile"),
     [
         (1, 12.706205),
         (2, 4.302653),
@@ -234,9 +259,9 @@ def test_a_difference_in_words() -> None:
         (499, 1.964729),
     ],
 )
-def test_students_quantiles_are_those_of_the_tables(freedom: int, quantile: float) -> None:
-    assert two_sided_quantile(0.95, freedom) == pytest.approx(quantile, abs=1e-6)
-    assert two_sided_p(-quantile, freedom) == pytest.approx(0.05, abs=1e-7)
+def test_students_quantiles_are_those_of_the_tables(degrees: int, quantile: float) -> None:
+    assert two_sided_quantile(0.95, degrees) == pytest.approx(quantile, abs=1e-6)
+    assert two_sided_p(-quantile, degrees) == pytest.approx(0.05, abs=1e-7)
 
 
 def test_students_t_has_edges() -> None:

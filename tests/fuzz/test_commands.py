@@ -1,6 +1,6 @@
-"""Anything that a user may type, write into a data file or return from a reward: one message, or a run that trained.
+"""Fuzz tests of overrides, data files and rewards: each command trains or prints one message.
 
-The inputs are the same each time. FUZZ_EXAMPLES=N sets how many each test tries; 300 take a quarter of an hour.
+The inputs are deterministic. FUZZ_EXAMPLES=N sets the number of inputs of each test.
 """
 
 import json
@@ -17,12 +17,12 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from config.schema.config import Config
-from tests.fuzz.commands import Ended, command
+from tests.fuzz.commands import CommandResult, run_command
 
 pytestmark = pytest.mark.long
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "60"))
 SLOWER = 4
-"""Rewards that sleep or die take this much longer than bad input, so that fewer are tried."""
+"""Factor by which fewer rewards are tried, since rewards that sleep or die take longer."""
 fuzz = settings(
     deadline=None,
     database=None,
@@ -31,43 +31,45 @@ fuzz = settings(
 )
 
 
-def tried(cases: st.SearchStrategy[Any], run: Callable[[Any, Path], Ended], examples: int = EXAMPLES) -> None:
-    """Run that many cases; fail at the end with all that went wrong, not with the first."""
-    faults: list[str] = []
+def check_cases(
+    cases: st.SearchStrategy[Any], run: Callable[[Any, Path], CommandResult], examples: int = EXAMPLES
+) -> None:
+    """Runs `examples` cases and fails at the end with all violations."""
+    violations: list[str] = []
     outcomes: dict[str, int] = {}
 
     @seed(11)
     @settings(fuzz, max_examples=examples)
     @given(cases)
-    def each(case: Any) -> None:
+    def run_case(case: Any) -> None:
         with tempfile.TemporaryDirectory() as folder:
-            ended = run(case, Path(folder))
-            kind = "still running" if ended.code is None else f"exit {ended.code}"
+            result = run(case, Path(folder))
+            kind = "still running" if result.code is None else f"exit {result.code}"
             outcomes[kind] = outcomes.get(kind, 0) + 1
-            fault = ended.fault
-            if fault is None and ended.code == 0 and not ended.trained:
-                fault = "exit 0 with nothing trained"
-            if fault is not None:
-                faults.append(f"--- {fault}: {case!r}\n{ended.said[-1500:]}")
+            violation = result.violation
+            if violation is None and result.code == 0 and not result.has_gradient_step:
+                violation = "exit 0 with nothing trained"
+            if violation is not None:
+                violations.append(f"--- {violation}: {case!r}\n{result.output[-1500:]}")
 
-    each()
+    run_case()
     print(f"\n{sum(outcomes.values())} commands: {outcomes}")
-    assert not faults, f"{len(faults)} of {sum(outcomes.values())}:\n" + "\n".join(faults)
+    assert not violations, f"{len(violations)} of {sum(outcomes.values())}:\n" + "\n".join(violations)
 
 
-def leaves(section: type, prefix: str = "") -> Iterator[str]:
+def dotted_keys(section: type, prefix: str = "") -> Iterator[str]:
     for field in fields(section):
         kind = field.default_factory if callable(field.default_factory) else field.type
         if is_dataclass(kind):
-            yield from leaves(kind, f"{prefix}{field.name}.")  # type: ignore[arg-type]
+            yield from dotted_keys(kind, f"{prefix}{field.name}.")  # type: ignore[arg-type]
         else:
             yield prefix + field.name
 
 
-# What takes minutes here whatever its value is: other programs' clusters and engines, and the self-test.
-SLOW = {"run", "ray.enabled", "ray.address", "inference_model.backend", "env.reward_timeout_s"}
-KEYS = sorted(set(leaves(Config)) - SLOW)
-STRANGE = (
+# Keys that take minutes for any value: clusters, engines, and the other jobs.
+EXCLUDED_KEYS = {"run", "ray.enabled", "ray.address", "inference_model.backend", "env.reward_timeout_s"}
+KEYS = sorted(set(dotted_keys(Config)) - EXCLUDED_KEYS)
+STRANGE_VALUES = (
     *(
         "null",
         "true",
@@ -156,9 +158,11 @@ STRANGE = (
         "*",
     ),
 )
-values = st.sampled_from(STRANGE) | st.integers().map(str) | st.floats().map(str) | st.text(max_size=12)
-known = st.tuples(st.sampled_from(["", "", "", "", "+", "++"]), st.sampled_from(KEYS), values)
-unknown = st.tuples(
+values = (
+    st.sampled_from(STRANGE_VALUES) | st.integers().map(str) | st.floats().map(str) | st.text(max_size=12)
+)
+known_overrides = st.tuples(st.sampled_from(["", "", "", "", "+", "++"]), st.sampled_from(KEYS), values)
+unknown_overrides = st.tuples(
     st.sampled_from(["", "+", "++", "~"]),
     st.sampled_from(KEYS).map(lambda key: f"{key}.more")
     | st.sampled_from(KEYS).map(lambda key: key.replace("_", "-"))
@@ -166,14 +170,16 @@ unknown = st.tuples(
     values,
 )
 overrides = st.lists(
-    (known | unknown).map(lambda three: f"{three[0]}{three[1]}={three[2]}"), min_size=1, max_size=3
+    (known_overrides | unknown_overrides).map(lambda three: f"{three[0]}{three[1]}={three[2]}"),
+    min_size=1,
+    max_size=3,
 )
 
 
 def test_overrides() -> None:
-    tried(
-        overrides.filter(lambda given: not any("\0" in one for one in given)),
-        lambda given, folder: command(folder, *given),
+    check_cases(
+        overrides.filter(lambda case: not any("\0" in override for override in case)),
+        lambda case, folder: run_command(folder, *case),
     )
 
 
@@ -186,31 +192,31 @@ scalars = (
     | st.just("\ud800")
     | st.just("")
 )
-anything = st.recursive(
+any_json = st.recursive(
     scalars,
     lambda deeper: st.lists(deeper, max_size=3) | st.dictionaries(st.text(), deeper, max_size=3),
     max_leaves=6,
 )
-asked = st.sampled_from(["1+1=", "7+8=", "2+3="])
+questions = st.sampled_from(["1+1=", "7+8=", "2+3="])
 turns = st.lists(
     st.fixed_dictionaries(
         {
             "role": st.sampled_from(["user", "assistant", "system", "tool", "", "me"]),
-            "content": asked | scalars,
+            "content": questions | scalars,
         }
     ),
     max_size=3,
 )
 rows = st.one_of(
-    st.fixed_dictionaries({"prompt": asked, "answer": anything}),
-    st.fixed_dictionaries({"prompt": anything, "answer": st.sampled_from([2, "15", 5.0])}),
+    st.fixed_dictionaries({"prompt": questions, "answer": any_json}),
+    st.fixed_dictionaries({"prompt": any_json, "answer": st.sampled_from([2, "15", 5.0])}),
     st.fixed_dictionaries({"messages": turns, "answer": scalars}),
-    st.fixed_dictionaries({"prompt": asked, "test_cases": anything}),
-    st.fixed_dictionaries({"prompt": asked, "gt_answer": scalars}, optional={"rubric": anything}),
-    anything,
+    st.fixed_dictionaries({"prompt": questions, "test_cases": any_json}),
+    st.fixed_dictionaries({"prompt": questions, "gt_answer": scalars}, optional={"rubric": any_json}),
+    any_json,
 )
 lines = rows.map(lambda row: json.dumps(row).encode())
-broken = st.binary(max_size=30) | st.sampled_from(
+corrupt_lines = st.binary(max_size=30) | st.sampled_from(
     [
         b"",
         b"\xef\xbb\xbf{}",
@@ -220,20 +226,22 @@ broken = st.binary(max_size=30) | st.sampled_from(
         b"\xff\xfe{\0}\0",
     ]
 )
-good = st.just(json.dumps({"prompt": "1+1=", "answer": 2}).encode())
-files = st.lists(good | lines | broken, min_size=1, max_size=6).map(b"\n".join)
+valid_lines = st.just(json.dumps({"prompt": "1+1=", "answer": 2}).encode())
+files = st.lists(valid_lines | lines | corrupt_lines, min_size=1, max_size=6).map(b"\n".join)
 
 
-def _with_data(given: tuple[bytes, str, str], folder: Path) -> Ended:
-    content, suffix, reward = given
+def _with_data(case: tuple[bytes, str, str], folder: Path) -> CommandResult:
+    content, suffix, reward = case
     path = folder / f"rows{suffix}"
     path.write_bytes(content)
-    chosen = [f"env.reward={reward}"] if reward else []
-    return command(folder, "env.dataset=jsonl", "env.options={}", f"env.data_files={path}", *chosen)
+    reward_override = [f"env.reward={reward}"] if reward else []
+    return run_command(
+        folder, "env.dataset=jsonl", "env.options={}", f"env.data_files={path}", *reward_override
+    )
 
 
 def test_data_files() -> None:
-    tried(
+    check_cases(
         st.tuples(
             files,
             st.sampled_from([".jsonl", ".jsonl", ".json", ".parquet", ""]),
@@ -250,18 +258,18 @@ from envs.task import Reward
 
 VALUES = pickle.load(open(os.path.join(os.path.dirname(__file__), "values.pkl"), "rb"))
 
-def made(value):
+def make_value(value):
     match value:
         case ("raise", name): raise getattr(builtins, name)("on purpose")
         case ("exit", code): sys.exit(code)
         case ("os._exit", code): os._exit(code)
         case ("sleep", seconds): time.sleep(seconds)
         case ("numpy", kind, number): return getattr(np, kind)(number)
-        case ("Reward", score, parts, outcome): return Reward(made(score), parts, outcome)
+        case ("Reward", score, parts, outcome): return Reward(make_value(score), parts, outcome)
     return value
 
-def judge(completion, example):
-    return made(VALUES[sum(completion.text.encode()) % len(VALUES)])
+def score(completion, example):
+    return make_value(VALUES[sum(completion.text.encode()) % len(VALUES)])
 """
 numbers = (
     st.floats()
@@ -302,21 +310,21 @@ results = st.one_of(
 )
 
 
-def _with_reward(given: tuple[list[Any], str, float], folder: Path) -> Ended:
-    returned, policy, tolerated = given
+def _with_reward(case: tuple[list[Any], str, float], folder: Path) -> CommandResult:
+    values, policy, max_error_rate = case
     (folder / "fuzzed_reward.py").write_text(REWARD)
-    (folder / "values.pkl").write_bytes(pickle.dumps(returned))
-    return command(
+    (folder / "values.pkl").write_bytes(pickle.dumps(values))
+    return run_command(
         folder,
-        "env.reward=fuzzed_reward:judge",
+        "env.reward=fuzzed_reward:score",
         "env.reward_timeout_s=0.3",
         f"policy={policy}",
-        f"env.max_error_rate={tolerated}",
+        f"env.max_error_rate={max_error_rate}",
     )
 
 
 def test_rewards() -> None:
-    tried(
+    check_cases(
         st.tuples(
             st.lists(results, min_size=1, max_size=4),
             st.sampled_from(["grpo", "grpo", "dapo", "rloo", "gspo"]),

@@ -1,9 +1,9 @@
-"""Checks of the self-test that need GPUs, and longer ones, each in a process of its own."""
+"""GPU checks of the self-test and longer ones, each in a process of its own."""
 
 import pytest
 
-from tests.gpu.longer import EXTRA
-from tests.scripts import ROOT
+from tests.gpu.long_gpu_checks import EXTRA
+from tests.script_runner import ROOT
 from torchgrpo.plan.machine import this_machine
 from torchgrpo.selftest.catalogue import CHECKS
 from torchgrpo.selftest.check import Check
@@ -16,9 +16,9 @@ from torchgrpo.selftest.runner import run_group
     "check", [check for check in (*CHECKS, *EXTRA) if check.gpus], ids=lambda check: check.name
 )
 def test_on_gpus(check: Check) -> None:
-    lacking = check.missing(this_machine(ROOT), vllm_build())
-    if lacking is not None:
-        pytest.skip(lacking)
+    missing_requirement = check.missing_requirement(this_machine(ROOT), vllm_build())
+    if missing_requirement is not None:
+        pytest.skip(missing_requirement)
     (row,) = run_group([check])
     assert row.status == "works", f"{row.detail}\n{row.trace}"
     print(row.detail)

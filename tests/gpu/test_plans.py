@@ -1,6 +1,7 @@
-"""The GPU checks on a machine that has the GPUs that they ask for, as far as plans go: no CUDA is needed.
+"""Plans of the GPU checks on a simulated machine with enough GPUs.
 
-What builds a run, an engine or a learner is replaced by a stand-in that keeps the plan and goes no further.
+No CUDA is needed. Functions that build a run, an engine or a learner are replaced by fakes that keep the plan
+and stop.
 """
 
 from dataclasses import replace
@@ -11,21 +12,21 @@ from unittest.mock import MagicMock
 import pytest
 
 from config.schema.config import Config
-from tests.gpu import longer
-from torchgrpo.plan import machine as real
+from tests.gpu import long_gpu_checks
+from torchgrpo.plan import machine as machine_module
 from torchgrpo.plan.machine import Machine
 from torchgrpo.plan.make_plan import make_plan
 from torchgrpo.plan.plan import Plan
-from torchgrpo.plan.problems import check as checked
-from torchgrpo.run.lockstep import Lockstep
-from torchgrpo.run.overlapped import Schedule
-from torchgrpo.selftest import engines, learner, runs, tiny
+from torchgrpo.plan.problems import check_plan
+from torchgrpo.run.lockstep_run import LockstepRun
+from torchgrpo.run.overlapped_run import Schedule
+from torchgrpo.selftest import engine_checks, learner_checks, tiny_model, training_run_checks
 from torchgrpo.selftest.catalogue import CHECKS
-from torchgrpo.selftest.check import Bench, Check
+from torchgrpo.selftest.check import Check, CheckWorkspace
 
-GPU_CHECKS = {check.name: check for check in (*CHECKS, *longer.EXTRA) if check.gpus}
-AWAY = {"output head, GPU", "head as fast as a product", "push right after an update"}
-"""They plan nothing."""
+GPU_CHECKS = {check.name: check for check in (*CHECKS, *long_gpu_checks.EXTRA) if check.gpus}
+WITHOUT_PLAN = {"output head, GPU", "head as fast as a product", "push right after an update"}
+"""Checks without a plan."""
 
 
 TRANSPORTS = {
@@ -43,21 +44,25 @@ TRANSPORTS = {
 
 
 class PlannedError(Exception):
+    """Ends a check with the plan that it made."""
+
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
 
 
 def machine_with(gpus: int) -> Machine:
     ids = tuple(map(str, range(gpus)))
-    return replace(real.this_machine(Path()), num_gpus=gpus, gpu_memory_gib=79.1, gpu_ids=ids, vllm="0.32.0")
+    return replace(
+        machine_module.this_machine(Path()), num_gpus=gpus, gpu_memory_gib=79.1, gpu_ids=ids, vllm="0.32.0"
+    )
 
 
 def plan_of(check: Check, folder: Path, patch: pytest.MonkeyPatch) -> Plan:
-    """What the check's body would start."""
+    """Returns the plan that the check's body would start."""
     machine = machine_with(check.gpus)
 
     def build(config: Config, run_dir: Path, schedule: type[Schedule]) -> NoReturn:
-        raise PlannedError(checked(make_plan(config, schedule.overlapped, machine, run_dir)))
+        raise PlannedError(check_plan(make_plan(config, schedule.is_overlapped, machine, run_dir)))
 
     def run_job(config: Config, run_dir: Path, train: Any, schedule: type[Schedule]) -> NoReturn:
         build(config, run_dir, schedule)
@@ -65,33 +70,33 @@ def plan_of(check: Check, folder: Path, patch: pytest.MonkeyPatch) -> Plan:
     def make_learner(config: Config, plan: Plan, run_dir: Path) -> NoReturn:
         raise PlannedError(plan)
 
-    for place in (engines, learner):
-        patch.setattr(place, "this_machine", lambda where: machine)
-    patch.setattr(tiny, "build", build)
-    patch.setattr(learner, "collected", lambda *arguments: MagicMock())
-    patch.setattr(learner, "collate", lambda groups: MagicMock())
-    for place in (learner, longer):
-        patch.setattr(place, "make_learner", make_learner)
-    patch.setattr(engines, "load_model", lambda config, devices: None)
-    patch.setattr(engines, "vllm_settings", lambda config, *_: build(config, folder, Lockstep))
-    patch.setattr(runs, "run_job", run_job)
+    for module in (engine_checks, learner_checks):
+        patch.setattr(module, "this_machine", lambda run_dir: machine)
+    patch.setattr(tiny_model, "build_run", build)
+    patch.setattr(learner_checks, "collect_groups", lambda *arguments: MagicMock())
+    patch.setattr(learner_checks, "collate", lambda groups: MagicMock())
+    for module in (learner_checks, long_gpu_checks):
+        patch.setattr(module, "make_learner", make_learner)
+    patch.setattr(engine_checks, "load_model", lambda config, devices: None)
+    patch.setattr(engine_checks, "make_vllm_settings", lambda config, *_: build(config, folder, LockstepRun))
+    patch.setattr(training_run_checks, "run_job", run_job)
     small = {key: value for key, value in check.options.items() if key not in ("width", "layers")}
     with pytest.raises(PlannedError) as planned:
-        check.function(Bench(folder, "cuda"), **small)
+        check.function(CheckWorkspace(folder, "cuda"), **small)
     return planned.value.plan
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One for all, so that each tiny model is written once."""
+    """A folder for all tests, so that each tiny model is written once."""
     return tmp_path_factory.mktemp("bench")
 
 
 def test_the_names_are_those_of_the_catalogue() -> None:
-    assert {*AWAY, *TRANSPORTS} <= set(GPU_CHECKS)
+    assert {*WITHOUT_PLAN, *TRANSPORTS} <= set(GPU_CHECKS)
 
 
-@pytest.mark.parametrize("name", [name for name in GPU_CHECKS if name not in AWAY])
+@pytest.mark.parametrize("name", [name for name in GPU_CHECKS if name not in WITHOUT_PLAN])
 def test_every_gpu_check_has_a_plan_that_works(
     name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -103,5 +108,5 @@ def test_every_gpu_check_has_a_plan_that_works(
         *plan.reference.devices,
         *(gpu for engine in plan.devices.engines for gpu in engine),
     }
-    assert len(used) == GPU_CHECKS[name].gpus or "learner." in GPU_CHECKS[name].body
+    assert len(used) == GPU_CHECKS[name].gpus or "learner_checks." in GPU_CHECKS[name].body
     assert plan.transport == TRANSPORTS.get(name, plan.transport)

@@ -1,4 +1,4 @@
-"""Machines of 1 to 8 pretended GPUs, and a learner on each as the plan lays it out, from the project's own parts."""
+"""Machines of 1 to 8 simulated GPUs, with a learner laid out by the plan."""
 
 import random
 from concurrent.futures import Future
@@ -15,16 +15,16 @@ from config.schema.optimizer import OptimizerConfig
 from config.schema.policy import PolicyConfig
 from config.schema.train import TrainConfig
 from envs.group import Group, Verdict
-from tests.groups import drawn_from_tiny
-from tests.tiny import tiny_llama
-from tests.training.scorers import REPEATS
+from tests.groups import sample_tiny_groups
+from tests.tiny_models import tiny_llama
+from tests.training.tiny_learners import REPEATS
 from torchgrpo.batches.batch import Batch
 from torchgrpo.plan.machine import Machine
 from torchgrpo.plan.make_plan import make_plan
 from torchgrpo.plan.plan import Plan
 from torchgrpo.training.learner import Learner
 from torchgrpo.training.learner_models import make_models
-from torchgrpo.training.published_weights import pushed_tensors
+from torchgrpo.training.published_weights import push_tensor_source
 from torchgrpo.training.scorer_actor import ScorerActor
 from torchgrpo.training.worker import Worker
 from torchgrpo.training.workers import LocalWorkers
@@ -34,7 +34,10 @@ GROUPS = 2
 
 @dataclass(frozen=True)
 class Layout:
-    """A machine and what is asked of it. gpus: 0 for a machine without. learner: its GPU by hand."""
+    """A machine and its configuration.
+
+    gpus: 0 for a machine without GPUs. learner: the GPU of the learner, if set by hand.
+    """
 
     gpus: int
     engines: int = 1
@@ -52,13 +55,13 @@ LAYOUTS = {
 }
 
 
-PLACES = ("1 GPU, in turns", SECOND)
-"""With the learner on the first GPU and on another."""
+LEARNER_LAYOUTS = ("1 GPU, in turns", SECOND)
+"""Layouts with the learner on the first GPU and on another."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """What else differs from run to run."""
+    """The other settings that differ between test cases."""
 
     policy: PolicyConfig
     folder: Path
@@ -69,7 +72,11 @@ class Case:
 
 
 def config_of(layout: Layout, case: Case) -> Config:
-    """GPU configs have bf16 and checkpointing. Presets that read the trainer's old log-probs get two epochs."""
+    """Returns the config of a case on a layout.
+
+    GPU configs have bf16 and checkpointing. Presets that read the old log-probs of the trainer get two
+    epochs.
+    """
     config = Config(
         env=EnvConfig(dataset="arithmetic", num_envs=GROUPS, repeats=REPEATS),
         model=ModelConfig(name=str(case.folder)),
@@ -85,7 +92,7 @@ def config_of(layout: Layout, case: Case) -> Config:
             num_devices=layout.engines, max_tokens=9, colocate=layout.colocate
         ),
     )
-    config.derive()
+    config.derive_fields()
     return config
 
 
@@ -95,34 +102,36 @@ def plan_of(layout: Layout, config: Config) -> Plan:
     return make_plan(config, False, Machine(layout.gpus, size, 64.0, 100.0, "0.32.0", gpus), Path())
 
 
-class HostHere:
-    """Scorers in this very process, since a Ray actor would see no pretended GPU."""
+class LocalScorers:
+    """Frozen scorers in this process, since a Ray actor would see no simulated GPU."""
 
     def __init__(self, config: Config, plan: Plan) -> None:
         self.host = ScorerActor({})
         self.host.build(config, plan)
 
-    def begin(self, batch: Batch) -> "Future[torch.Tensor]":
+    def submit(self, batch: Batch) -> "Future[torch.Tensor]":
         (log_prob,) = self.host.log_prob([(batch.reference_tokens, batch.temperature)])
         assert log_prob.device.type == "cpu"
         scored: Future[torch.Tensor] = Future()
         scored.set_result(log_prob)
         return scored
 
-    def wait(self, scored: "Future[torch.Tensor]") -> torch.Tensor:
-        return scored.result()
+    def wait_for_log_probs(self, future: "Future[torch.Tensor]") -> torch.Tensor:
+        return future.result()
 
 
 def learner_on(layout: Layout, case: Case, run_dir: Path) -> tuple[Learner, Plan]:
-    """What `build` makes of the config."""
+    """Builds learner and plan of a case as `build_run` does."""
     config = config_of(layout, case)
     plan = plan_of(layout, config)
     model = tiny_llama(case.tied).to(plan.devices.train_device)
-    torch.manual_seed(0)  # of fresh adapters
+    torch.manual_seed(0)  # for the fresh adapters
     models = make_models(config, model, plan)
-    scorers = HostHere(config, plan) if plan.reference.home == "own devices" else None
-    pushed = pushed_tensors(config, plan)
-    return Learner(config, LocalWorkers(Worker(config, models, pushed)), run_dir, scorers=scorers), plan  # type: ignore[arg-type]
+    scorers = LocalScorers(config, plan) if plan.reference.home == "own devices" else None
+    tensor_source = push_tensor_source(config, plan)
+    return Learner(
+        config, LocalWorkers(Worker(config, models, tensor_source)), run_dir, scorers=scorers
+    ), plan  # type: ignore[arg-type]
 
 
 def save_tiny(folder: Path, tied: bool) -> Path:
@@ -130,9 +139,9 @@ def save_tiny(folder: Path, tied: bool) -> Path:
     return folder
 
 
-def judged_groups() -> list[Group]:
+def scored_groups() -> list[Group]:
     """Groups with rewards that differ."""
-    groups, chance = drawn_from_tiny(num_groups=GROUPS, repeats=REPEATS), random.Random(3)
+    groups, chance = sample_tiny_groups(num_groups=GROUPS, repeats=REPEATS), random.Random(3)
     for completion in (one for group in groups for one in group.completions):
         completion.verdict = Verdict(chance.random(), {}, "scored")
     return groups

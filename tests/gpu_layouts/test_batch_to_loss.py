@@ -1,6 +1,6 @@
-"""From groups on the host to an optimizer step, on pretended machines of 1 to 8 GPUs (see tests/pretend_gpu.py).
+"""Optimizer steps on simulated machines of 1 to 8 GPUs, from groups on the host.
 
-Whatever the layout, the numbers are those of one GPU, to the digit; in float32 those of one GPU are the CPU's.
+All layouts give the results of one GPU, which in float32 are those of the CPU. See tests/pretend_gpu.py.
 """
 
 import itertools
@@ -14,10 +14,18 @@ import torch
 
 from config.schema.policy import load_policy
 from envs.group import Group
-from tests.gpu_layouts.layouts import LAYOUTS, PLACES, Case, Layout, judged_groups, learner_on, save_tiny
-from tests.groups import credited
+from tests.gpu_layouts.layouts import (
+    LAYOUTS,
+    LEARNER_LAYOUTS,
+    Case,
+    Layout,
+    learner_on,
+    save_tiny,
+    scored_groups,
+)
+from tests.groups import credit_groups
 from tests.pretend_gpu import pretend_gpus
-from tests.training.presets import NAMES, SEVERAL
+from tests.training.presets import DEFAULT_TIER, NAMES
 from torchgrpo.training.kl import ESTIMATORS
 
 HOST, ONE = Layout(0), Layout(1)
@@ -28,32 +36,38 @@ SWITCHES: list[Switches] = list(itertools.product([False, True], repeat=3))
 
 
 def presets_everywhere() -> Iterator[tuple[str, str, Switches]]:
-    """Every preset with the learner on the first GPU and on another; the switches take turns among the presets."""
+    """Yields every preset with the learner on the first GPU and on another.
+
+    The switches take turns among the presets.
+    """
     for row, preset in enumerate(NAMES):
-        for layout in PLACES:
+        for layout in LEARNER_LAYOUTS:
             yield layout, preset, SWITCHES[3 * row % len(SWITCHES)]
 
 
-def everything_of_grpo() -> Iterator[tuple[str, str, Switches]]:
-    """The default preset on every layout, which has every home of a reference; each pair of two switches."""
+def grpo_everywhere() -> Iterator[tuple[str, str, Switches]]:
+    """Yields the default preset on every layout, with every home of a reference.
+
+    An even number of the switches is on.
+    """
     pairs = [switches for switches in SWITCHES if sum(switches) % 2 == 0]
     for layout, switches in itertools.product(LAYOUTS, pairs):
         yield layout, "grpo", switches
 
 
 CASES = [
-    pytest.param(*case, marks=() if case[1] in SEVERAL else pytest.mark.long)
-    for case in sorted({*presets_everywhere(), *everything_of_grpo()})
+    pytest.param(*case, marks=() if case[1] in DEFAULT_TIER else pytest.mark.long)
+    for case in sorted({*presets_everywhere(), *grpo_everywhere()})
 ]
 
 
 @cache
 def groups() -> list[Group]:
-    return judged_groups()
+    return scored_groups()
 
 
 Folders = tuple[Path, Path]
-"""Of the tiny model without and with a tied head."""
+"""Folders of the tiny model without and with a tied head."""
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +80,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
 def step(
     layout: Layout, preset: str, switches: Switches, precision: str, folders: Folders
 ) -> dict[str, float]:
-    """Metrics of one optimizer step, in a process that sees `layout.gpus` pretended GPUs."""
+    """Returns metrics of one optimizer step on a machine of `layout.gpus` simulated GPUs."""
     tied, lora, checkpointing = switches
     policy = load_policy(preset, overlong_cache=None, filter_range=None, dynamic_batching=False)
     case = Case(policy, folders[tied], tied, lora, checkpointing, precision)
@@ -74,8 +88,8 @@ def step(
         learner, plan = learner_on(layout, case, folders[tied])
         there = torch.device(plan.devices.train_device)
         assert {parameter.device for parameter in learner.worker.model.parameters()} == {there}
-        report = learner.step(credited(learner, groups()))
-    assert not report.skipped
+        report = learner.step(credit_groups(learner, groups()))
+    assert not report.is_skipped
     return report.metrics
 
 
@@ -100,7 +114,7 @@ def test_a_scorer_on_a_gpu_of_its_own_gives_the_numbers_of_one_process(
     for layout in (HOST, LAYOUTS["3 GPUs"]):
         with pretend_gpus(layout.gpus) if layout.gpus else nullcontext():
             learner, plan = learner_on(layout, case, folders[False])
-            found.append([learner.step(credited(learner, groups())).metrics for _ in range(2)])
+            found.append([learner.step(credit_groups(learner, groups())).metrics for _ in range(2)])
     assert plan.reference.home == "own devices" and plan.reference.devices == (2,)
     for here, there in zip(*found, strict=True):
         for name in ("loss/objective", "loss/kl", "kl/ref", "grad_norm"):

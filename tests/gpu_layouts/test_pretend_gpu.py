@@ -1,4 +1,4 @@
-"""The pretended GPUs: an operation over two devices is refused, and one on a single device computes as the CPU."""
+"""Simulated GPUs refuse operations over two devices; on one device they compute as the CPU."""
 
 from collections.abc import Callable, Iterator
 
@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.pretend_gpu import PretendedGPUs, pretend_gpus
+from tests.pretend_gpu import SimulatedGPUs, pretend_gpus
 
 
 @pytest.fixture
-def gpus() -> Iterator[PretendedGPUs]:
+def gpus() -> Iterator[SimulatedGPUs]:
     with pretend_gpus(2) as machine:
         yield machine
 
@@ -23,7 +23,7 @@ def rows(device: str) -> Tensor:
     return torch.tensor([0, 2], device=device)
 
 
-REFUSED: dict[str, Callable[[str, str], object]] = {
+OPERATIONS: dict[str, Callable[[str, str], object]] = {
     "add": lambda a, b: floats(a) + floats(b),
     "matmul": lambda a, b: floats(a) @ floats(b).T,
     "linear": lambda a, b: nn.Linear(6, 2, device=a)(floats(b)),
@@ -37,20 +37,22 @@ REFUSED: dict[str, Callable[[str, str], object]] = {
 }
 
 
-@pytest.mark.parametrize("where", [("cuda:0", "cuda:1"), ("cpu", "cuda:0"), ("cuda:1", "cpu")], ids=str)
-@pytest.mark.parametrize("name", REFUSED)
-def test_operands_on_two_devices_are_refused(name: str, where: tuple[str, str], gpus: PretendedGPUs) -> None:
+@pytest.mark.parametrize("devices", [("cuda:0", "cuda:1"), ("cpu", "cuda:0"), ("cuda:1", "cpu")], ids=str)
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_operands_on_two_devices_are_refused(
+    name: str, devices: tuple[str, str], gpus: SimulatedGPUs
+) -> None:
     with pytest.raises(RuntimeError, match=r"at least two devices|on the same device"):
-        REFUSED[name](*where)
+        OPERATIONS[name](*devices)
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_the_same_on_one_device_is_not(name: str, gpus: PretendedGPUs) -> None:
-    REFUSED[name]("cuda:1", "cuda:1")
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_the_same_on_one_device_is_allowed(name: str, gpus: SimulatedGPUs) -> None:
+    OPERATIONS[name]("cuda:1", "cuda:1")
 
 
-def test_a_step_on_a_pretended_gpu_is_the_cpus(gpus: PretendedGPUs) -> None:
-    """Gradients, clipping and an optimizer."""
+def test_a_step_on_a_simulated_gpu_equals_the_cpu_step(gpus: SimulatedGPUs) -> None:
+    """Gradients, clipping and an optimizer step are compared."""
     ends = []
     for device in ("cpu", "cuda:1"):
         torch.manual_seed(0)

@@ -1,7 +1,8 @@
-"""The learner's weights by every way to the engines, on pretended machines of 1 to 8 GPUs (see tests/pretend_gpu.py).
+"""Pushes of the learner's weights to engines, on simulated machines of 1 to 8 GPUs.
 
-The learner is built and spread as the plan says, and the ways are the project's own. vLLM's trainers pack and send;
-a stand-in is the wire alone: NCCL's broadcast, and CUDA's handle of a buffer that another process opens.
+The learner is built and laid out by the plan, and the transports are the project's own. vLLM's trainers pack
+and send; fakes replace the wire alone: NCCL's broadcast, and CUDA's handle of a buffer that another process
+opens. See tests/pretend_gpu.py.
 """
 
 import threading
@@ -15,17 +16,17 @@ import torch
 from torch import Tensor, nn
 
 from config.schema.policy import load_policy
-from tests.gpu_layouts.layouts import LAYOUTS, PLACES, Case, Layout, learner_on, save_tiny
-from tests.pretend_gpu import PretendedGPUs, pretend_gpus
-from tests.rollout.conftest import scores_of_one
-from tests.tiny import EOS, tiny_llama
+from tests.gpu_layouts.layouts import LAYOUTS, LEARNER_LAYOUTS, Case, Layout, learner_on, save_tiny
+from tests.pretend_gpu import SimulatedGPUs, pretend_gpus
+from tests.rollout.conftest import score_single_engine
+from tests.tiny_models import EOS, tiny_llama
 from torchgrpo.plan.machine import installed_vllm
 from torchgrpo.plan.plan import Plan
 from torchgrpo.rollout.engines.transformers_engine import TransformersEngine
-from torchgrpo.rollout.weights.outgoing import Outgoing
 from torchgrpo.rollout.weights.transports.object_store import ObjectStore
 from torchgrpo.rollout.weights.transports.shared_memory import SharedMemory
-from torchgrpo.training.published_weights import PolicyWeights, named_weights, pushed_tensors
+from torchgrpo.rollout.weights.weight_update import WeightUpdate
+from torchgrpo.training.published_weights import PolicyWeights, named_weights, push_tensor_source
 
 needs_vllm = pytest.mark.skipif(installed_vllm() is None, reason="vLLM is not installed")
 SEQUENCE = list(range(3, 30))
@@ -52,62 +53,65 @@ def policy_on(layout: Layout, tied: bool, lora: bool, folder: Path) -> tuple[nn.
     return learner.worker.model, plan
 
 
-def published(model: nn.Module, plan: Plan) -> Outgoing:
-    return Outgoing(PolicyWeights(model, pushed_tensors(plan.config, plan)).publish())
+def make_update(model: nn.Module, plan: Plan) -> WeightUpdate:
+    return WeightUpdate(PolicyWeights(model, push_tensor_source(plan.config, plan)).publish())
 
 
-def plain(tied: bool, dtype: torch.dtype) -> dict[str, Tensor]:
-    """What must arrive: fresh adapters change nothing."""
+def expected_weights(tied: bool, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Returns the weights that must arrive; fresh adapters change nothing."""
     return {name: tensor.to(dtype) for name, tensor in tiny_llama(tied).state_dict().items()}
 
 
-def same(arrived: dict[str, Tensor], expected: dict[str, Tensor]) -> bool:
-    return arrived.keys() == expected.keys() and all(
-        torch.equal(arrived[name].cpu(), tensor) and arrived[name].dtype == tensor.dtype
+def equal_weights(weights: dict[str, Tensor], expected: dict[str, Tensor]) -> bool:
+    return weights.keys() == expected.keys() and all(
+        torch.equal(weights[name].cpu(), tensor) and weights[name].dtype == tensor.dtype
         for name, tensor in expected.items()
     )
 
 
-@pytest.mark.parametrize("layout", PLACES)
+@pytest.mark.parametrize("layout", LEARNER_LAYOUTS)
 def test_in_process(layout: str, tied: bool, lora: bool, folder: Path) -> None:
-    """And the weight check's question: the engine scores as the learner does."""
+    """The engine scores as the learner does, which is what the weight check compares."""
     with pretend_gpus(LAYOUTS[layout].gpus):
         model, _ = policy_on(LAYOUTS[layout], tied, lora, folder)
         engine = TransformersEngine(tiny_llama(tied, seed=1).to("cuda:0"), [EOS])  # type: ignore[arg-type]
         learner = PolicyWeights(model, named_weights)
-        engine.load(Outgoing(learner.publish()), 1)
+        engine.load(WeightUpdate(learner.publish()), 1)
         scores = learner.score([SEQUENCE])
-        assert scores_of_one(engine, [SEQUENCE])[0] == pytest.approx(scores[0], abs=1e-5)
+        assert score_single_engine(engine, [SEQUENCE])[0] == pytest.approx(scores[0], abs=1e-5)
 
 
 @pytest.mark.parametrize("way", ["shared memory", "object store"])
-@pytest.mark.parametrize("layout", PLACES)
+@pytest.mark.parametrize("layout", LEARNER_LAYOUTS)
 def test_through_memory(
     layout: str, way: str, tied: bool, lora: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ray's store keeps what it is given."""
+    """Ray's store is replaced by the values themselves."""
     monkeypatch.setattr("ray.put", lambda value: value)
     monkeypatch.setattr("ray.get", lambda value: value)
     with pretend_gpus(LAYOUTS[layout].gpus):
         model, plan = policy_on(LAYOUTS[layout], tied, lora, folder)
         memory = SharedMemory() if way == "shared memory" else ObjectStore()
-        arrived = dict(memory.write(published(model, plan)).open())
+        arrived = dict(memory.write(make_update(model, plan)).open())
         assert all(tensor.device.type == "cpu" for tensor in arrived.values())
         memory.close()
-    assert same(arrived, plain(tied, torch.bfloat16))
+    assert equal_weights(arrived, expected_weights(tied, torch.bfloat16))
 
 
-class Engines:
-    """As many as the plan has; they note what the learner tells them and read what an ipc push hands them."""
+class FakeEngines:
+    """Fake engines that record calls and read the buffers of an ipc push.
+
+    count: number of engines of the plan.
+    """
 
     def __init__(self, count: int) -> None:
-        self.members = tuple(range(count))
-        self.declared: list[dict[str, Any]] = []
+        self.engine_pids = tuple(range(count))
+        self.update_infos: list[dict[str, Any]] = []
         self.read: Callable[[dict[str, Any]], None] = lambda update: None
 
     def call_each(self, method: str, arguments: Any) -> list[Any]:
         if arguments[0]["call"] == "update_weights":
-            self.declared.append(arguments[0]["update_info"])
+            self.update_infos.append(arguments[0]["update_info"])
             self.read(arguments[0]["update_info"])
         return []
 
@@ -115,8 +119,8 @@ class Engines:
         return ""
 
 
-def unpacked(packed: Tensor, update: dict[str, Any]) -> dict[str, Tensor]:
-    """As vLLM's worker takes a packed buffer apart."""
+def unpack_buffer(buffer: Tensor, update: dict[str, Any]) -> dict[str, Tensor]:
+    """Unpacks a packed buffer as vLLM's worker does."""
     from vllm.distributed.weight_transfer.packed_tensor import unpack_tensor
 
     dtypes = [getattr(torch, name) for name in update["dtype_names"]]
@@ -124,42 +128,42 @@ def unpacked(packed: Tensor, update: dict[str, Any]) -> dict[str, Tensor]:
         dtype.itemsize * torch.Size(shape).numel()
         for dtype, shape in zip(dtypes, update["shapes"], strict=True)
     ]
-    pairs = unpack_tensor(packed[: sum(sizes)], update["names"], update["shapes"], dtypes, sizes)
+    pairs = unpack_tensor(buffer[: sum(sizes)], update["names"], update["shapes"], dtypes, sizes)
     return {name: tensor.clone() for name, tensor in pairs}
 
 
-class Wire:
-    """An NCCL communicator of one GPU: it sends what lies there and refuses the rest (pynccl.py, `broadcast`)."""
+class FakeCommunicator:
+    """Fake NCCL communicator of one GPU, which refuses tensors elsewhere (pynccl.py, `broadcast`)."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.sent: list[Tensor] = []
+        self.sent_tensors: list[Tensor] = []
 
     def broadcast(self, tensor: Tensor, src: int, stream: Any = None) -> None:
         assert tensor.device == self.device, (
             f"this communicator works on {self.device}, not on {tensor.device}"
         )
-        self.sent.append(tensor.cpu())
+        self.sent_tensors.append(tensor.cpu())
 
 
 @pytest.fixture
 def small_buffers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Several packed buffers a push; and no pretended stream is left in vLLM's cache of streams."""
+    """Makes a push use several packed buffers, and clears vLLM's cache of streams."""
     from vllm.distributed.weight_transfer import packed_tensor
 
-    from torchgrpo.rollout.weights import vllm_transfer
+    from torchgrpo.rollout.weights import vllm_weight_transfer
 
-    monkeypatch.setattr(vllm_transfer, "_BUFFER", 100 * KIB)
+    monkeypatch.setattr(vllm_weight_transfer, "_BUFFER_BYTES", 100 * KIB)
     packed_tensor._get_streams.cache_clear()
     yield
     packed_tensor._get_streams.cache_clear()
 
 
-BESIDE = [name for name, layout in LAYOUTS.items() if layout.gpus > 1]
+SEPARATE_LAYOUTS = [name for name, layout in LAYOUTS.items() if layout.gpus > 1]
 
 
 @needs_vllm
-@pytest.mark.parametrize("layout", BESIDE)
+@pytest.mark.parametrize("layout", SEPARATE_LAYOUTS)
 def test_nccl(
     layout: str,
     tied: bool,
@@ -168,37 +172,39 @@ def test_nccl(
     monkeypatch: pytest.MonkeyPatch,
     small_buffers: None,
 ) -> None:
-    """All buffers lie on the learner's first GPU, where its communicator is, and every GPU of it is waited for."""
+    """The communicator's GPU has all buffers; the push waits for all learner GPUs."""
     from vllm.distributed.weight_transfer import nccl_engine
 
-    from torchgrpo.rollout.weights.vllm_transfer import NativeTransfer
+    from torchgrpo.rollout.weights.vllm_weight_transfer import VLLMWeightTransfer
 
-    wires: list[Wire] = []
+    communicators: list[FakeCommunicator] = []
 
-    def connect(init: Any) -> Wire:
-        wires.append(Wire(torch.device("cuda", torch.cuda.current_device())))
-        return wires[-1]
+    def connect(init: Any) -> FakeCommunicator:
+        communicators.append(FakeCommunicator(torch.device("cuda", torch.cuda.current_device())))
+        return communicators[-1]
 
     monkeypatch.setattr(nccl_engine, "open_trainer_endpoint", connect)
     with pretend_gpus(LAYOUTS[layout].gpus) as gpus:
         model, plan = policy_on(LAYOUTS[layout], tied, lora, folder)
         assert plan.transport == "nccl"
-        engines = Engines(len(plan.devices.engines))
-        NativeTransfer("nccl", timeout=600).push(published(model, plan), 1, engines)
-        assert waited_for(gpus) >= set(plan.devices.train)
-    (wire,), (update,) = wires, engines.declared
-    assert wire.device == torch.device("cuda", plan.devices.train[0])
-    assert len(wire.sent) > 1
-    assert same(unpacked(torch.cat(wire.sent), update), plain(tied, torch.bfloat16))
+        engines = FakeEngines(len(plan.devices.engines))
+        VLLMWeightTransfer("nccl", timeout=600).push(make_update(model, plan), 1, engines)
+        assert synchronized_gpus(gpus) >= set(plan.devices.train)
+    (communicator,), (update,) = communicators, engines.update_infos
+    assert communicator.device == torch.device("cuda", plan.devices.train[0])
+    assert len(communicator.sent_tensors) > 1
+    assert equal_weights(
+        unpack_buffer(torch.cat(communicator.sent_tensors), update), expected_weights(tied, torch.bfloat16)
+    )
 
 
-def waited_for(gpus: PretendedGPUs) -> set[int]:
-    return {device.index for device in gpus.synchronized}
+def synchronized_gpus(gpus: SimulatedGPUs) -> set[int]:
+    return {device.index for device in gpus.synchronized_devices}
 
 
 @needs_vllm
 def test_vllm_packs_no_tensors_of_two_gpus() -> None:
-    """What the pushes above are spared."""
+    """The library's own limit, which the pushes above must avoid."""
     from vllm.distributed.weight_transfer.packed_tensor import pack_tensors
 
     with pretend_gpus(2):
@@ -208,19 +214,19 @@ def test_vllm_packs_no_tensors_of_two_gpus() -> None:
 
 
 @needs_vllm
-@pytest.mark.parametrize("own", [0, 1])
+@pytest.mark.parametrize("learner_gpu", [0, 1])
 def test_ipc(
-    own: int,
+    learner_gpu: int,
     tied: bool,
     lora: bool,
     folder: Path,
     monkeypatch: pytest.MonkeyPatch,
     small_buffers: None,
 ) -> None:
-    """The buffer lies on the learner's GPU, be it the second, and is handed over under that one's name."""
+    """The buffer is on the learner's GPU and carries the name of that GPU."""
     from vllm.distributed.weight_transfer import packed_tensor
 
-    from torchgrpo.rollout.weights.vllm_transfer import NativeTransfer
+    from torchgrpo.rollout.weights.vllm_weight_transfer import VLLMWeightTransfer
 
     buffers: list[Tensor] = []
     arrived: dict[str, Tensor] = {}
@@ -231,18 +237,18 @@ def test_ipc(
 
     def read(update: dict[str, Any]) -> None:
         ((name, (device,)),) = update["ipc_handles"].items()
-        assert (name, device) == (f"pretended-{own}", f"cuda:{own}")
-        arrived.update(unpacked(buffers[-1].cpu(), update))
+        assert (name, device) == (f"simulated-{learner_gpu}", f"cuda:{learner_gpu}")
+        arrived.update(unpack_buffer(buffers[-1].cpu(), update))
 
     monkeypatch.setattr(packed_tensor, "reduce_tensor", export)
     with pretend_gpus(2):
-        layout = replace(LAYOUTS["1 GPU, in turns"], gpus=2, learner=(own,), colocate=True)
+        layout = replace(LAYOUTS["1 GPU, in turns"], gpus=2, learner=(learner_gpu,), colocate=True)
         model, plan = policy_on(layout, tied, lora, folder)
-        assert plan.devices.train == (own,)
-        engines = Engines(1)
+        assert plan.devices.train == (learner_gpu,)
+        engines = FakeEngines(1)
         engines.read = read
-        NativeTransfer("ipc", timeout=600).push(published(model, plan), 1, engines)
+        VLLMWeightTransfer("ipc", timeout=600).push(make_update(model, plan), 1, engines)
     assert len(buffers) == 1
-    assert len(engines.declared) > 1
-    assert same(arrived, plain(tied, torch.bfloat16))
+    assert len(engines.update_infos) > 1
+    assert equal_weights(arrived, expected_weights(tied, torch.bfloat16))
     assert not [thread for thread in threading.enumerate() if thread.name == "ipc push"]

@@ -1,4 +1,7 @@
-"""A plan of models that are not plain causal attention: whole rows, who decodes, windows, lengths that are refused."""
+"""Tests plans of models without plain causal attention.
+
+Subjects: whole rows, the decoder, attention windows, lengths beyond the rope limit.
+"""
 
 import json
 from pathlib import Path
@@ -9,11 +12,11 @@ from transformers import AutoConfig
 from config.schema.errors import ConfigError
 from tests.architectures import ARCHITECTURES
 from tests.plan.test_plan import QWEN, gpu_plan, text_of
-from torchgrpo.plan.model_shape import shape_of
-from torchgrpo.plan.problems import check
+from torchgrpo.plan.model_shape import make_shape
+from torchgrpo.plan.problems import check_plan
 
 
-def other(folder: Path, **fields: object) -> str:
+def write_model_config(folder: Path, **fields: object) -> str:
     (folder / "config.json").write_text(json.dumps(QWEN | fields))
     return f"model.name={folder}"
 
@@ -29,36 +32,38 @@ def other(folder: Path, **fields: object) -> str:
         {"model_type": "gemma3", "text_config": QWEN | {"model_type": "gemma3_text"}},
     ],
 )
-def test_a_plan_says_what_takes_whole_rows_and_who_decodes(fields: dict[str, object], tmp_path: Path) -> None:
-    name, own = other(tmp_path, **fields), "inference_model.backend=transformers"
-    plan = gpu_plan(name, own)
+def test_the_plan_notes_whole_rows_and_decoding_by_transformers(
+    fields: dict[str, object], tmp_path: Path
+) -> None:
+    name, backend = write_model_config(tmp_path, **fields), "inference_model.backend=transformers"
+    plan = gpu_plan(name, backend)
     assert not plan.learner.packs
-    assert "its microbatches are whole rows" in text_of(plan) and "transformers' own generate" in text_of(
-        plan
-    )
-    text = text_of(gpu_plan(name, own, "train.packing=false"))
-    assert "its microbatches are whole rows" not in text and "transformers' own generate" in text
+    assert "microbatches are whole rows" in text_of(plan) and "transformers' own generate" in text_of(plan)
+    text = text_of(gpu_plan(name, backend, "train.packing=false"))
+    assert "microbatches are whole rows" not in text and "transformers' own generate" in text
     assert "transformers' own generate" not in text_of(gpu_plan(name))
 
 
 @pytest.mark.parametrize("fields", [{}, {"sliding_window": 4096, "use_sliding_window": False}])
-def test_the_plan_of_a_plain_model_says_nothing_of_it(fields: dict[str, object], tmp_path: Path) -> None:
-    plan = gpu_plan(other(tmp_path, **fields))
+def test_the_plan_of_a_plain_model_has_no_note_about_whole_rows(
+    fields: dict[str, object], tmp_path: Path
+) -> None:
+    plan = gpu_plan(write_model_config(tmp_path, **fields))
     assert plan.learner.packs and "whole rows" not in text_of(plan)
 
 
 @pytest.mark.parametrize(
     "name", sorted(ARCHITECTURES.keys() - {"nemotron_h"})
-)  # which counts layers by their kinds
+)  # nemotron_h has one layer entry per kind of layer
 def test_the_sizes_of_every_architecture_are_known(name: str) -> None:
     entry = ARCHITECTURES[name]
     raw = AutoConfig.for_model(entry.kind, **entry.fields).to_dict()
-    shape = shape_of(raw, name)
+    shape = make_shape(raw, name)
     assert (shape.vocab_size, shape.num_heads > 0, shape.num_layers > 0) == (263, True, True)
 
 
 def test_a_row_of_the_weight_check_reaches_beyond_the_window(tmp_path: Path) -> None:
-    name = other(tmp_path, model_type="mistral", sliding_window=1024)
+    name = write_model_config(tmp_path, model_type="mistral", sliding_window=1024)
     assert gpu_plan(name, "inference_model.max_tokens=2048").weight_check.prompts == (8, 12, 1028)
     assert gpu_plan(
         name, "env.max_prompt_tokens=500", "inference_model.max_tokens=500"
@@ -79,10 +84,10 @@ AT_1024 = {"original_max_position_embeddings": 1024}
 def test_lengths_at_which_rotary_embeddings_change_are_refused(
     rope: dict[str, object], tmp_path: Path
 ) -> None:
-    name = other(tmp_path, model_type="phi3", **rope)
+    name = write_model_config(tmp_path, model_type="phi3", **rope)
     lengths = ("env.max_prompt_tokens=512", "inference_model.max_tokens")
     with pytest.raises(
-        ConfigError, match=r"may reach 1025 tokens, but the rotary embeddings .* beyond 1024 tokens"
+        ConfigError, match=r"the rotary embeddings .* beyond 1024 tokens .* may reach 1025 tokens"
     ):
-        check(gpu_plan(name, lengths[0], f"{lengths[1]}=513"))
+        check_plan(gpu_plan(name, lengths[0], f"{lengths[1]}=513"))
     assert "rotary" not in text_of(gpu_plan(name, lengths[0], f"{lengths[1]}=512"))

@@ -1,4 +1,4 @@
-"""What is to be compiled is refused before anything is loaded where it could not be."""
+"""Tests that a plan rejects compilation without compilers before anything is loaded."""
 
 import sysconfig
 from collections.abc import Callable, Iterable
@@ -9,71 +9,73 @@ import pytest
 from tests.plan.test_plan import config_of, machine
 from torchgrpo.plan.machine import missing_for_kernels, missing_to_compile
 from torchgrpo.plan.make_plan import make_plan
-from torchgrpo.plan.problems import problems
+from torchgrpo.plan.problems import find_problems
 
-COMPILED = "train.compile=true"
-
-
-def refused(*overrides: str, overlapped: bool = False, missing: tuple[str, ...] = ()) -> list[str]:
-    config = config_of("grpo_quickstart", COMPILED, *overrides)
-    there = machine(0, missing_to_compile=missing)
-    return [problem.text for problem in problems(make_plan(config, overlapped, there))]
+COMPILE = "train.compile=true"
 
 
-def test_without_a_compiler_one_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def problem_texts(*overrides: str, is_overlapped: bool = False, missing: tuple[str, ...] = ()) -> list[str]:
+    config = config_of("grpo_quickstart", COMPILE, *overrides)
+    planned_machine = machine(0, missing_to_compile=missing)
+    return [problem.text for problem in find_problems(make_plan(config, is_overlapped, planned_machine))]
+
+
+def test_without_a_compiler_one_message_names_the_packages_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     monkeypatch.setattr(sysconfig, "get_path", lambda name: "/nowhere")
     missing = tuple(missing_to_compile())
     assert missing == ("the C++ compiler no-such-compiler", "Python's header Python.h")
-    (text,) = refused(missing=missing)
+    (text,) = problem_texts(missing=missing)
     assert text.startswith(
         "train.compile=true: torch.compile does not find the C++ compiler no-such-compiler and"
     )
     assert "apt install g++ python3-dev" in text and "CXX" in text
-    assert refused("train.compile=false", missing=missing) == []
+    assert problem_texts("train.compile=false", missing=missing) == []
 
 
-def test_an_engine_that_switches_compiled_code_off_is_no_neighbour() -> None:
+def test_an_engine_that_disables_compiled_code_is_refused_in_the_learners_process() -> None:
     vllm = "inference_model.backend=vllm"
-    (text,) = refused(vllm, overlapped=True)
+    (text,) = problem_texts(vllm, is_overlapped=True)
     assert "switches compiled code off" in text and "ray.enabled=true" in text
-    for ways in ((vllm, "ray.enabled=true"), (vllm, "inference_model.enforce_eager=false"), ()):
-        assert refused(*ways, overlapped=True) == []
-    assert refused(vllm) == []
+    for overrides in ((vllm, "ray.enabled=true"), (vllm, "inference_model.enforce_eager=false"), ()):
+        assert problem_texts(*overrides, is_overlapped=True) == []
+    assert problem_texts(vllm) == []
 
 
-def refused_on_gpus(*overrides: str, missing: tuple[str, ...]) -> list[str]:
+def triton_problem_texts(*overrides: str, missing: tuple[str, ...]) -> list[str]:
     config = config_of("grpo_gsm8k", "train_model.num_devices=1", *overrides)
     plan = make_plan(config, False, machine(2, 80, missing_for_kernels=missing))
-    return [problem.text for problem in problems(plan) if "Triton" in problem.text]
+    return [problem.text for problem in find_problems(plan) if "Triton" in problem.text]
 
 
 def test_kernels_of_a_gpu_need_a_c_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in an image of containers that has CUDA's libraries and no compiler."""
+    """Container images may have CUDA's libraries but no compiler."""
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.setattr(sysconfig, "get_path", lambda name: "/nowhere")
     missing = tuple(missing_for_kernels())
     assert missing == ("the C compiler gcc", "Python's header Python.h")
-    (text,) = refused_on_gpus(missing=missing)
+    (text,) = triton_problem_texts(missing=missing)
     assert text.startswith("vLLM and train.packing=true on a GPU: Triton")
     assert "apt install gcc python3-dev" in text and "CC" in text
-    assert refused_on_gpus(missing=()) == []
+    assert triton_problem_texts(missing=()) == []
     plain = ("train.packing=false", "inference_model.backend=transformers")
-    assert refused_on_gpus(*plain, missing=missing) == []
+    assert triton_problem_texts(*plain, missing=missing) == []
     config = config_of("grpo_quickstart")
-    assert not problems(make_plan(config, False, machine(0, missing_for_kernels=missing))), (
+    assert not find_problems(make_plan(config, False, machine(0, missing_for_kernels=missing))), (
         "on a CPU nothing is compiled"
     )
 
 
 @pytest.mark.parametrize(
-    ("variable", "find", "name"),
+    ("variable", "find_missing_tools", "name"),
     [("CXX", missing_to_compile, "C++ compiler"), ("CC", missing_for_kernels, "C compiler")],
 )
-def test_a_compiler_is_found_by_the_name_that_is_given(
+def test_a_compiler_is_found_by_its_environment_variable(
     variable: str,
-    find: Callable[[], Iterable[str]],
+    find_missing_tools: Callable[[], Iterable[str]],
     name: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -83,6 +85,6 @@ def test_a_compiler_is_found_by_the_name_that_is_given(
     (tmp_path / "Python.h").touch()
     monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
     monkeypatch.setenv(variable, str(compiler))
-    assert list(find()) == []
+    assert list(find_missing_tools()) == []
     monkeypatch.setenv(variable, "no-such-compiler")
-    assert list(find()) == [f"the {name} no-such-compiler"]
+    assert list(find_missing_tools()) == [f"the {name} no-such-compiler"]

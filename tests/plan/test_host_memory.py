@@ -1,29 +1,32 @@
-"""The host's memory that a plan counts: what is in it, and what is said where it is too little."""
+"""Tests the estimate of host memory and the message about too little memory."""
 
 from tests.plan.test_plan import config_of, machine
 from torchgrpo.plan.host_memory import host_uses
 from torchgrpo.plan.make_plan import make_plan
 from torchgrpo.plan.model_shape import GIB
-from torchgrpo.plan.plan_text import report
-from torchgrpo.plan.problems import problems
+from torchgrpo.plan.plan_report import format_plan
+from torchgrpo.plan.problems import find_problems
 
 SMALL = "model.name=Qwen/Qwen2.5-0.5B-Instruct"
 
 
 def test_the_copy_of_the_last_push_needs_room_in_the_hosts_memory() -> None:
-    """Natively transferred weights too: in the engines' dtype, bfloat16. In the learner's process there is none."""
+    """Weights of vLLM's native transfer are copied too, in the engines' dtype (bfloat16).
+
+    An engine in the learner's process needs no copy.
+    """
     config = config_of("grpo_gsm8k", SMALL, "policy.kl_coef=0", "train.async_checkpoint=false")
     roomy = make_plan(config, False, machine(2, 80.0))
     assert roomy.transport == "nccl" and roomy.shape is not None
     copy = 2 * roomy.shape.parameters
-    assert [(use.what, use.bytes) for use in host_uses(roomy, roomy.shape)] == [
+    assert [(use.name, use.bytes) for use in host_uses(roomy, roomy.shape)] == [
         ("copy of the last push", copy)
     ]
-    assert not problems(roomy)
+    assert not find_problems(roomy)
     full = make_plan(config, False, machine(2, 80.0, host_memory_gib=0.9 * copy / GIB))
-    (problem,) = problems(full)
+    (problem,) = find_problems(full)
     assert problem.line == "host memory" and "(copy of the last push" in problem.text
-    assert "copy of the last push" in report(full, problems(full))
+    assert "copy of the last push" in format_plan(full, find_problems(full))
     alone = make_plan(config, False, machine(1, 80.0))
     assert alone.transport == "in_process" and host_uses(alone, roomy.shape) == []
 
@@ -40,49 +43,49 @@ def test_the_copy_of_an_adapter_is_as_large_as_the_adapter() -> None:
 
 
 def test_a_checkpoint_is_written_from_a_copy_unless_the_run_waits() -> None:
-    """float32 weights and the two moments of AdamW."""
+    """The copy has float32 weights and the two moments of AdamW."""
     config = config_of("grpo_gsm8k", SMALL, "policy.kl_coef=0", "model.dtype=float32")
     plan = make_plan(config, False, machine(1, 80.0))
     assert plan.shape is not None
     (copy,) = host_uses(plan, plan.shape)
-    assert (copy.what, copy.bytes) == ("copy for a checkpoint", 12 * plan.shape.parameters)
+    assert (copy.name, copy.bytes) == ("copy for a checkpoint", 12 * plan.shape.parameters)
     full = make_plan(config, False, machine(1, 80.0, host_memory_gib=0.9 * copy.bytes / GIB))
-    (problem,) = problems(full)
+    (problem,) = find_problems(full)
     assert problem.line == "host memory" and "(copy for a checkpoint" in problem.text
     waits = config_of("grpo_gsm8k", SMALL, "policy.kl_coef=0", "train.async_checkpoint=false")
     assert host_uses(make_plan(waits, False, machine(1, 80.0)), plan.shape) == []
 
 
 def test_shards_of_scorers_are_filled_from_whole_models_in_the_hosts_memory() -> None:
-    """One whole model for each copy of a node, while it loads."""
+    """A node loads one whole model for each copy on it."""
     large = ("ref_model.name=Qwen/Qwen2.5-32B-Instruct", "train.mixed_precision=bf16")
-    asked = ("train_model.num_devices=1", "inference_model.num_devices=1", "ref_model.num_devices=4")
+    devices = ("train_model.num_devices=1", "inference_model.num_devices=1", "ref_model.num_devices=4")
 
-    def loading(*more: str, gpus: int = 8, nodes: int = 1) -> float:
-        where = machine(gpus, 80.0, nodes=nodes, imagined=True)
-        plan = make_plan(config_of("grpo_gsm8k", SMALL, *large, *asked, *more), False, where)
+    def loading(*overrides: str, gpus: int = 8, nodes: int = 1) -> float:
+        planned_machine = machine(gpus, 80.0, nodes=nodes, is_hypothetical=True)
+        plan = make_plan(config_of("grpo_gsm8k", SMALL, *large, *devices, *overrides), False, planned_machine)
         assert plan.shape is not None and plan.reference_shape is not None
         (used, *_) = [
-            use.bytes for use in host_uses(plan, plan.shape) if use.what == "scorers while they load"
+            use.bytes for use in host_uses(plan, plan.shape) if use.name == "scorers while they load"
         ] or [0.0]
         return used / (2 * plan.reference_shape.parameters)
 
     assert [loading(f"ref_model.shard_size={size}") for size in (1, 2, 4)] == [0, 2, 1]
     assert loading("ref_model.shard_size=2", gpus=2, nodes=4) == 1, "a node has no room for two copies"
-    config = config_of("grpo_gsm8k", SMALL, *large, *asked, "ref_model.shard_size=2")
-    (problem,) = problems(make_plan(config, False, machine(8, 80.0, host_memory_gib=100.0)))
+    config = config_of("grpo_gsm8k", SMALL, *large, *devices, "ref_model.shard_size=2")
+    (problem,) = find_problems(make_plan(config, False, machine(8, 80.0, host_memory_gib=100.0)))
     assert problem.line == "host memory" and "scorers while they load 122" in problem.text
 
 
 def test_an_engine_of_another_process_than_the_learners_holds_its_weights_packed_too() -> None:
-    """In the same one the learner works in the memory that they had."""
+    """In the same process the learner reuses the memory of packed weights."""
     config = ("grpo_gsm8k", SMALL, "device=cpu", "inference_model.backend=transformers")
     two = "inference_model.num_devices=2"
-    taken = []
-    for overlapped, more in ((False, ()), (True, ()), (False, (two,))):
-        plan = make_plan(config_of(*config, *more), overlapped, machine(0, None))
+    engine_bytes = []
+    for is_overlapped, overrides in ((False, ()), (True, ()), (False, (two,))):
+        plan = make_plan(config_of(*config, *overrides), is_overlapped, machine(0, None))
         assert plan.shape is not None
-        (engines,) = (use.bytes for use in host_uses(plan, plan.shape) if use.what == "engines")
-        taken.append(engines)
-    assert taken[1] - taken[0] == 4 * plan.shape.parameters
-    assert taken[2] == 2 * taken[1]
+        (engines,) = (use.bytes for use in host_uses(plan, plan.shape) if use.name == "engines")
+        engine_bytes.append(engines)
+    assert engine_bytes[1] - engine_bytes[0] == 4 * plan.shape.parameters
+    assert engine_bytes[2] == 2 * engine_bytes[1]

@@ -1,4 +1,4 @@
-"""What would make a plan work: the smallest set of changes, each as mild as it can be, none that is set already."""
+"""Tests the search for the smallest set of changes that makes a plan work."""
 
 import re
 from collections.abc import Sequence
@@ -11,44 +11,48 @@ from tests.plan.test_plan import config_of, machine
 from torchgrpo.plan.machine import Machine
 from torchgrpo.plan.make_plan import make_plan
 from torchgrpo.plan.plan import Plan
-from torchgrpo.plan.plan_text import advice, report
-from torchgrpo.plan.problems import planned, problems
-from torchgrpo.plan.remedies import Setting, remedy
+from torchgrpo.plan.plan_report import format_advice, format_plan
+from torchgrpo.plan.problems import find_problems, plan_with_problems
+from torchgrpo.plan.remedies import Setting, find_remedy
 
 
-def plan_of(name: str, *overrides: str, gpus: int = 1, memory: float = 80.0, **how: Any) -> Plan:
+def plan_of(name: str, *overrides: str, gpus: int = 1, memory: float = 80.0, **machine_fields: Any) -> Plan:
     return make_plan(
-        config_of(name, *overrides), False, machine(gpus, memory, **{"host_memory_gib": 512.0} | how)
+        config_of(name, *overrides),
+        False,
+        machine(gpus, memory, **{"host_memory_gib": 512.0} | machine_fields),
     )
 
 
-def settled(plan: Plan) -> dict[str, Any]:
-    found = remedy(plan, plan.machine)
-    assert found is not None
-    return {setting.key: setting.value for setting in found}
+def remedy_values(plan: Plan) -> dict[str, Any]:
+    settings = find_remedy(plan, plan.machine)
+    assert settings is not None
+    return {setting.key: setting.value for setting in settings}
 
 
-def test_a_plan_that_works_needs_none() -> None:
-    assert settled(plan_of("grpo_gsm8k", gpus=2)) == {}
+def test_a_plan_that_works_needs_no_change() -> None:
+    assert remedy_values(plan_of("grpo_gsm8k", gpus=2)) == {}
 
 
 @pytest.mark.parametrize("name", ["grpo_gsm8k", "grpo_math"])
 @pytest.mark.parametrize(("gpus", "memory"), [(1, 24.0), (1, 80.0), (2, 80.0)])
-def test_what_is_advised_works_when_it_is_done(name: str, gpus: int, memory: float) -> None:
-    where = machine(gpus, memory, host_memory_gib=512.0)
-    plan, found = planned(config_of(name), False, where, Path())
-    settings = remedy(plan, where)
+def test_the_advised_settings_work_and_all_are_necessary(name: str, gpus: int, memory: float) -> None:
+    planned_machine = machine(gpus, memory, host_memory_gib=512.0)
+    plan, problems = plan_with_problems(config_of(name), False, planned_machine, Path())
+    settings = find_remedy(plan, planned_machine)
     if settings is None:
-        assert memory < 48, f"nothing helps: {[problem.text for problem in found]}"
+        assert memory < 48, f"nothing helps: {[problem.text for problem in problems]}"
         return
-    assert works(name, where, settings)
+    assert is_working(name, planned_machine, settings)
     for left_out in settings:
-        assert not works(name, where, [setting for setting in settings if setting is not left_out])
+        assert not is_working(
+            name, planned_machine, [setting for setting in settings if setting is not left_out]
+        )
 
 
-def works(name: str, where: Machine, settings: Sequence[Setting]) -> bool:
-    _, found = planned(config_of(name, *map(str, settings)), False, where, Path())
-    return not found
+def is_working(name: str, planned_machine: Machine, settings: Sequence[Setting]) -> bool:
+    _, problems = plan_with_problems(config_of(name, *map(str, settings)), False, planned_machine, Path())
+    return not problems
 
 
 @pytest.mark.parametrize(
@@ -59,20 +63,20 @@ def works(name: str, where: Machine, settings: Sequence[Setting]) -> bool:
         (["train_model.num_devices=8", "train_model.num_nodes=4"], 2, "train_model.num_nodes=2"),
     ],
 )
-def test_devices_that_the_machine_does_not_have(overrides: list[str], nodes: int, expected: str) -> None:
-    where = machine(8, 80.0, host_memory_gib=512.0, nodes=nodes)
-    plan, _ = planned(config_of("grpo_gsm8k", *overrides), False, where, Path())
-    assert list(map(str, remedy(plan, where) or ())) == [expected]
+def test_a_remedy_for_missing_devices(overrides: list[str], nodes: int, expected: str) -> None:
+    planned_machine = machine(8, 80.0, host_memory_gib=512.0, nodes=nodes)
+    plan, _ = plan_with_problems(config_of("grpo_gsm8k", *overrides), False, planned_machine, Path())
+    assert list(map(str, find_remedy(plan, planned_machine) or ())) == [expected]
 
 
-def test_smaller_microbatches_are_named_and_no_smaller_than_needed() -> None:
+def test_advised_microbatches_are_no_smaller_than_needed() -> None:
     overrides = (
         "train_model.num_devices=1",
         "train.gradient_accumulation_steps=4",
         "env.max_prompt_tokens=16384",
     )
     plan = plan_of("grpo_gsm8k", *overrides, gpus=2)
-    steps = settled(plan)["train.gradient_accumulation_steps"]
+    steps = remedy_values(plan)["train.gradient_accumulation_steps"]
     assert steps > 4
     previous = next(count for count in range(steps - 1, 3, -1) if 128 % count == 0)
     milder = make_plan(
@@ -80,61 +84,66 @@ def test_smaller_microbatches_are_named_and_no_smaller_than_needed() -> None:
         False,
         plan.machine,
     )
-    assert problems(milder)
+    assert find_problems(milder)
 
 
-def test_nothing_that_is_set_already_is_advised() -> None:
+def test_settings_in_effect_are_not_advised() -> None:
     plan = plan_of("grpo_math", "train_model.lora.enabled=true", "train_model.num_devices=1", memory=16.0)
-    found = remedy(plan, plan.machine)
-    keys = set() if found is None else {setting.key for setting in found}
+    settings = find_remedy(plan, plan.machine)
+    keys = set() if settings is None else {setting.key for setting in settings}
     assert not keys & {"train_model.lora.enabled", "train.gradient_checkpointing"}
 
 
-def test_too_little_disk_is_mended_by_fewer_checkpoints() -> None:
+def test_fewer_checkpoints_are_advised_for_a_small_disk() -> None:
     alone = plan_of("grpo_countdown", "train.export=false", gpus=2, disk_gib=60.0)
-    assert settled(alone) == {"train.keep_checkpoints": 2}
-    assert settled(plan_of("grpo_countdown", gpus=2, disk_gib=60.0)) == {"train.keep_checkpoints": 1}
+    assert remedy_values(alone) == {"train.keep_checkpoints": 2}
+    assert remedy_values(plan_of("grpo_countdown", gpus=2, disk_gib=60.0)) == {"train.keep_checkpoints": 1}
 
 
-def test_where_nothing_helps_it_is_said() -> None:
+def test_the_advice_without_a_remedy() -> None:
     plan = plan_of("grpo_math", "train_model.num_devices=1", memory=4.0)
-    assert remedy(plan, plan.machine) is None
-    assert "take a smaller model" in advice(plan, problems(plan), plan.machine)
+    assert find_remedy(plan, plan.machine) is None
+    assert "choose a smaller model" in format_advice(plan, find_problems(plan), plan.machine)
 
 
 def test_missing_devices_leave_the_rest_of_the_table() -> None:
-    """grpo_async.py on one GPU, and too little memory besides: both are told, and the whole table is there."""
+    """grpo_async.py on one GPU with too little memory has two problems and a complete table."""
     config = config_of("grpo_math", "train_model.num_devices=1")
-    plan, found = planned(config, True, machine(1, 80.0), Path())
-    assert "grpo_async.py works on both at once" in found[0].text
-    assert any("phase optimize needs" in problem.text for problem in found)
-    assert "KV cache" in report(plan, found)
+    plan, problems = plan_with_problems(config, True, machine(1, 80.0), Path())
+    assert "grpo_async.py runs learner and engines at once" in problems[0].text
+    assert any("phase optimize needs" in problem.text for problem in problems)
+    assert "KV cache" in format_plan(plan, problems)
 
 
-def test_no_gpu_at_all_is_one_problem_among_the_others() -> None:
-    plan, found = planned(config_of("grpo_gsm8k"), False, Machine(0, None, 64.0, 1.0, None), Path())
-    assert "no NVIDIA GPU" in found[0].text
-    assert any("checkpoints would take" in problem.text for problem in found)
-    assert "engine 0" in report(plan, found)
+def test_a_missing_gpu_is_reported_with_the_other_problems() -> None:
+    plan, problems = plan_with_problems(
+        config_of("grpo_gsm8k"), False, Machine(0, None, 64.0, 1.0, None), Path()
+    )
+    assert "no NVIDIA GPU" in problems[0].text
+    assert any("checkpoints would take" in problem.text for problem in problems)
+    assert "engine 0" in format_plan(plan, problems)
 
 
-def test_settings_read_as_the_command_line_writes_them() -> None:
+def test_settings_have_command_line_form() -> None:
     assert str(Setting("train_model.lora.enabled", True)) == "train_model.lora.enabled=true"
     assert str(Setting("policy.kl_coef", 0.0)) == "policy.kl_coef=0.0"
 
 
-@pytest.mark.parametrize(("train", "generate", "unused"), [(4, 8, 0), (4, 5, 3), (1, 7, 0), (2, 2, 4)])
-def test_gpus_that_nothing_is_on(train: int, generate: int, unused: int) -> None:
-    """Of eight, in turns where that is too few; advice to use them is one that works."""
+@pytest.mark.parametrize(("train", "generate", "num_unused"), [(4, 8, 0), (4, 5, 3), (1, 7, 0), (2, 2, 4)])
+def test_notes_about_unused_gpus(train: int, generate: int, num_unused: int) -> None:
+    """The machine has eight GPUs; learner and engines take turns if that is too few.
+
+    The advice in the note uses all GPUs.
+    """
     overrides = (f"train_model.num_devices={train}", "policy.kl_coef=0")
     plan = make_plan(
         config_of("grpo_gsm8k", *overrides, f"inference_model.num_devices={generate}"),
         False,
         machine(8, 80.0),
     )
-    said = [note for note in plan.notes if "unused" in note]
-    assert [note.split()[0] for note in said] == ([str(unused)] if unused else [])
-    for note in said:
+    notes = [note for note in plan.notes if "unused" in note]
+    assert [note.split()[0] for note in notes] == ([str(num_unused)] if num_unused else [])
+    for note in notes:
         more = re.search(r"inference_model.num_devices=\d+", note)
         assert more
         better = make_plan(config_of("grpo_gsm8k", *overrides, more[0]), False, machine(8, 80.0))

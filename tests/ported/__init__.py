@@ -1,1 +1,1 @@
-"""Ported projects of verl's users: a reward and a YAML file each."""
+"""Rewards and configs ported from projects of verl's users."""

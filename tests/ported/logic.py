@@ -1,4 +1,4 @@
-"""Reward of a puzzle project, knights and knaves: from -3 to 3."""
+"""Reward of a project with knights-and-knaves puzzles, from -3 to 3."""
 
 import re
 
@@ -10,5 +10,5 @@ def compute_score(solution_str, ground_truth, method="strict", format_reward=1, 
     answer = re.search(r"<answer>(.*?)</answer>", solution_str, re.DOTALL)
     if form < 0 or answer is None:
         return form - answer_reward
-    named = dict(re.findall(r"(\w+) is a (knight|knave)", answer[1]))
-    return form + (answer_reward if named == roles else -answer_reward / 2)
+    answer_roles = dict(re.findall(r"(\w+) is a (knight|knave)", answer[1]))
+    return form + (answer_reward if answer_roles == roles else -answer_reward / 2)

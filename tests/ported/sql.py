@@ -1,4 +1,4 @@
-"""Reward of a project of queries, run on the row's schema: from -2 to 3."""
+"""Reward of a text-to-SQL project, which runs the queries, from -2 to 3."""
 
 import sqlite3
 
@@ -6,8 +6,8 @@ import sqlite3
 def compute_score(data_source, solution_str, ground_truth, extra_info):  # type: ignore[no-untyped-def]
     database = sqlite3.connect(":memory:")
     database.executescript(extra_info["schema"])
-    wanted = database.execute(ground_truth).fetchall()
+    expected = database.execute(ground_truth).fetchall()
     try:
-        return 3.0 if database.execute(solution_str).fetchall() == wanted else 0.5
+        return 3.0 if database.execute(solution_str).fetchall() == expected else 0.5
     except sqlite3.Error:
         return -2.0 + sum(map(ord, solution_str)) % 10 / 100

@@ -1,4 +1,4 @@
-"""Reward of a project of function calls that follows the step: from -3 to 4."""
+"""Reward of a function-call project, which depends on the training step, from -3 to 4."""
 
 import json
 
@@ -7,10 +7,10 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None, step
     share = step / max(1, total_steps)
     form = float(solution_str.startswith("{")) * (1 - share) + sum(map(ord, solution_str)) % 10 / 100
     try:
-        called = json.loads(solution_str)
+        calls = json.loads(solution_str)
     except ValueError:
-        called = None
-    right = called == json.loads(ground_truth)
+        calls = None
+    right = calls == json.loads(ground_truth)
     return {
         "score": form + (3.0 if right else -3.0),
         "acc": right,

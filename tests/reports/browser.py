@@ -1,4 +1,4 @@
-"""Headless Chromium for the tests of pages, or why there is none."""
+"""Headless Chromium for the tests of pages."""
 
 import shutil
 from collections.abc import Iterator
@@ -9,16 +9,18 @@ from typing import Any
 import pytest
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-MISSING = [
+MISSING_TOOLS = [
     *([] if CHROMIUM else ["a Chromium (Debian: apt-get install chromium)"]),
     *([] if find_spec("playwright") else ["playwright (pip install playwright)"]),
 ]
-needs_browser = pytest.mark.skipif(bool(MISSING), reason=f"to test pages install {' and '.join(MISSING)}")
+needs_browser = pytest.mark.skipif(
+    bool(MISSING_TOOLS), reason=f"to test pages install {' and '.join(MISSING_TOOLS)}"
+)
 
 
 @contextmanager
-def browser() -> Iterator[Any]:
-    """A browser that ends with the block."""
+def start_browser() -> Iterator[Any]:
+    """Starts a browser that ends with the block."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:

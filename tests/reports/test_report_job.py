@@ -1,4 +1,4 @@
-"""`run=report`, and the report that a run writes beside itself and at its end."""
+"""Tests of `run=report`, and of the report that a run writes during and after training."""
 
 import os
 import subprocess
@@ -9,88 +9,91 @@ import pytest
 
 import grpo
 from config.schema.errors import ConfigError
-from tests.reports.made_run import Made, make_run
-from tests.scripts import ROOT, configured
+from tests.reports.synthetic_run import RunSpec, write_run_folder
+from tests.script_runner import ROOT, compose_run_config
 from torchgrpo.run.job import run_job
-from torchgrpo.run.lockstep import Lockstep
+from torchgrpo.run.lockstep_run import LockstepRun
 from torchgrpo.run.report_writer import ReportWriter
 
-SMALL = Made(steps=3, evaluate=0)
+SMALL = RunSpec(steps=3, evaluate=0)
 
 
-def reported(tmp_path: Path, given: object) -> None:
-    config = configured()
-    config.run, config.run_dir = "report", given
+def run_report_job(tmp_path: Path, run_dir: object) -> None:
+    """Runs `run=report` and checks that the job removes its own folder."""
+    config = compose_run_config()
+    config.run, config.run_dir = "report", run_dir
     (tmp_path / "own").mkdir(exist_ok=True)
-    run_job(config, tmp_path / "own", grpo.train, Lockstep)
+    run_job(config, tmp_path / "own", grpo.train, LockstepRun)
     assert not (tmp_path / "own").exists()
 
 
-def test_the_job_writes_the_page_and_names_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    runs = [make_run(tmp_path / "sweep" / name, SMALL) for name in ("0", "1")]
-    for given, page in (
+def test_job_writes_the_page_and_prints_its_path(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [write_run_folder(tmp_path / "sweep" / name, SMALL) for name in ("0", "1")]
+    for run_dir, page in (
         (str(runs[0]), runs[0] / "report.html"),
         ([str(run) for run in runs], runs[0] / "comparison.html"),
         (str(tmp_path / "sweep"), tmp_path / "sweep" / "report.html"),
     ):
-        reported(tmp_path, given)
+        run_report_job(tmp_path, run_dir)
         assert capsys.readouterr().out.strip() == str(page)
         assert page.read_bytes().startswith(b"<!doctype html>")
     with pytest.raises(ConfigError, match="run_dir="):
-        reported(tmp_path, str(tmp_path / "nowhere"))
+        run_report_job(tmp_path, str(tmp_path / "nowhere"))
 
 
-def test_a_run_that_only_may_be_read_is_one_message(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", SMALL)
-    (run / "report.html").mkdir()  # root may write into a folder that is read-only
+def test_unwritable_report_is_one_message(tmp_path: Path) -> None:
+    run = write_run_folder(tmp_path / "run", SMALL)
+    (run / "report.html").mkdir()  # root may write to a read-only folder
     with pytest.raises(ConfigError, match=r"run_dir=.*: the report cannot be written \(.*: Is a directory\)"):
-        reported(tmp_path, str(run))
+        run_report_job(tmp_path, str(run))
 
 
-def test_beside_a_run_the_page_is_made_by_another_process(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", SMALL)
-    told: list[str] = []
-    writer = ReportWriter(run, told.append)
+def test_running_run_writes_the_page_in_another_process(tmp_path: Path) -> None:
+    run = write_run_folder(tmp_path / "run", SMALL)
+    messages: list[str] = []
+    writer = ReportWriter(run, messages.append)
     writer.renew()
     assert writer._writer is not None and writer._writer.wait(900) == 0
     assert (run / "report.html").is_file()
     writer.finish()
-    assert told == [] and b"made_run" not in (run / "report.html").read_bytes()
+    assert messages == [] and b"synthetic_run" not in (run / "report.html").read_bytes()
 
 
-def test_a_page_that_took_long_is_not_made_again_soon(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", SMALL)
+def test_slow_report_is_not_written_again_soon(tmp_path: Path) -> None:
+    run = write_run_folder(tmp_path / "run", SMALL)
     writer = ReportWriter(run, print)
     writer.renew()
     assert writer._writer is not None and writer._writer.wait(900) == 0
     first = writer._writer
-    os.utime(run / "report.html", (writer._begun + 100, writer._begun + 100))
+    os.utime(run / "report.html", (writer._start_time + 100, writer._start_time + 100))
     writer.renew()
     assert writer._writer is first
-    os.utime(run / "report.html", (writer._begun + 1e-6, writer._begun + 1e-6))
+    os.utime(run / "report.html", (writer._start_time + 1e-6, writer._start_time + 1e-6))
     writer.renew()
     assert writer._writer is not first
     writer.finish()
 
 
-def test_a_failure_is_one_warning(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", SMALL)
+def test_failure_is_one_warning(tmp_path: Path) -> None:
+    run = write_run_folder(tmp_path / "run", SMALL)
     (run / "rollouts" / "train_000001.jsonl.zst").write_bytes(b"broken")
-    told: list[str] = []
-    ReportWriter(run, told.append).finish()
-    (line,) = told
+    messages: list[str] = []
+    ReportWriter(run, messages.append).finish()
+    (line,) = messages
     assert line.startswith(f"warning: {run / 'report.html'} could not be written (ZstdError")
 
 
-def test_nothing_is_written_where_nothing_was_measured(tmp_path: Path) -> None:
+def test_folder_without_metrics_gets_no_report(tmp_path: Path) -> None:
     ReportWriter(tmp_path, pytest.fail).finish()
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_report_costs_no_torch() -> None:
+def test_report_imports_no_torch() -> None:
     heavy = "{'torch', 'transformers', 'ray'} & set(sys.modules)"
-    command = f"import sys, torchgrpo.reports.__main__, torchgrpo.reports.sweep; print(sorted({heavy}))"
-    told = subprocess.run(
+    command = (
+        f"import sys, torchgrpo.reports.__main__, torchgrpo.reports.sweep_report; print(sorted({heavy}))"
+    )
+    process = subprocess.run(
         [sys.executable, "-c", command], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    assert told.stdout.strip() == "[]"
+    assert process.stdout.strip() == "[]"

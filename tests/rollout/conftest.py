@@ -1,4 +1,4 @@
-"""Tiny random Llama models, one real vLLM engine for each, shared by all tests of a module, and pools."""
+"""Fixtures of rollout tests: tiny random Llama models, shared vLLM engines, and engine pools."""
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -9,15 +9,15 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from envs.group import ALONE, Sampling
-from torchgrpo.cluster.runtime import Place
+from envs.group import SINGLE_ENGINE_NAME, Sampling
+from torchgrpo.cluster.runtime import DeviceSlot
 from torchgrpo.plan.machine import installed_vllm
+from torchgrpo.rollout.engines.engine_pool import RayEnginePool
+from torchgrpo.rollout.engines.engine_supervisor import EnginePoolSettings
 from torchgrpo.rollout.engines.interface import Engine, Request, Response, SteppedEngine, WeightTarget
-from torchgrpo.rollout.engines.pool import RayPool
-from torchgrpo.rollout.engines.supervisor import PoolSettings
 from torchgrpo.rollout.engines.vllm_engine import VLLMEngine
 from torchgrpo.rollout.engines.vllm_settings import VLLMSettings
-from torchgrpo.rollout.weights.host_copy import Transport
+from torchgrpo.rollout.weights.host_weight_copy import WeightTransport
 from torchgrpo.rollout.weights.transports.shared_memory import SharedMemory
 
 VOCAB = 320
@@ -26,7 +26,7 @@ MAX_LEN = 320
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Engines of vLLM are of the second tier, but for those of one file."""
+    """Marks tests with vLLM engines as long, except those of one file."""
     for item in items:
         engines = {"start_engine", "vllm_pool"} & set(getattr(item, "fixturenames", ()))
         if engines and item.path.name != "test_vllm_engine.py":
@@ -34,7 +34,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def tiny_llama(tied: bool, seed: int = 0) -> LlamaForCausalLM:
-    """Two layers, fp32, weights four times the usual size so that log-probs react to every fault."""
+    """Makes a float32 Llama of two layers.
+
+    Its weights are four times the usual size, so that log-probs react to every fault.
+    """
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=VOCAB,
@@ -59,7 +62,7 @@ def tiny_llama(tied: bool, seed: int = 0) -> LlamaForCausalLM:
 
 
 def lora_policy(tied: bool = False, **how: Any) -> Any:
-    """A tiny Llama under adapters that change every output."""
+    """Makes a tiny Llama with LoRA adapters that change every output."""
     policy = get_peft_model(
         tiny_llama(tied), LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "down_proj"], **how)
     )
@@ -71,16 +74,16 @@ def lora_policy(tied: bool = False, **how: Any) -> Any:
     return policy.eval()
 
 
-def scores_of_one(engine: WeightTarget, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
-    """Of an engine that is alone."""
-    (name, found), *others = engine.score(sequences).items()
-    assert (name, others) == (ALONE, [])
-    return found.log_probs
+def score_single_engine(engine: WeightTarget, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+    """Scores sequences with an engine that is not one of several."""
+    (name, scores), *others = engine.score(sequences).items()
+    assert (name, others) == (SINGLE_ENGINE_NAME, [])
+    return scores.log_probs
 
 
 @pytest.fixture(scope="session")
 def tiny_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Path]:
-    """Hugging Face folders of the tiny model, keyed by whether its embeddings are tied."""
+    """Saves the tiny models as Hugging Face folders, keyed by whether their embeddings are tied."""
     torch.set_num_threads(1)
     folders = {}
     for tied in (False, True):
@@ -90,9 +93,9 @@ def tiny_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Path]:
 
 
 def tiny_settings(folder: Path, **changes: object) -> VLLMSettings:
-    usual: dict[str, object] = {"max_num_seqs": 64, "kv_cache_bytes": 32 << 20, "max_model_len": MAX_LEN}
-    usual["eos_token_ids"] = (EOS,)
-    return VLLMSettings(model=str(folder), **(usual | changes))  # type: ignore[arg-type]
+    defaults: dict[str, object] = {"max_num_seqs": 64, "kv_cache_bytes": 32 << 20, "max_model_len": MAX_LEN}
+    defaults["eos_token_ids"] = (EOS,)
+    return VLLMSettings(model=str(folder), **(defaults | changes))  # type: ignore[arg-type]
 
 
 StartEngine = Callable[..., VLLMEngine]
@@ -100,8 +103,11 @@ StartEngine = Callable[..., VLLMEngine]
 
 @pytest.fixture(scope="module")
 def start_engine(tiny_folders: dict[bool, Path]) -> Iterator[StartEngine]:
-    """Starts engines by `tied` and changed settings; they end together, since closing one ends vLLM's
-    process-wide state for all, and with the module, since others run whole scripts in this process."""
+    """Returns a function that starts vLLM engines by `tied` and changed settings.
+
+    The engines are closed together, since closing one ends vLLM's process-wide state for all. They are closed after
+    each module, since other modules run whole scripts in this process.
+    """
     if installed_vllm() is None:
         pytest.skip("vLLM is not installed")
     engines: list[VLLMEngine] = []
@@ -113,7 +119,7 @@ def start_engine(tiny_folders: dict[bool, Path]) -> Iterator[StartEngine]:
     yield start
     for engine in engines:
         engine.close()
-    assert not [file for engine in engines for file in engine._files if file.exists()]
+    assert not [file for engine in engines for file in engine._worker_files if file.exists()]
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +134,7 @@ def tied(request: pytest.FixtureRequest) -> bool:
 
 @pytest.fixture
 def vllm_engine(started_engines: dict[bool, VLLMEngine], tied: bool) -> VLLMEngine:
-    """The shared engine, back at the weights of `tiny_llama(tied)` and version 0, nothing in flight."""
+    """Shared engine, reset to the weights of `tiny_llama(tied)` and version 0."""
     engine = started_engines[tied]
     engine.load(tiny_llama(tied).state_dict().items(), version=0)
     assert engine.in_flight == 0
@@ -138,31 +144,34 @@ def vllm_engine(started_engines: dict[bool, VLLMEngine], tied: bool) -> VLLMEngi
 # --- pools -----------------------------------------------------------------------------------------------
 
 SAMPLING = Sampling(max_tokens=16)
-OpenPool = Callable[..., RayPool]
+OpenPool = Callable[..., RayEnginePool]
 
 
-def through_memory() -> Transport:
-    return Transport(SharedMemory())
+def shared_memory_transport() -> WeightTransport:
+    return WeightTransport(SharedMemory())
 
 
 @pytest.fixture
 def open_pool(local_ray: None) -> Iterator[OpenPool]:
-    opened: list[RayPool] = []
+    open_pools: list[RayEnginePool] = []
 
     def open_one(
-        factory: Callable[[], Engine], engines: int = 1, transport: Transport | None = None, **settings: float
-    ) -> RayPool:
-        places = [Place(f"engine {index}") for index in range(engines)]
-        way = transport or through_memory()
-        opened.append(RayPool(factory, places, PoolSettings(**settings), way))  # type: ignore[arg-type]
-        return opened[-1]
+        factory: Callable[[], Engine],
+        engines: int = 1,
+        transport: WeightTransport | None = None,
+        **settings: float,
+    ) -> RayEnginePool:
+        places = [DeviceSlot(f"engine {index}") for index in range(engines)]
+        way = transport or shared_memory_transport()
+        open_pools.append(RayEnginePool(factory, places, EnginePoolSettings(**settings), way))  # type: ignore[arg-type]
+        return open_pools[-1]
 
     yield open_one
-    for pool in opened:
+    for pool in open_pools:
         pool.close()
 
 
-def requests(count: int, n: int = 2) -> list[Request]:
+def make_requests(count: int, n: int = 2) -> list[Request]:
     return [Request(i, (3 + i, 4, 5), n, SAMPLING, seed=100 + i) for i in range(count)]
 
 

@@ -1,6 +1,6 @@
-"""A backend of vLLM's native API whose data plane is our shared memory, so that it runs on a CPU.
+"""Backend of vLLM's weight-transfer API over shared memory, for tests on a CPU.
 
-In the place of NCCL, which needs GPUs; the control plane, vLLM's factories and the layer-wise reload are the real ones.
+It replaces NCCL, which needs GPUs. The control plane, vLLM's factories and the layer-wise reload are real.
 """
 
 from dataclasses import dataclass
@@ -18,33 +18,33 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 
 from torchgrpo.rollout.engines.vllm_engine import VLLMEngine
 from torchgrpo.rollout.engines.vllm_settings import VLLMSettings
-from torchgrpo.rollout.weights import vllm_transfer
-from torchgrpo.rollout.weights.outgoing import Engines, Outgoing
+from torchgrpo.rollout.weights import vllm_weight_transfer
 from torchgrpo.rollout.weights.transports.shared_memory import MappedWeights, SharedMemory
+from torchgrpo.rollout.weights.weight_update import LiveEngines, WeightUpdate
 
-MAPPED = "mapped"
+MAPPED_BACKEND = "mapped"
 
 
 @dataclass
-class Init(WeightTransferInitInfo):
+class MappedInitInfo(WeightTransferInitInfo):
     rank_offset: int
 
 
 @dataclass
-class Update(WeightTransferUpdateInfo):
+class MappedUpdateInfo(WeightTransferUpdateInfo):
     names: list[str]
     handle: MappedWeights
 
 
-class Worker(WeightTransferEngine[Init, Update]):
-    init_info_cls, update_info_cls = Init, Update
+class MappedWorker(WeightTransferEngine[MappedInitInfo, MappedUpdateInfo]):
+    init_info_cls, update_info_cls = MappedInitInfo, MappedUpdateInfo
 
-    def init_transfer_engine(self, init_info: Init) -> None: ...
+    def init_transfer_engine(self, init_info: MappedInitInfo) -> None: ...
 
     def start_weight_update(self) -> None:
         initialize_layerwise_reload(self.model)
 
-    def receive_weights(self, update_info: Update) -> None:
+    def receive_weights(self, update_info: MappedUpdateInfo) -> None:
         self.model.load_weights(update_info.handle.open())
 
     def finish_weight_update(self) -> None:
@@ -54,47 +54,49 @@ class Worker(WeightTransferEngine[Init, Update]):
 
 
 @dataclass
-class TrainerInit(TrainerInitInfo):
-    backend: ClassVar[str] = MAPPED
+class MappedTrainerInit(TrainerInitInfo):
+    backend: ClassVar[str] = MAPPED_BACKEND
 
 
-class Trainer(TrainerWeightTransferEngine[TrainerInit]):
-    init_info_cls = TrainerInit
+class MappedTrainer(TrainerWeightTransferEngine[MappedTrainerInit]):
+    init_info_cls = MappedTrainerInit
 
     @classmethod
-    def trainer_init(cls, init_info: TrainerInit, *, client: Any, source: Any = None) -> "Trainer":
+    def trainer_init(
+        cls, init_info: MappedTrainerInit, *, client: Any, source: Any = None
+    ) -> "MappedTrainer":
         client.init_weight_transfer_engine({"rank_offset": 1})
         return cls(client=client, source=source)
 
     def send_weights(self) -> None:
         assert self.source is not None
-        named = [meta.name for meta in self.source.metadata()]
+        names = [meta.name for meta in self.source.metadata()]
         self.client.start_weight_update()
         memory = SharedMemory()
-        handle = memory.write(Outgoing.of(list(self.source)))
-        assert [entry.name for entry in handle.entries] == named
-        self.client.update_weights({"names": named, "handle": handle})
+        handle = memory.write(WeightUpdate.from_pairs(list(self.source)))
+        assert [entry.name for entry in handle.entries] == names
+        self.client.update_weights({"names": names, "handle": handle})
         memory.close()
         self.client.finish_weight_update()
 
 
-def register() -> None:
-    """In this process, once."""
-    if MAPPED not in WeightTransferEngineFactory._registry:
-        WeightTransferEngineFactory.register_engine(MAPPED, Worker)
-        WeightTransferTrainerFactory.register_engine(MAPPED, Trainer)
-    vllm_transfer.INIT[MAPPED] = lambda end: TrainerInit(rank=0)
+def register_backend() -> None:
+    """Registers the backend in this process, if that was not done."""
+    if MAPPED_BACKEND not in WeightTransferEngineFactory._registry:
+        WeightTransferEngineFactory.register_engine(MAPPED_BACKEND, MappedWorker)
+        WeightTransferTrainerFactory.register_engine(MAPPED_BACKEND, MappedTrainer)
+    vllm_weight_transfer.TRAINER_INIT[MAPPED_BACKEND] = lambda end: MappedTrainerInit(rank=0)
 
 
 def start_engine(settings: VLLMSettings) -> VLLMEngine:
-    """Inside an actor."""
-    register()
+    """Starts an engine with the backend inside an actor."""
+    register_backend()
     return VLLMEngine(settings)
 
 
-class MappedTransfer(vllm_transfer.NativeTransfer):
-    """`NativeTransfer` for a process that has not registered the backend, as an actor has not."""
+class MappedTransfer(vllm_weight_transfer.VLLMWeightTransfer):
+    """`VLLMWeightTransfer` that registers the backend first, for actors."""
 
-    def push(self, weights: Outgoing, version: int, engines: Engines) -> None:
-        register()
+    def push(self, weights: WeightUpdate, version: int, engines: LiveEngines) -> None:
+        register_backend()
         super().push(weights, version, engines)

@@ -1,4 +1,7 @@
-"""Engines that misbehave on purpose, for the pool's own mechanics. They draw no token from any model."""
+"""Fake engines that fail, hang or are slow, for tests of the engine pool.
+
+They sample no token from a model.
+"""
 
 import os
 import threading
@@ -10,17 +13,17 @@ from typing import Any
 import torch
 
 from config.schema.errors import ConfigError
-from envs.group import ALONE, SampledCompletion
+from envs.group import SINGLE_ENGINE_NAME, SampledCompletion
 from torchgrpo.rollout.engines.interface import Request, Response
-from torchgrpo.rollout.weights.outgoing import Engines, Outgoing
+from torchgrpo.rollout.weights.weight_update import LiveEngines, WeightUpdate
 
 
 class CountingEngine:
-    """Answers a request after `delay_s` with its seed as the only token."""
+    """Engine that answers a request after `delay_s`, with the request's seed as the only token."""
 
     def __init__(self, delay_s: float = 0.0) -> None:
         self.policy_version = 0
-        self.received: frozenset[str] = frozenset()
+        self.loaded_names: frozenset[str] = frozenset()
         self.delay_s = delay_s
         self.requests: list[Request] = []
 
@@ -44,65 +47,65 @@ class CountingEngine:
 
     def load(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
         self.weights = {name: tensor.clone() for name, tensor in weights}
-        self.received = frozenset(self.weights)
-        self.policy_version, self.way = version, "copy"
+        self.loaded_names = frozenset(self.weights)
+        self.policy_version, self.last_push_path = version, "copy"
 
     def score(self, sequences: Sequence[Sequence[int]]) -> dict[str, list[list[float]]]:
         value = float(self.weights["sum"].sum())
-        return {ALONE: [[value] * (len(sequence) - 1) for sequence in sequences]}
+        return {SINGLE_ENGINE_NAME: [[value] * (len(sequence) - 1) for sequence in sequences]}
 
     def transfer(self, weights: dict[str, torch.Tensor], version: int) -> None:
-        """A native push: the engine gets its weights by other means than `load`."""
-        self.weights, self.policy_version, self.way = weights, version, "direct"
+        """Takes weights of a direct transfer, without `load`."""
+        self.weights, self.policy_version, self.last_push_path = weights, version, "direct"
 
-    def came_by(self) -> str:
-        """The way of its weights."""
-        return self.way
+    def push_path(self) -> str:
+        """Returns how the last push arrived: `copy` or `direct`."""
+        return self.last_push_path
 
     def sleep(self) -> None: ...
     def wake(self) -> None: ...
 
     def visible_gpus(self) -> str | None:
-        """What CUDA would be shown in this process."""
+        """Returns the GPUs that are visible to CUDA in this process."""
         return os.environ.get("CUDA_VISIBLE_DEVICES")
 
     def close(self) -> None:
         self.requests.clear()
 
 
-class HandCarried:
-    """In the place of `nccl`, which needs GPUs: the tensors are arguments of a call to every live engine.
+class CallTransfer:
+    """Direct transfer without GPUs: the tensors are arguments of a call to every live engine.
 
-    method: of the engines. before: called with the version when a push begins.
+    method: of the engines. on_push: called with the version when a push begins.
     """
 
     def __init__(
-        self, method: str = "transfer", before: Callable[[int], None] = lambda version: None
+        self, method: str = "transfer", on_push: Callable[[int], None] = lambda version: None
     ) -> None:
         self.method = method
-        self.before = before
+        self.on_push = on_push
 
-    def push(self, weights: Outgoing, version: int, engines: Engines) -> None:
-        self.before(version)
+    def push(self, weights: WeightUpdate, version: int, engines: LiveEngines) -> None:
+        self.on_push(version)
         carried: dict[str, Any] = {
             "weights": {name: tensor.clone() for name, tensor in weights},
             "version": version,
         }
         if self.method == "load":
             carried["weights"] = list(carried["weights"].items())
-        engines.call_each(self.method, [carried] * len(engines.members))
+        engines.call_each(self.method, [carried] * len(engines.engine_pids))
 
 
-class HangingOnce(CountingEngine):
-    """The first engine to meet request 3 never answers it; `memory` remembers that one did."""
+class HangingOnceEngine(CountingEngine):
+    """Engine that hangs at request 3, unless the file `marker` exists, which it creates."""
 
-    def __init__(self, memory: Path) -> None:
+    def __init__(self, marker: Path) -> None:
         super().__init__()
-        self.memory = memory
+        self.marker = marker
 
     def step(self, timeout: float) -> list[Response]:
-        if any(request.request_id == 3 for request in self.requests) and not self.memory.exists():
-            self.memory.touch()
+        if any(request.request_id == 3 for request in self.requests) and not self.marker.exists():
+            self.marker.touch()
             self.never_returns()
         return super().step(timeout)
 
@@ -110,7 +113,7 @@ class HangingOnce(CountingEngine):
         threading.Event().wait()
 
 
-class HangingAlways(CountingEngine):
+class HangingEngine(CountingEngine):
     def step(self, timeout: float) -> list[Response]:
         self.never_returns()
         return []
@@ -119,8 +122,11 @@ class HangingAlways(CountingEngine):
         threading.Event().wait()
 
 
-class SlowLoad(CountingEngine):
-    """Says what it reads of the weights in memory when it begins and, half a second later, before it ends."""
+class SlowLoadEngine(CountingEngine):
+    """Engine whose load takes half a second.
+
+    It records the sum of the weights before and after the wait.
+    """
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -135,23 +141,23 @@ class SlowLoad(CountingEngine):
         super().load([(name, tensor)], version)
 
 
-class FailingStep(CountingEngine):
+class FailingStepEngine(CountingEngine):
     def step(self, timeout: float) -> list[Response]:
         raise ArithmeticError("the sampler met a NaN")
 
 
-class FailingStart(CountingEngine):
+class FailingStartEngine(CountingEngine):
     def __init__(self) -> None:
         raise OSError("no weights in this folder")
 
 
-class RefusingStart(CountingEngine):
+class ConfigErrorEngine(CountingEngine):
     def __init__(self) -> None:
         raise ConfigError("model.name=nowhere: not found; give a folder")
 
 
-class SlowStart(CountingEngine):
-    """Never starts; leaves a file in `folder` when it comes to where it waits."""
+class NeverStartingEngine(CountingEngine):
+    """Engine that never starts; it creates a file in `folder` when it begins to wait."""
 
     def __init__(self, folder: Path) -> None:
         (folder / f"waits_{os.getpid()}").touch()
@@ -161,8 +167,8 @@ class SlowStart(CountingEngine):
         threading.Event().wait()
 
 
-class SlowAgain(CountingEngine):
-    """Starts as often as told, then never; `folder` remembers how often that was."""
+class SlowRestartEngine(CountingEngine):
+    """Engine that starts `starts` times, counted by files in `folder`, and then never."""
 
     def __init__(self, folder: Path, starts: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The loop that engines, graders and groups share: who gets what, who waits for whom, and how it ends."""
+"""Tests of the engine loop: engine, reward services and groups in one asyncio loop."""
 
 import asyncio
 import threading
@@ -12,8 +12,8 @@ import pytest
 from config.schema.errors import DeadlineError
 from envs.group import SampledCompletion, Sampling
 from envs.task import Completion, Example
-from tests.rollout.scripted import ScriptedEngine, ScriptedGrader
-from tests.tiny import EOS, tiny_llama
+from tests.rollout.scripted_engine import ScriptedEngine, ScriptedRewardService
+from tests.tiny_models import EOS, tiny_llama
 from torchgrpo.rollout.engine_loop import EngineLoop
 from torchgrpo.rollout.engines.interface import Request, Response, generate
 from torchgrpo.rollout.engines.transformers_engine import TransformersEngine
@@ -26,7 +26,7 @@ def request(seed: int, n: int = 2, max_tokens: int = 12) -> Request:
 
 
 @contextmanager
-def looped(engine: Any, timeout: float = 60.0, wait_timeout: float = 60.0) -> Iterator[EngineLoop]:
+def open_loop(engine: Any, timeout: float = 60.0, wait_timeout: float = 60.0) -> Iterator[EngineLoop]:
     loop = EngineLoop(engine, timeout, wait_timeout)
     yield loop
     loop.close()
@@ -36,17 +36,17 @@ def tokens(completions: list[SampledCompletion]) -> list[list[int]]:
     return [one.token_ids for one in completions]
 
 
-def test_each_request_gets_its_own_completions_and_those_it_would_have_got_alone() -> None:
-    """All of one id, which two users of the engine may give: the loop gives them others."""
-    asked = [request(1), request(2, max_tokens=4), request(11, n=3), request(12)]
-    with looped(TransformersEngine(tiny_llama(), [EOS])) as loop:
-        found = loop.run_all([loop.generate(one) for one in asked])
-    for one, completions in zip(asked, found, strict=True):
+def test_concurrent_requests_get_the_same_completions_as_alone() -> None:
+    """The requests share one id, which the loop replaces by ids of its own."""
+    requests = [request(1), request(2, max_tokens=4), request(11, n=3), request(12)]
+    with open_loop(TransformersEngine(tiny_llama(), [EOS])) as loop:
+        completions_of_requests = loop.run_all([loop.generate(one) for one in requests])
+    for one, completions in zip(requests, completions_of_requests, strict=True):
         (alone,) = generate(TransformersEngine(tiny_llama(), [EOS]), [one])
         assert tokens(completions) == tokens(alone.completions)
 
 
-def test_what_is_given_up_is_dropped() -> None:
+def test_responses_to_cancelled_requests_are_dropped() -> None:
     engine = TransformersEngine(tiny_llama(), [EOS])
 
     async def give_up_the_second(loop: EngineLoop) -> list[SampledCompletion]:
@@ -56,17 +56,17 @@ def test_what_is_given_up_is_dropped() -> None:
         theirs.cancel()
         return await ours
 
-    with looped(engine) as loop:
-        found = loop.run(give_up_the_second(loop))
+    with open_loop(engine) as loop:
+        completions_of_requests = loop.run(give_up_the_second(loop))
         (alone,) = generate(TransformersEngine(tiny_llama(), [EOS]), [request(1)])
-        assert tokens(found) == tokens(alone.completions)
-        again = loop.run(loop.generate(request(2)))  # the engine may still hold the one of this seed
+        assert tokens(completions_of_requests) == tokens(alone.completions)
+        again = loop.run(loop.generate(request(2)))  # the engine may still hold the request of this seed
         (alone,) = generate(TransformersEngine(tiny_llama(), [EOS]), [request(2)])
         assert tokens(again) == tokens(alone.completions)
     assert engine.in_flight == 0
 
 
-def test_an_answer_to_what_is_given_up_in_the_same_moment_is_dropped() -> None:
+def test_a_response_at_the_moment_of_cancellation_is_dropped() -> None:
     engine = ScriptedEngine()
 
     async def give_up(loop: EngineLoop) -> None:
@@ -75,19 +75,19 @@ def test_an_answer_to_what_is_given_up_in_the_same_moment_is_dropped() -> None:
             await asyncio.sleep(0)
         engine.answer(1)
         engine.answer(2)
-        theirs.cancel()  # it learns of that after the next step
+        theirs.cancel()  # the task is cancelled only after the next step
         await ours
 
-    with looped(engine) as loop:
+    with open_loop(engine) as loop:
         loop.run(give_up(loop))
     assert engine.in_flight == 0
 
 
-def test_it_waits_for_the_engine_and_only_without_one_for_the_graders() -> None:
-    engine, grader = ScriptedEngine(), ScriptedGrader(withheld=True)
+def test_the_loop_waits_for_rewards_only_if_the_engine_is_idle() -> None:
+    engine, grader = ScriptedEngine(), ScriptedRewardService(withheld=True)
 
     async def judged_beside(loop: EngineLoop) -> None:
-        judging = asyncio.ensure_future(loop.judge(grader)([Completion("")], [EXAMPLE]))
+        judging = asyncio.ensure_future(loop.make_scorer(grader)([Completion("")], [EXAMPLE]))
         drawing = asyncio.ensure_future(loop.generate(request(1)))
         while len(engine.timeouts) < 3:
             await asyncio.sleep(0)
@@ -102,26 +102,26 @@ def test_it_waits_for_the_engine_and_only_without_one_for_the_graders() -> None:
         grader.release()
         await judging
 
-    with looped(engine) as loop:
+    with open_loop(engine) as loop:
         loop.run(judged_beside(loop))
 
 
-def test_with_nothing_pending_others_have_the_loop() -> None:
-    """An HTTP engine or a tool is awaited as anything is; nobody steps or polls meanwhile."""
-    engine, grader = ScriptedEngine(), ScriptedGrader()
+def test_nothing_is_stepped_or_polled_while_only_other_tasks_wait() -> None:
+    """The loop awaits HTTP engines and tools without stepping or polling."""
+    engine, grader = ScriptedEngine(), ScriptedRewardService()
 
     async def wait() -> str:
         await asyncio.sleep(0.05)
         return "there"
 
-    with looped(engine) as loop:
+    with open_loop(engine) as loop:
         assert loop.run(wait()) == "there"
     assert engine.timeouts == grader.timeouts == []
 
 
-def test_a_silent_engine_is_named() -> None:
+def test_an_engine_without_progress_is_a_deadline_error() -> None:
     with (
-        looped(ScriptedEngine(), timeout=0.05) as loop,
+        open_loop(ScriptedEngine(), timeout=0.05) as loop,
         pytest.raises(
             TimeoutError, match=r"the rollout waited 0 s \(inference_model\.request_timeout_s\) .* 2 req"
         ),
@@ -129,7 +129,7 @@ def test_a_silent_engine_is_named() -> None:
         loop.run_all([loop.generate(request(1)), loop.generate(request(2))])
 
 
-def test_the_time_of_a_call_is_not_the_engines() -> None:
+def test_the_time_of_a_call_does_not_count_as_the_engines() -> None:
     engine = ScriptedEngine()
 
     async def pushed_to(loop: EngineLoop) -> None:
@@ -143,11 +143,11 @@ def test_the_time_of_a_call_is_not_the_engines() -> None:
         engine.answer(1)
         await drawing
 
-    with looped(engine, timeout=0.4) as loop:
+    with open_loop(engine, timeout=0.4) as loop:
         loop.run(pushed_to(loop))
 
 
-class Broken(ScriptedEngine):
+class FailingEngine(ScriptedEngine):
     def step(self, timeout: float) -> list[Response]:
         raise self.error
 
@@ -155,63 +155,63 @@ class Broken(ScriptedEngine):
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError("in the engine"), KeyboardInterrupt()])
-def test_what_an_engine_raises_reaches_the_caller_with_its_traceback(error: BaseException) -> None:
-    engine = Broken()
+def test_an_engines_exception_reaches_the_caller_with_its_traceback(error: BaseException) -> None:
+    engine = FailingEngine()
     engine.error = error
-    with looped(engine) as loop:
+    with open_loop(engine) as loop:
         with pytest.raises(type(error)) as raised:
             loop.run_all([loop.generate(request(seed)) for seed in range(5)])
         names = [frame.name for frame in raised.traceback]
         assert names.count("step") == 1
 
 
-class BrokenGrader(ScriptedGrader):
+class FailingRewardService(ScriptedRewardService):
     def poll(self, ticket: Any, timeout: float = 0.0) -> Any:
         raise ZeroDivisionError("in the reward")
 
 
-@pytest.mark.parametrize("threaded", [False, True])
-def test_what_a_grader_raises_ends_all_that_runs(threaded: bool) -> None:
-    with looped(ScriptedEngine()) as loop:
-        told: list[BaseException] = []
-        loop.on_failure = told.append
-        judge = loop.judge(BrokenGrader(withheld=True))
+@pytest.mark.parametrize("in_thread", [False, True])
+def test_a_reward_exception_ends_all_coroutines(in_thread: bool) -> None:
+    with open_loop(ScriptedEngine()) as loop:
+        failures: list[BaseException] = []
+        loop.on_failure = failures.append
+        score_completions = loop.make_scorer(FailingRewardService(withheld=True))
 
         def fail() -> None:
             with pytest.raises(ZeroDivisionError, match="in the reward"):
-                loop.run_all([loop.generate(request(1)), judge([Completion("")], [EXAMPLE])])  # type: ignore[list-item, arg-type]
+                loop.run_all([loop.generate(request(1)), score_completions([Completion("")], [EXAMPLE])])  # type: ignore[list-item, arg-type]
 
-        if not threaded:
+        if not in_thread:
             fail()
             return
         with loop.thread():
             fail()
             with pytest.raises(ZeroDivisionError):
                 loop.call(lambda: None)
-        assert len(told) == 1
+        assert len(failures) == 1
 
 
 def test_a_thread_drives_it_and_ends() -> None:
     engine = TransformersEngine(tiny_llama(), [EOS])
-    with looped(engine) as loop:
+    with open_loop(engine) as loop:
         with loop.thread():
             assert loop.call(lambda: threading.current_thread().name) == "rollouts"
-            found = loop.run(loop.generate(request(1)))
+            completions = loop.run(loop.generate(request(1)))
             with pytest.raises(KeyError):
                 loop.call(lambda: {}["nothing"])
             with pytest.raises(DeadlineError, match="the coroutine's own"):
                 loop.run(late())
         assert not [thread for thread in threading.enumerate() if thread.name == "rollouts"]
         assert loop.call(lambda: threading.current_thread().name) != "rollouts"
-        assert tokens(loop.run(loop.generate(request(1)))) == tokens(found)
+        assert tokens(loop.run(loop.generate(request(1)))) == tokens(completions)
 
 
 async def late() -> None:
     raise DeadlineError("the coroutine's own")
 
 
-class Hanging(ScriptedEngine):
-    """Its steps last until it is told to go on."""
+class HangingEngine(ScriptedEngine):
+    """Engine whose first step hangs until the test sets `go`."""
 
     def __init__(self) -> None:
         super().__init__(version=0)
@@ -223,19 +223,21 @@ class Hanging(ScriptedEngine):
         return super().step(timeout)
 
 
-@pytest.mark.parametrize("what", ["call", "run"])
-def test_a_thread_that_hangs_is_named(what: str) -> None:
-    engine = Hanging()
-    told = r"the learner waited 0 s \(train\.wait_timeout_s\) for the rollout thread.* 1 requests in flight"
-    with looped(engine, wait_timeout=0.3) as loop, loop.thread(), closing(asyncio.sleep(0)) as nothing:
+@pytest.mark.parametrize("method", ["call", "run"])
+def test_a_hanging_thread_is_a_deadline_error(method: str) -> None:
+    engine = HangingEngine()
+    message = (
+        r"the learner waited 0 s \(train\.wait_timeout_s\) for the rollout thread.* 1 requests in flight"
+    )
+    with open_loop(engine, wait_timeout=0.3) as loop, loop.thread(), closing(asyncio.sleep(0)) as nothing:
         loop.call(lambda: loop.spawn(lambda: loop.generate(request(1))))  # type: ignore[arg-type]
         assert engine.hangs.wait(600)
-        with pytest.raises(TimeoutError, match=told):
-            loop.call(lambda: None) if what == "call" else loop.run(nothing)
+        with pytest.raises(TimeoutError, match=message):
+            loop.call(lambda: None) if method == "call" else loop.run(nothing)
         engine.go.set()
 
 
-def test_a_spawned_task_that_fails_ends_what_runs_and_those_left_end_with_the_thread() -> None:
+def test_a_failed_spawned_task_ends_coroutines_and_others_end_with_the_thread() -> None:
     ended: list[str] = []
 
     async def fail() -> None:
@@ -247,7 +249,7 @@ def test_a_spawned_task_that_fails_ends_what_runs_and_those_left_end_with_the_th
         finally:
             ended.append("here")
 
-    with looped(ScriptedEngine()) as loop:
+    with open_loop(ScriptedEngine()) as loop:
         with loop.thread():
             loop.call(lambda: loop.spawn(go_on))
             loop.call(lambda: loop.spawn(fail))
@@ -259,63 +261,63 @@ def test_a_spawned_task_that_fails_ends_what_runs_and_those_left_end_with_the_th
 def test_ended_tasks_are_not_kept() -> None:
     async def end() -> None: ...
 
-    with looped(ScriptedEngine()) as loop:
+    with open_loop(ScriptedEngine()) as loop:
         for _ in range(3):
             loop.spawn(end)
         loop.run(asyncio.sleep(0.01))
         assert not loop._tasks
 
 
-def test_of_task_groups_that_fail_the_first_failure_is_raised_itself() -> None:
-    """Whoever catches a failure, and the command line, know plain ones."""
-    told: list[BaseException] = []
+def test_the_first_failure_of_nested_task_groups_is_raised() -> None:
+    """Callers and the command line expect plain exceptions, not exception groups."""
+    failures: list[BaseException] = []
 
     async def fail(error: BaseException) -> None:
         raise error
 
-    async def inside(error: BaseException) -> None:
+    async def fail_in_group(error: BaseException) -> None:
         async with asyncio.TaskGroup() as inner:
             for coroutine in (asyncio.sleep(60), fail(error), fail(KeyError())):
                 inner.create_task(coroutine)
 
-    async def nested(error: BaseException) -> None:
+    async def fail_in_nested_groups(error: BaseException) -> None:
         async with asyncio.TaskGroup() as outer:
-            outer.create_task(inside(error))
+            outer.create_task(fail_in_group(error))
             outer.create_task(asyncio.sleep(60))
 
-    with looped(ScriptedEngine()) as loop:
-        loop.on_failure = told.append
+    with open_loop(ScriptedEngine()) as loop:
+        loop.on_failure = failures.append
         for error in (ZeroDivisionError("first"), DeadlineError("first")):
             with pytest.raises(type(error), match="first"):
-                loop.run(nested(error))
-        loop.spawn(lambda: nested(ZeroDivisionError("spawned")))
+                loop.run(fail_in_nested_groups(error))
+        loop.spawn(lambda: fail_in_nested_groups(ZeroDivisionError("spawned")))
         with pytest.raises(ZeroDivisionError, match="spawned"):
             loop.run(asyncio.sleep(60))
-    assert [str(error) for error in told] == ["spawned"]
+    assert [str(error) for error in failures] == ["spawned"]
 
 
 def test_engines_without_anything_to_do_are_idle() -> None:
     engine = ScriptedEngine()
     engine.answer(1)
-    with looped(engine) as loop, loop.thread():
+    with open_loop(engine) as loop, loop.thread():
         loop.run(loop.generate(request(1)))
         loop.call(lambda: None)
-        loop.idle.share()
+        loop.idle_clock.share()
         time.sleep(0.05)
-        assert loop.idle.share() > 0.9
-        loop.call(lambda: (loop.idle.share(), time.sleep(0.05)))
-        assert loop.idle.share() < 0.9
+        assert loop.idle_clock.share() > 0.9
+        loop.call(lambda: (loop.idle_clock.share(), time.sleep(0.05)))
+        assert loop.idle_clock.share() < 0.9
 
 
-def test_what_is_awaited_beside_goes_on_while_steps_are_short() -> None:
-    """A timer and a socket are looked at about every millisecond, however many steps that are."""
+def test_other_tasks_progress_between_short_steps() -> None:
+    """A timer and a socket are served about every millisecond, whatever the number of steps."""
     engine = ScriptedEngine()
 
     async def reply(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(await reader.readline())
         writer.close()
 
-    async def ask() -> bytes:
+    async def exchange_with_server() -> bytes:
         drawing = asyncio.ensure_future(loop.generate(request(1)))
         async with asyncio.timeout(30), await asyncio.start_server(reply, "127.0.0.1", 0) as server:
             reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
@@ -327,13 +329,13 @@ def test_what_is_awaited_beside_goes_on_while_steps_are_short() -> None:
         await drawing
         return answer
 
-    with looped(engine) as loop:
-        assert loop.run(ask()) == b"what\n"
+    with open_loop(engine) as loop:
+        assert loop.run(exchange_with_server()) == b"what\n"
     assert len(engine.timeouts) > 3
 
 
-def test_it_is_stepped_once_a_pass_while_asyncio_has_anything_to_do() -> None:
-    """So what comes of a completion by several passes is there after as many steps, whatever the clock says."""
+def test_the_engine_is_stepped_once_per_pass_of_asyncio() -> None:
+    """The number of engine steps for a follow-up request is independent of the clock."""
     engine, steps = ScriptedEngine(), []
 
     async def passing(count: int) -> None:
@@ -350,15 +352,15 @@ def test_it_is_stepped_once_a_pass_while_asyncio_has_anything_to_do() -> None:
         engine.answer(1)
         await drawing
 
-    with looped(engine) as loop:
+    with open_loop(engine) as loop:
         loop.run(hop())
     assert steps == [1, 5, 20]
 
 
-def test_a_wake_up_that_comes_when_it_has_looked_and_does_not_sleep_yet_is_not_lost() -> None:
+def test_a_wake_up_just_before_the_sleep_is_not_lost() -> None:
     looks: list[float] = []
 
-    with looped(ScriptedEngine()) as loop:
+    with open_loop(ScriptedEngine()) as loop:
 
         def look() -> None:
             looks.append(time.monotonic())

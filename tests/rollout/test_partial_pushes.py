@@ -1,4 +1,4 @@
-"""What never changes is moved with the first push alone, and every engine has all weights all the same."""
+"""Tests of partial pushes: constant tensors are transferred once, and engines have all weights."""
 
 import os
 import signal
@@ -10,24 +10,30 @@ from typing import Any
 import pytest
 import torch
 
-from tests.policies import PolicyHere
-from tests.rollout.conftest import EOS, OpenPool, lora_policy, scores_of_one, tiny_llama, tiny_settings
+from tests.local_policy import LocalPolicy
+from tests.rollout.conftest import EOS, OpenPool, lora_policy, score_single_engine, tiny_llama, tiny_settings
 from torchgrpo.plan.machine import installed_vllm
 from torchgrpo.rollout.engines.interface import WeightTarget
 from torchgrpo.rollout.engines.transformers_engine import TransformersEngine
 from torchgrpo.rollout.engines.vllm_engine import VLLMEngine
-from torchgrpo.rollout.weights.host_copy import HostCopy, Transport
-from torchgrpo.rollout.weights.outgoing import Engines, Outgoing, Tally, _part, nbytes
+from torchgrpo.rollout.weights.host_weight_copy import HostWeightCopy, WeightTransport
 from torchgrpo.rollout.weights.transports.object_store import ObjectStore
 from torchgrpo.rollout.weights.transports.shared_memory import SharedMemory
-from torchgrpo.training.published_weights import PolicyWeights, made, named_weights
+from torchgrpo.rollout.weights.weight_update import (
+    LiveEngines,
+    TransferSize,
+    WeightUpdate,
+    _module_name,
+    nbytes,
+)
+from torchgrpo.training.published_weights import PolicyWeights, make_tensors, named_weights
 
 needs_vllm = pytest.mark.skipif(installed_vllm() is None, reason="vLLM is not installed")
 SEQUENCES = [list(range(3, 203)), list(range(40, 90))]
 
 
-def step(model: Any) -> None:
-    """Every trained parameter moves."""
+def change_trained_parameters(model: Any) -> None:
+    """Changes every trained parameter of a model."""
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.requires_grad:
@@ -41,16 +47,16 @@ def frozen_embeddings(tied: bool) -> Any:
 
 
 def size_of(learner: PolicyWeights, *ends: str) -> int:
-    """Bytes of the tensors with such names, what is tied once."""
+    """Returns the bytes of the tensors with such names, tied tensors counted once."""
     found = {one.identity: nbytes(one) for one in learner.publish() if one.name.endswith(ends or ("",))}
     return sum(found.values())
 
 
 def push(learner: PolicyWeights, target: WeightTarget, version: int) -> int:
-    """Returns bytes moved."""
-    outgoing = Outgoing(learner.publish())
-    target.load(outgoing, version)
-    return outgoing.moved.bytes
+    """Pushes weights; returns the bytes transferred."""
+    weight_update = WeightUpdate(learner.publish())
+    target.load(weight_update, version)
+    return weight_update.transfer_size.bytes
 
 
 def assert_same_scores(target: WeightTarget, learner: PolicyWeights) -> None:
@@ -61,52 +67,52 @@ def assert_same_scores(target: WeightTarget, learner: PolicyWeights) -> None:
 
 
 @pytest.fixture(params=["shared memory", "object store"])
-def memory(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[HostCopy]:
-    """Ray's store keeps what it is given."""
+def memory(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[HostWeightCopy]:
+    """Host copy in shared memory, or in a fake Ray object store."""
     monkeypatch.setattr("ray.put", lambda value: value)
     monkeypatch.setattr("ray.get", lambda value: value)
-    made: HostCopy = SharedMemory() if request.param == "shared memory" else ObjectStore()
+    made: HostWeightCopy = SharedMemory() if request.param == "shared memory" else ObjectStore()
     yield made
     made.close()
 
 
-def test_of_merged_adapters_only_the_adapted_matrices_are_written(tied: bool, memory: HostCopy) -> None:
+def test_of_merged_adapters_only_the_adapted_matrices_are_written(tied: bool, memory: HostWeightCopy) -> None:
     policy = lora_policy(tied)
     learner = PolicyWeights(policy, named_weights)
     adapted = size_of(learner, "q_proj.weight", "down_proj.weight")
     for expected in (size_of(learner), adapted, adapted):
-        outgoing = Outgoing(learner.publish())
-        arrived = memory.write(outgoing).open()
-        assert outgoing.moved.bytes == expected
-        assert [name for name, _ in arrived] == [name for name, _ in outgoing]
-        there = made(learner.publish())
+        weight_update = WeightUpdate(learner.publish())
+        arrived = memory.write(weight_update).open()
+        assert weight_update.transfer_size.bytes == expected
+        assert [name for name, _ in arrived] == [name for name, _ in weight_update]
+        there = make_tensors(learner.publish())
         assert all(torch.equal(tensor, there[name]) for name, tensor in arrived)
-        step(policy)
+        change_trained_parameters(policy)
 
 
-def test_a_learner_that_went_on_from_a_checkpoint_writes_everything_once(memory: HostCopy) -> None:
+def test_a_resumed_learner_writes_all_tensors_once(memory: HostWeightCopy) -> None:
     policy = lora_policy()
     for _ in range(2):
-        learner = PolicyWeights(policy, named_weights)  # as the process that resumes makes it
+        learner = PolicyWeights(policy, named_weights)  # as a resumed process makes it
         for expected in (size_of(learner), size_of(learner, "q_proj.weight", "down_proj.weight")):
-            outgoing = Outgoing(learner.publish())
-            memory.write(outgoing)
-            assert outgoing.moved.bytes == expected
+            weight_update = WeightUpdate(learner.publish())
+            memory.write(weight_update)
+            assert weight_update.transfer_size.bytes == expected
 
 
-def test_the_tensors_of_a_module_are_one_part() -> None:
+def test_module_names_of_tensors() -> None:
     parts = ("lm_head", "model.norm", "model.layers.0.mlp", "model.layers.0.mlp.experts.3.up_proj")
-    kinds = [{_part(f"{module}.{kind}") for kind in ("weight", "bias")} for module in parts]
+    kinds = [{_module_name(f"{module}.{kind}") for kind in ("weight", "bias")} for module in parts]
     assert kinds == [{"lm_head"}, {"model.norm"}, {"model.layers.0.mlp"}, {"model.layers.0.mlp"}]
 
 
 def test_other_shapes_overwrite_everything() -> None:
-    """Where places in memory move, nothing of the push before counts as there."""
+    """Changed offsets in the buffer invalidate all stored tensors of the earlier push."""
     memory, learner = SharedMemory(), PolicyWeights(frozen_embeddings(False), named_weights)
-    memory.write(Outgoing(learner.publish()))
+    memory.write(WeightUpdate(learner.publish()))
     tensors = learner.publish()
-    handle = memory.write(Outgoing([*tensors[1:], tensors[0]]))
-    expected = made(tensors)
+    handle = memory.write(WeightUpdate([*tensors[1:], tensors[0]]))
+    expected = make_tensors(tensors)
     assert all(torch.equal(tensor, expected[name]) for name, tensor in handle.open())
     memory.close()
 
@@ -122,88 +128,93 @@ def test_into_a_transformers_engine(tied: bool, adapters: bool) -> None:
     for version, expected in ((0, whole), (1, whole - constant)):
         assert push(learner, engine, version) == expected
         assert_same_scores(engine, learner)
-        step(policy)
+        change_trained_parameters(policy)
 
 
-def test_a_push_that_broke_off_is_followed_by_a_whole_one() -> None:
+def test_a_complete_push_follows_a_failed_one() -> None:
     learner = PolicyWeights(frozen_embeddings(False), named_weights)
     engine = TransformersEngine(tiny_llama(False, seed=9), [EOS])
     whole = push(learner, engine, 0)
     assert push(learner, engine, 1) < whole
     with pytest.raises(KeyError, match="tensors unchanged"):
-        engine.load(Outgoing(learner.publish()[:-1]), 2)
+        engine.load(WeightUpdate(learner.publish()[:-1]), 2)
     assert push(learner, engine, 3) == whole
 
 
 @pytest.mark.long
 def test_an_engine_that_replaces_a_lost_one_has_all_weights(open_pool: OpenPool) -> None:
     policy = lora_policy()
-    learner = PolicyHere(policy, named_weights)
+    learner = LocalPolicy(policy, named_weights)
     pool = open_pool(lambda: TransformersEngine(tiny_llama(False, seed=9), [EOS]), engines=2)
-    moved = []
+    transfer_size = []
     for version in range(2):
-        moved.append(push(learner, pool, version))
-        step(policy)
-    assert moved[1] < moved[0]
-    moved.append(push(learner, pool, 2))
-    os.kill(pool.supervisor.members[0], signal.SIGKILL)
+        transfer_size.append(push(learner, pool, version))
+        change_trained_parameters(policy)
+    assert transfer_size[1] < transfer_size[0]
+    transfer_size.append(push(learner, pool, 2))
+    os.kill(pool.supervisor.engine_pids[0], signal.SIGKILL)
     pool.score([[1, 2]])
-    pool.supervisor.wait_for_every()
+    pool.supervisor.wait_for_all_engines()
     assert_same_scores(pool, learner)
-    step(policy)
-    assert push(learner, pool, 3) == moved[2] == moved[1]
+    change_trained_parameters(policy)
+    assert push(learner, pool, 3) == transfer_size[2] == transfer_size[1]
     assert_same_scores(pool, learner)
     assert len(pool.supervisor.live) == 2
 
 
 @pytest.mark.parametrize("adapters", [False, True], ids=["frozen embeddings", "adapters"])
 def test_into_a_vllm_engine(vllm_engine: VLLMEngine, tied: bool, adapters: bool) -> None:
-    """What is stacked with an adapted matrix goes with it: all of an attention, all of an MLP."""
+    """Matrices that vLLM stacks with an adapted matrix are pushed with it.
+
+    These are all matrices of an attention or of an MLP.
+    """
     policy = lora_policy(tied) if adapters else frozen_embeddings(tied)
     learner = PolicyWeights(policy, named_weights)
-    moved = []
+    transfer_size = []
     for version in range(3):
-        moved.append(push(learner, vllm_engine, version))
+        transfer_size.append(push(learner, vllm_engine, version))
         assert_same_scores(vllm_engine, learner)
-        step(policy)
+        change_trained_parameters(policy)
     stacked = ("_proj.weight",) if adapters else ("_proj.weight", "norm.weight")
     head = 0 if adapters or tied else size_of(learner, "lm_head.weight")
-    assert moved[1] == moved[2] == size_of(learner, *stacked) + head
-    assert moved[0] == sum(nbytes(tensor) for tensor in learner.publish())
+    assert transfer_size[1] == transfer_size[2] == size_of(learner, *stacked) + head
+    assert transfer_size[0] == sum(nbytes(tensor) for tensor in learner.publish())
 
 
-def test_written_in_place_is_as_vllm_reloads(vllm_engine: VLLMEngine, tied: bool) -> None:
+def test_in_place_writes_equal_vllms_reload(vllm_engine: VLLMEngine, tied: bool) -> None:
     model = tiny_llama(tied, seed=6)
     vllm_engine.load(model.state_dict().items(), 1)
-    ours = scores_of_one(vllm_engine, SEQUENCES)
+    ours = score_single_engine(vllm_engine, SEQUENCES)
     vllm_engine.load(tiny_llama(tied).state_dict().items(), 2)
-    assert scores_of_one(vllm_engine, SEQUENCES) != ours
+    assert score_single_engine(vllm_engine, SEQUENCES) != ours
     with torch.no_grad():
         vllm_engine._llm.collective_rpc(
             "reload_weights", kwargs={"weights_iterator": iter(model.state_dict().items())}
         )
     vllm_engine._set_version(3)
-    assert scores_of_one(vllm_engine, SEQUENCES) == ours
+    assert score_single_engine(vllm_engine, SEQUENCES) == ours
     vllm_engine.load(model.state_dict().items(), 4)
-    assert scores_of_one(vllm_engine, SEQUENCES) == ours
+    assert score_single_engine(vllm_engine, SEQUENCES) == ours
 
 
 def test_one_shard_of_a_stacked_matrix_is_refused(vllm_engine: VLLMEngine, tied: bool) -> None:
     name = "model.layers.0.self_attn.q_proj.weight"
-    before = scores_of_one(vllm_engine, SEQUENCES)
+    before = score_single_engine(vllm_engine, SEQUENCES)
     with pytest.raises(
-        RuntimeError, match=r"some shards of 1 matrices only: \['model.layers.0.self_attn.qkv_proj'\]"
+        RuntimeError, match=r"only some shards of 1 matrices: \['model.layers.0.self_attn.qkv_proj'\]"
     ):
-        vllm_engine._llm.collective_rpc("receive", args=([(name, tiny_llama(tied).state_dict()[name])],))
-    assert scores_of_one(vllm_engine, SEQUENCES) == before
+        vllm_engine._llm.collective_rpc(
+            "receive_pushed_weights", args=([(name, tiny_llama(tied).state_dict()[name])],)
+        )
+    assert score_single_engine(vllm_engine, SEQUENCES) == before
 
 
-def test_parts_of_a_push_count_together() -> None:
-    moved = Tally()
-    outgoing = Outgoing(named_weights(tiny_llama(False)), moved=moved)
-    dict(outgoing)
-    dict(outgoing.beyond({}))
-    assert moved.bytes == 2 * sum(map(nbytes, outgoing.tensors))
+def test_subsets_of_a_push_share_the_transfer_size() -> None:
+    transfer_size = TransferSize()
+    weight_update = WeightUpdate(named_weights(tiny_llama(False)), transfer_size=transfer_size)
+    dict(weight_update)
+    dict(weight_update.missing_tensors({}))
+    assert transfer_size.bytes == 2 * sum(map(nbytes, weight_update.tensors))
 
 
 @pytest.mark.long
@@ -211,28 +222,28 @@ def test_parts_of_a_push_count_together() -> None:
 def test_through_vllms_own_transfer(
     open_pool: OpenPool, tiny_folders: dict[bool, Path], tied: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And an engine that comes in the place of a lost one takes everything."""
-    from tests.rollout.mapped_backend import MAPPED, MappedTransfer, start_engine
+    """An engine that replaces a lost one takes all tensors."""
+    from tests.rollout.mapped_backend import MAPPED_BACKEND, MappedTransfer, start_engine
 
-    direct, carried = MappedTransfer(MAPPED, timeout=600), []
+    direct, pushed_names = MappedTransfer(MAPPED_BACKEND, timeout=600), []
     send = direct.push
 
-    def noted(weights: Outgoing, version: int, engines: Engines) -> None:
-        carried.append(weights.names)
+    def record_push(weights: WeightUpdate, version: int, engines: LiveEngines) -> None:
+        pushed_names.append(weights.names)
         send(weights, version, engines)
 
-    monkeypatch.setattr(direct, "push", noted)
-    settings = replace(tiny_settings(tiny_folders[tied]), weight_transfer=MAPPED)
+    monkeypatch.setattr(direct, "push", record_push)
+    settings = replace(tiny_settings(tiny_folders[tied]), weight_transfer=MAPPED_BACKEND)
     policy = lora_policy(tied)
-    learner = PolicyHere(policy, named_weights)
-    pool = open_pool(lambda: start_engine(settings), transport=Transport(SharedMemory(), direct))
+    learner = LocalPolicy(policy, named_weights)
+    pool = open_pool(lambda: start_engine(settings), transport=WeightTransport(SharedMemory(), direct))
     for version in range(2):
         push(learner, pool, version)
         assert_same_scores(pool, learner)
-        step(policy)
-    os.kill(pool.supervisor.members[0], signal.SIGKILL)
+        change_trained_parameters(policy)
+    os.kill(pool.supervisor.engine_pids[0], signal.SIGKILL)
     pool.score([[1, 2]])
     push(learner, pool, 2)
     assert_same_scores(pool, learner)
     everything = {tensor.name for tensor in learner.publish()}
-    assert carried == [everything, {name for name in everything if "_proj" in name}, everything]
+    assert pushed_names == [everything, {name for name in everything if "_proj" in name}, everything]

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from envs.group import SampledCompletion, Sampling
-from tests.rollout.conftest import drain, scores_of_one
-from tests.tiny import EOS, VOCABULARY, tiny_llama
-from torchgrpo.rollout.engines.draw import Filter, draw, uniforms
+from tests.rollout.conftest import drain, score_single_engine
+from tests.tiny_models import EOS, VOCABULARY, tiny_llama
+from torchgrpo.rollout.engines.continuous_batching_decoder import ContinuousBatchingDecoder
 from torchgrpo.rollout.engines.interface import Request, Response, generate
-from torchgrpo.rollout.engines.running_decoder import RunningDecoder
+from torchgrpo.rollout.engines.token_sampling import SamplingFilter, sample_tokens, uniform_samples
 from torchgrpo.rollout.engines.transformers_engine import TransformersEngine
 
 
@@ -21,9 +21,9 @@ def requests(count: int, n: int = 4, **sampling: float) -> list[Request]:
 
 
 def fresh_log_probs(
-    model: torch.nn.Module, request: Request, completion: SampledCompletion, settings: Filter
+    model: torch.nn.Module, request: Request, completion: SampledCompletion, settings: SamplingFilter
 ) -> torch.Tensor:
-    """Log-probs of a completion's tokens by one forward pass over the whole sequence."""
+    """Returns log-probs of a completion's tokens by one forward pass over the whole sequence."""
     ids = torch.tensor([[*request.prompt, *completion.token_ids]])
     with torch.no_grad():
         logits = model(ids).logits[0, len(request.prompt) - 1 : -1]
@@ -41,7 +41,9 @@ def test_log_probs_equal_a_fresh_forward_for_every_token(tied: bool, sampling: d
     answers = generate(TransformersEngine(model, [EOS], max_num_seqs=11), asked)
     for request, answer in zip(asked, answers, strict=True):
         for completion in answer.completions:
-            expected = fresh_log_probs(model, request, completion, Filter([request.sampling], model.device))
+            expected = fresh_log_probs(
+                model, request, completion, SamplingFilter([request.sampling], model.device)
+            )
             torch.testing.assert_close(torch.tensor(completion.log_probs), expected, atol=1e-4, rtol=0)
 
 
@@ -60,9 +62,11 @@ def test_equal_seeds_give_equal_tokens_whatever_else_runs() -> None:
     ]
 
 
-def test_rows_that_ended_give_their_places_to_others() -> None:
-    """Limits from 1 to 40 tokens, so that rows end at all times: each answer is what the request gets alone, and
-    the cache holds no more rows than may run."""
+def test_waiting_requests_replace_finished_rows() -> None:
+    """Limits from 1 to 40 tokens make rows end at all times.
+
+    Each completion equals that of the request alone, and the cache never holds more rows than may run.
+    """
     asked = [
         replace(one, sampling=replace(one.sampling, max_tokens=1 + 7 * place % 40))
         for place, one in enumerate(requests(24))
@@ -74,10 +78,10 @@ def test_rows_that_ended_give_their_places_to_others() -> None:
     while engine.in_flight:
         answered |= {response.request_id: response for response in engine.step()}
         decoder = engine.decoder
-        assert isinstance(decoder, RunningDecoder)
+        assert isinstance(decoder, ContinuousBatchingDecoder)
         assert len(decoder._rows) <= 12
-        assert not any(row.done for row in decoder._rows)
-        assert sum(band.rows for band in decoder._cache.bands) == len(decoder._rows)
+        assert not any(row.is_finished for row in decoder._rows)
+        assert sum(cohort.rows for cohort in decoder._cache.cohorts) == len(decoder._rows)
     for one in asked:
         (alone,) = generate(TransformersEngine(tiny_llama(seed=0), []), [one])
         together = answered[one.request_id].completions
@@ -88,8 +92,8 @@ def test_rows_that_ended_give_their_places_to_others() -> None:
             )
 
 
-def test_the_cache_grows_with_its_rows_up_to_what_they_may_reach() -> None:
-    """The prompt is there once, whatever the answers of the group."""
+def test_the_cache_grows_with_its_rows_up_to_their_limit() -> None:
+    """The prompt is stored once, whatever the number of completions."""
     (one,) = requests(1)
     one = replace(one, sampling=replace(one.sampling, max_tokens=40))
     engine = TransformersEngine(tiny_llama(), [], max_num_seqs=4)
@@ -97,12 +101,12 @@ def test_the_cache_grows_with_its_rows_up_to_what_they_may_reach() -> None:
     longest, capacities = one.sampling.max_tokens, []
     for filled in range(1, longest - 1):
         engine.step()
-        assert isinstance(engine.decoder, RunningDecoder)
-        (band,) = engine.decoder._cache.bands
-        assert band.filled == filled
-        assert len(band._prompts[0][0]) == 1
-        assert len(band._answers[0][0]) == one.n
-        capacities.append(band.capacity)
+        assert isinstance(engine.decoder, ContinuousBatchingDecoder)
+        (cohort,) = engine.decoder._cache.cohorts
+        assert cohort.num_tokens == filled
+        assert len(cohort._prompts[0][0]) == 1
+        assert len(cohort._completions[0][0]) == one.n
+        capacities.append(cohort.capacity)
         assert filled <= capacities[-1] <= min(longest, max(16, filled + filled // 4))
     assert capacities == sorted(capacities) and 1 < len(set(capacities)) < len(capacities)
 
@@ -138,14 +142,14 @@ def test_tokens_follow_the_models_distribution() -> None:
     counts = Counter(completion.token_ids[0] for completion in answer.completions)
     with torch.no_grad():
         logits = model(torch.tensor([request.prompt])).logits[:, -1]
-    expected = Filter([request.sampling], model.device).log_probs(logits)[0].exp()
+    expected = SamplingFilter([request.sampling], model.device).log_probs(logits)[0].exp()
     for token in range(VOCABULARY):
         p = float(expected[token])
         assert abs(counts[token] - 8000 * p) <= 5 * math.sqrt(8000 * p * (1 - p)) + 1e-9
 
 
 def pushed_in_the_middle(update: str) -> tuple[list[Request], list[Response]]:
-    """Six groups, new weights after five steps."""
+    """Starts six groups and pushes new weights after five steps."""
     engine = TransformersEngine(tiny_llama(seed=0), [], max_num_seqs=64, update=update)
     asked = requests(6)
     for request in asked:
@@ -159,9 +163,9 @@ def pushed_in_the_middle(update: str) -> tuple[list[Request], list[Response]]:
 
 @pytest.mark.parametrize(("update", "tokens_before"), [("keep", (6,)), ("abort", (6,)), ("wait", (12,))])
 def test_a_push_between_steps(update: str, tokens_before: tuple[int, ...]) -> None:
-    """Every token carries the version that drew it, and its log-prob is that version's, given all before it."""
+    """Every token has the version that sampled it, and that version's log-prob."""
     old, new = tiny_llama(seed=0), tiny_llama(seed=1)
-    plain = Filter([Sampling()], torch.device("cpu"))
+    plain = SamplingFilter([Sampling()], torch.device("cpu"))
     asked, answers = pushed_in_the_middle(update)
     assert sorted(answer.request_id for answer in answers) == list(range(6))
     for answer in answers:
@@ -177,7 +181,7 @@ def test_a_push_between_steps(update: str, tokens_before: tuple[int, ...]) -> No
             torch.testing.assert_close(got[before:], under_new[before:], atol=1e-4, rtol=0)
 
 
-def test_stopped_requests_continue_as_if_they_had_been_kept() -> None:
+def test_interrupted_requests_continue_unchanged() -> None:
     kept, stopped = (
         {
             answer.request_id: [c.token_ids for c in answer.completions]
@@ -216,7 +220,7 @@ def test_a_push_that_leaves_tensors_out_is_an_error() -> None:
 def test_score_is_the_models_log_prob() -> None:
     model = tiny_llama()
     sequence = [5, 9, 3, 17, 3, 3]
-    (scores,) = scores_of_one(TransformersEngine(model, [EOS]), [sequence])
+    (scores,) = score_single_engine(TransformersEngine(model, [EOS]), [sequence])
     with torch.no_grad():
         expected = model(torch.tensor([sequence])).logits[0, :-1].log_softmax(-1)
     assert scores == pytest.approx(
@@ -225,22 +229,22 @@ def test_score_is_the_models_log_prob() -> None:
 
 
 @pytest.mark.parametrize("lengths", [[3], [9, 2, 40, 40], [300, 5, 7, 200, 30, 1, 30]])
-def test_sequences_side_by_side_have_the_scores_of_each_alone(lengths: list[int]) -> None:
-    """To rounding: what is padded, or needs more room than there is for several."""
+def test_batched_sequences_have_the_scores_of_each_alone(lengths: list[int]) -> None:
+    """Up to rounding, for padded sequences and for batches that are split."""
     engine = TransformersEngine(tiny_llama(), [EOS])
     sequences = [row.tolist() for row in torch.randint(3, 40, (len(lengths), max(lengths))).unbind()]
     sequences = [row[:length] for row, length in zip(sequences, lengths, strict=True)]
-    together = scores_of_one(engine, sequences)
+    together = score_single_engine(engine, sequences)
     for row, sequence in zip(together, sequences, strict=True):
-        assert row == pytest.approx(scores_of_one(engine, [sequence])[0], abs=1e-5)
+        assert row == pytest.approx(score_single_engine(engine, [sequence])[0], abs=1e-5)
         assert len(row) == len(sequence) - 1
 
 
 def test_greedy_takes_the_likeliest_token_with_certainty() -> None:
     logits = torch.randn(6, VOCABULARY, generator=torch.Generator().manual_seed(0))
-    settings = Filter([Sampling(temperature=0.0)] * 6, torch.device("cpu"))
+    settings = SamplingFilter([Sampling(temperature=0.0)] * 6, torch.device("cpu"))
     seeds = np.arange(6, dtype=np.uint64)
-    tokens, log_probs = draw(settings.log_probs(logits), seeds, seeds)
+    tokens, log_probs = sample_tokens(settings.log_probs(logits), seeds, seeds)
     assert tokens.tolist() == logits.argmax(-1).tolist()
     assert log_probs.tolist() == [0.0] * 6
 
@@ -248,7 +252,7 @@ def test_greedy_takes_the_likeliest_token_with_certainty() -> None:
 def test_uniforms_are_uniform_and_independent_of_neighbours() -> None:
     seeds = np.repeat(np.arange(200, dtype=np.uint64), 200)
     counters = np.tile(np.arange(200, dtype=np.uint64), 200)
-    values = uniforms(seeds, counters).reshape(200, 200)
+    values = uniform_samples(seeds, counters).reshape(200, 200)
     assert values.min() >= 0
     assert values.max() < 1
     assert abs(values.mean() - 0.5) < 0.005
@@ -256,15 +260,17 @@ def test_uniforms_are_uniform_and_independent_of_neighbours() -> None:
     assert abs(np.corrcoef(values[:, :-1].ravel(), values[:, 1:].ravel())[0, 1]) < 0.02
 
 
-def test_a_draw_inverts_the_cumulative_distribution_of_a_large_vocabulary() -> None:
-    """1,000 tokens, which are drawn first by their block of 256; neighbours may change places by rounding."""
+def test_sampling_inverts_the_cumulative_distribution_of_a_large_vocabulary() -> None:
+    """1,000 tokens in blocks of 256 are sampled; rounding may swap neighbours."""
     seeds = np.arange(5_000, dtype=np.uint64)
     counters = np.zeros_like(seeds)
     logits = torch.randn(1000, generator=torch.Generator().manual_seed(0)).expand(len(seeds), -1)
     log_probs = logits.log_softmax(-1)
-    tokens, drawn = draw(log_probs, seeds, counters)
+    tokens, sampled_log_probs = sample_tokens(log_probs, seeds, counters)
     cumulative = log_probs[0].double().exp().cumsum(0)
-    expected = torch.searchsorted(cumulative, torch.from_numpy(uniforms(seeds, counters)) * cumulative[-1])
+    expected = torch.searchsorted(
+        cumulative, torch.from_numpy(uniform_samples(seeds, counters)) * cumulative[-1]
+    )
     assert (tokens - expected).abs().max() <= 1
     assert (tokens == expected).double().mean() > 0.99
-    assert torch.equal(drawn, log_probs.gather(1, tokens[:, None])[:, 0])
+    assert torch.equal(sampled_log_probs, log_probs.gather(1, tokens[:, None])[:, 0])

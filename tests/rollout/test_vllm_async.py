@@ -1,7 +1,7 @@
-"""Asynchronous scheduling: the same tokens, log-probs and versions, and nothing under way when a push comes.
+"""Tests of vLLM's asynchronous scheduling: equal results, and no step under way at a push.
 
-vLLM switches it off on a CPU. Here it is switched on again: its own scheduler and its queue of steps run, and CUDA's
-streams, which have nothing to order here, are stand-ins that do nothing.
+vLLM disables it on a CPU. The tests enable it again: its scheduler and its queue of steps run, and fakes that do
+nothing replace CUDA's streams, which have nothing to order here.
 """
 
 from collections.abc import Iterator
@@ -21,8 +21,8 @@ REQUESTS = [Request(i, tuple(range(3, 9 + i)), 4, Sampling(max_tokens=12 + i), s
 SEQUENCES = [list(range(3, 203))]
 
 
-class Nothing:
-    """A stream or an event."""
+class NoOpStream:
+    """Fake CUDA stream or event that does nothing."""
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
 
@@ -33,7 +33,7 @@ class Nothing:
 
 @pytest.fixture(scope="module")
 def ahead(start_engine: StartEngine) -> Iterator[VLLMEngine]:
-    """An engine that schedules a step ahead."""
+    """Engine that schedules a step ahead."""
     pytest.importorskip("vllm")
     from vllm.platforms.cpu import CpuPlatform
 
@@ -44,9 +44,9 @@ def ahead(start_engine: StartEngine) -> Iterator[VLLMEngine]:
         config.scheduler_config.async_scheduling = True
 
     with ExitStack() as patched:
-        how = {"Stream": Nothing, "Event": Nothing, "current_stream": Nothing, "stream": nullcontext}
+        how = {"Stream": NoOpStream, "Event": NoOpStream, "current_stream": NoOpStream, "stream": nullcontext}
         patched.enter_context(mock.patch.multiple(torch.cuda, **how))
-        patched.enter_context(mock.patch.object(torch, "Event", Nothing))
+        patched.enter_context(mock.patch.object(torch, "Event", NoOpStream))
         patched.enter_context(
             mock.patch.object(CpuPlatform, "check_and_update_config", classmethod(switched_on))
         )
@@ -63,8 +63,8 @@ def drain(engine: VLLMEngine) -> list[Response]:
     return sorted(responses, key=lambda response: response.request_id)
 
 
-def test_every_token_is_that_of_an_engine_that_waits(ahead: VLLMEngine, start_engine: StartEngine) -> None:
-    """Tokens, log-probs, versions, ends; with requests that wait for a place, and scores after them."""
+def test_results_equal_those_of_synchronous_scheduling(ahead: VLLMEngine, start_engine: StartEngine) -> None:
+    """Compares tokens, log-probs, versions and ends, with waiting requests and with scores afterwards."""
     plain = start_engine(max_num_seqs=8)
     for version in (1, 2):
         for engine in (plain, ahead):
@@ -76,8 +76,8 @@ def test_every_token_is_that_of_an_engine_that_waits(ahead: VLLMEngine, start_en
         assert ahead.score(SEQUENCES) == plain.score(SEQUENCES)
 
 
-def test_requests_in_flight_are_finished_under_the_weights_that_began_them(ahead: VLLMEngine) -> None:
-    """A push in lockstep falls between them; another one need not."""
+def test_requests_in_flight_finish_with_their_old_weights(ahead: VLLMEngine) -> None:
+    """A push of an overlapped run may come while requests are in flight."""
     ahead.load(tiny_llama(False, seed=1).state_dict().items(), 1)
     expected = generate(ahead, REQUESTS)
     for request in REQUESTS:
@@ -88,19 +88,19 @@ def test_requests_in_flight_are_finished_under_the_weights_that_began_them(ahead
     assert drain(ahead) == expected
 
 
-def test_no_step_is_under_way_when_weights_arrive_or_memory_is_taken(
+def test_no_step_is_under_way_at_a_push_or_a_sleep(
     ahead: VLLMEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After the last answer one step more may be queued, whose outcome nobody reads."""
+    """After the last answer, one more step with unused results may be queued."""
     core = ahead._llm.engine_core.engine_core
     under_way: list[int] = []
-    reload = ahead._reload
+    reload = ahead._load_full_weights
 
-    def noted(weights: Any) -> None:
+    def record_load(weights: Any) -> None:
         under_way.append(len(core.batch_queue))
         reload(weights)
 
-    monkeypatch.setattr(ahead, "_reload", noted)
+    monkeypatch.setattr(ahead, "_load_full_weights", record_load)
     monkeypatch.setattr(ahead._llm, "sleep", lambda level: under_way.append(len(core.batch_queue)))
     generate(ahead, REQUESTS)
     assert len(core.batch_queue) > 0

@@ -1,4 +1,4 @@
-"""Log-probs of a real vLLM engine (CPU build) in half precision: as exact as their logits."""
+"""Tests of log-probs of a vLLM engine (CPU build) in half precision."""
 
 import copy
 
@@ -17,8 +17,11 @@ pytestmark = pytest.mark.long
 PROMPT = (5, 6, 7)
 
 
-def head_alone(dtype: torch.dtype) -> LlamaForCausalLM:
-    """Its layers pass their input on, so that all rounding is the head's; logits reach 20, as in large models."""
+def head_only_model(dtype: torch.dtype) -> LlamaForCausalLM:
+    """Makes a model whose layers are identities, so that only the head rounds.
+
+    Its logits reach 20, as in large models.
+    """
     model = tiny_llama(False)
     with torch.no_grad():
         for layer in model.model.layers:
@@ -31,7 +34,10 @@ def head_alone(dtype: torch.dtype) -> LlamaForCausalLM:
 
 
 def sampled_error(engine: VLLMEngine, model: LlamaForCausalLM, dtype: str) -> float:
-    """Mean |difference| of the sampled log-probs from those of float32 logits of rounded hidden states."""
+    """Returns the mean absolute error of sampled log-probs.
+
+    The reference is float32 logits of the rounded hidden states.
+    """
     engine.load(model.state_dict().items(), version=1)
     (response,) = generate(engine, [Request(1, PROMPT, 8, Sampling(max_tokens=24), seed=3)])
     ids = torch.tensor([[*PROMPT, *one.token_ids] for one in response.completions])
@@ -39,18 +45,18 @@ def sampled_error(engine: VLLMEngine, model: LlamaForCausalLM, dtype: str) -> fl
     with torch.no_grad():
         logits = half.model(ids).last_hidden_state.float() @ half.lm_head.weight.float().T
     expected = logits[:, :-1].log_softmax(-1).gather(2, ids[:, 1:, None])[:, len(PROMPT) - 1 :, 0]
-    drawn = torch.tensor([one.log_probs for one in response.completions])
-    return float((drawn - expected).abs().mean())
+    sampled = torch.tensor([one.log_probs for one in response.completions])
+    return float((sampled - expected).abs().mean())
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_log_probs_are_those_of_float32_logits(
     start_engine: StartEngine, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """vLLM's usual head rounds logits to the dtype of the weights, which shows a hundred times more."""
-    model = head_alone(getattr(torch, dtype))
+    """vLLM's usual head rounds logits to the dtype of the weights."""
+    model = head_only_model(getattr(torch, dtype))
     exact = sampled_error(start_engine(dtype=dtype), model, dtype)
-    monkeypatch.setattr(vllm_engine_args, "_head", lambda settings: {})
+    monkeypatch.setattr(vllm_engine_args, "_head_overrides", lambda settings: {})
     rounded = sampled_error(start_engine(dtype=dtype), model, dtype)
     assert exact < 1e-4
     assert rounded > 20 * exact

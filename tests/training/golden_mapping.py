@@ -1,7 +1,8 @@
-"""Which preset and which fields reproduce a recorded case: parameters of a system's own function to ours.
+"""Maps recorded loss cases of other systems to presets and fields of our loss.
 
-Every mapping returns the arguments of one call of `objective`; nothing is computed here but the tensors that
-the case's parameters describe (a mask without its last row, the product that `agg_loss` was fed).
+Each mapping turns the parameters of a system's own function into the arguments of one call of `total_loss`.
+Nothing is computed here except tensors that the parameters of the case describe (a mask without its last row,
+the product that was passed to `agg_loss`).
 """
 
 from collections.abc import Callable
@@ -18,8 +19,11 @@ Inputs = dict[str, Tensor]
 
 
 @dataclass
-class Call:
-    """Arguments of `objective` for one case."""
+class LossCall:
+    """Arguments of `total_loss` for one case.
+
+    log_prob, old, sample, ref: names of recorded tensors.
+    """
 
     policy: PolicyConfig
     mask: Tensor
@@ -33,20 +37,20 @@ class Call:
     expected_loss: Callable[[dict[str, Any]], float] = field(default=lambda expected: float(expected["loss"]))
 
 
-def total(values: Any) -> float:
-    """Sum of a recorded tensor; a recorded scalar is its own sum."""
+def tensor_sum(values: Any) -> float:
+    """Returns the sum of a recorded tensor or scalar."""
     return float(torch.tensor(values, dtype=torch.float64).sum())
 
 
-def _summed(expected: dict[str, Any]) -> float:
-    return total(expected["loss"])
+def _expected_sum(expected: dict[str, Any]) -> float:
+    return tensor_sum(expected["loss"])
 
 
-def _ones(inputs: Inputs) -> Tensor:
+def _full_mask(inputs: Inputs) -> Tensor:
     return torch.ones_like(inputs["mask"], dtype=torch.bool)
 
 
-def coati(params: dict[str, Any], inputs: Inputs) -> Call:
+def coati(params: dict[str, Any], inputs: Inputs) -> LossCall:
     mask = inputs["mask"].bool()
     if params["loss_mask"] == "ones except last row 0":
         mask = mask.clone()
@@ -60,10 +64,10 @@ def coati(params: dict[str, Any], inputs: Inputs) -> Call:
         clip_epsilon_low=params["clip_eps_low"],
         clip_epsilon_high=params["clip_eps_high"],
     )
-    return Call(policy, mask, inputs["adv"][:, None], sample="old")
+    return LossCall(policy, mask, inputs["adv"][:, None], sample="old")
 
 
-def coati_legacy(params: dict[str, Any], inputs: Inputs) -> Call:
+def coati_legacy(params: dict[str, Any], inputs: Inputs) -> LossCall:
     policy = load_policy(
         "compat_coati_grpo",
         kl_coef=0.0,
@@ -71,10 +75,10 @@ def coati_legacy(params: dict[str, Any], inputs: Inputs) -> Call:
         clip_epsilon_high=params["clip_eps"],
         ratio_max=10.0,
     )
-    return Call(policy, inputs["mask"].bool(), inputs["adv"][:, None], sample="old")
+    return LossCall(policy, inputs["mask"].bool(), inputs["adv"][:, None], sample="old")
 
 
-def megatron(params: dict[str, Any], inputs: Inputs) -> Call:
+def megatron(params: dict[str, Any], inputs: Inputs) -> LossCall:
     policy = load_policy(
         "compat_megatron",
         clip_epsilon_low=params["clamp_eps_lower"],
@@ -85,15 +89,15 @@ def megatron(params: dict[str, Any], inputs: Inputs) -> Call:
         mismatch_cap=params["is_truncation_coef"],
         aggregation="token_sum",
     )
-    return Call(policy, _ones(inputs), inputs["adv"][:, None], expected_loss=_summed)
+    return LossCall(policy, _full_mask(inputs), inputs["adv"][:, None], expected_loss=_expected_sum)
 
 
-def nanochat(params: dict[str, Any], inputs: Inputs) -> Call:
+def nanochat(params: dict[str, Any], inputs: Inputs) -> LossCall:
     policy = load_policy("compat_nanochat")
     mask = inputs["mask"].bool()
-    totals = BatchTotals.of(policy, mask)
+    totals = BatchTotals.from_mask(policy, mask)
     totals = replace(totals, passes=params["num_passes"] * params["examples_per_rank"])
-    return Call(policy, mask, inputs["adv"][:, None], totals)
+    return LossCall(policy, mask, inputs["adv"][:, None], totals)
 
 
 VERL_AGGREGATION = {
@@ -104,7 +108,7 @@ VERL_AGGREGATION = {
 }
 
 
-def verl(loss: str) -> Callable[[dict[str, Any], Inputs], Call]:
+def verl(loss: str) -> Callable[[dict[str, Any], Inputs], LossCall]:
     per_sequence = {"aggregation": "sequence_mean"}
     fields: dict[str, dict[str, Any]] = {
         "vanilla": {},
@@ -121,7 +125,7 @@ def verl(loss: str) -> Callable[[dict[str, Any], Inputs], Call]:
         "geo_mean": {"objective": "geometric", "count_empty": True, **per_sequence},
     }
 
-    def mapping(params: dict[str, Any], inputs: Inputs) -> Call:
+    def mapping(params: dict[str, Any], inputs: Inputs) -> LossCall:
         weighted = params["rollout_is_weights"] is not None
         overrides: dict[str, Any] = {
             "kl_coef": 0.0,
@@ -135,12 +139,12 @@ def verl(loss: str) -> Callable[[dict[str, Any], Inputs], Call]:
             "mismatch_cap": 2.0,
         }
         policy = load_policy("compat_verl", **(overrides | fields[loss]))
-        return Call(policy, inputs["mask"].bool(), inputs["adv"][:, None])
+        return LossCall(policy, inputs["mask"].bool(), inputs["adv"][:, None])
 
     return mapping
 
 
-def verl_aggregation(params: dict[str, Any], inputs: Inputs) -> Call:
+def verl_aggregation(params: dict[str, Any], inputs: Inputs) -> LossCall:
     policy = load_policy(
         "compat_verl",
         kl_coef=0.0,
@@ -148,7 +152,7 @@ def verl_aggregation(params: dict[str, Any], inputs: Inputs) -> Call:
         ratio="none",
         aggregation=VERL_AGGREGATION[params["loss_agg_mode"]],
     )
-    return Call(policy, inputs["mask"].bool(), -inputs["old"])
+    return LossCall(policy, inputs["mask"].bool(), -inputs["old"])
 
 
 VERL_KL = {
@@ -159,13 +163,13 @@ VERL_KL = {
 }
 
 
-def verl_kl(params: dict[str, Any], inputs: Inputs) -> Call:
+def verl_kl(params: dict[str, Any], inputs: Inputs) -> LossCall:
     policy = load_policy("compat_verl", kl_coef=1.0, aggregation="token_sum", **VERL_KL[params["kl_penalty"]])
     nothing = torch.zeros_like(inputs["adv"])[:, None]
-    return Call(policy, _ones(inputs), nothing, expected_loss=_summed)
+    return LossCall(policy, _full_mask(inputs), nothing, expected_loss=_expected_sum)
 
 
-def trl(params: dict[str, Any], inputs: Inputs) -> Call:
+def trl(params: dict[str, Any], inputs: Inputs) -> LossCall:
     high = params["epsilon_high"]
     cispo = {"objective": "cispo", "clip_epsilon_low": 1.0, "clip_epsilon_high": high - 1}
     by_type: dict[str, dict[str, Any]] = {
@@ -175,7 +179,7 @@ def trl(params: dict[str, Any], inputs: Inputs) -> Call:
         "dr_grpo": {"aggregation": "constant_length", "constant_length": params["max_completion_length"]},
         "cispo": cispo,
         "sapo": {"objective": "soft_clip", "aggregation": "sequence_mean"},
-        "luspo": {"aggregation": "length_weighted", "read_padding": True},
+        "luspo": {"aggregation": "length_weighted", "include_padding": True},
     }
     overrides = {
         "mismatch": "none",
@@ -186,14 +190,14 @@ def trl(params: dict[str, Any], inputs: Inputs) -> Call:
         "ratio_max": params["delta"],
     }
     policy = load_policy("compat_trl", **(overrides | by_type[params["loss_type"]]))
-    return Call(policy, inputs["mask"].bool(), inputs["adv"][:, None])
+    return LossCall(policy, inputs["mask"].bool(), inputs["adv"][:, None])
 
 
 TORCHRL_AGGREGATION = {"token_mean": "token_mean", "prompt_mean": "sequence_mean", "none": "token_sum"}
 
 
-def torchrl(objective: str) -> Callable[[dict[str, Any], Inputs], Call]:
-    def mapping(params: dict[str, Any], inputs: Inputs) -> Call:
+def torchrl(objective: str) -> Callable[[dict[str, Any], Inputs], LossCall]:
+    def mapping(params: dict[str, Any], inputs: Inputs) -> LossCall:
         low, high = params["clip_epsilon"]
         policy = load_policy(
             "compat_torchrl",
@@ -204,14 +208,14 @@ def torchrl(objective: str) -> Callable[[dict[str, Any], Inputs], Call]:
             kl_inference_coef=0.0,
             entropy_coef=0.0,
         )
-        return Call(
-            policy, inputs["mask"].bool(), inputs["adv"][:, None], sample="old", expected_loss=_summed
+        return LossCall(
+            policy, inputs["mask"].bool(), inputs["adv"][:, None], sample="old", expected_loss=_expected_sum
         )
 
     return mapping
 
 
-MAPPINGS: dict[str, Callable[[dict[str, Any], Inputs], Call]] = {
+MAPPINGS: dict[str, Callable[[dict[str, Any], Inputs], LossCall]] = {
     "coati.distributed.loss.PolicyLoss.forward": coati,
     "coati.models.loss.PolicyLoss.forward": coati_legacy,
     "megatron.rl.rl_utils.calculate_grpo_loss": megatron,
@@ -226,4 +230,4 @@ MAPPINGS: dict[str, Callable[[dict[str, Any], Inputs], Call]] = {
     "torchrl.objectives.llm.GRPOLoss": torchrl("clip"),
     "torchrl.objectives.llm.CISPOLoss": torchrl("clamp"),
 }
-"""By the first word of a case's `function`."""
+"""Mappings by the first word of a case's `function`."""

@@ -1,21 +1,21 @@
-"""Which preset and which fields reproduce the recorded cases of newer objectives, system by system.
+"""Maps recorded loss cases of newer objectives to presets and fields, by system.
 
-As `golden_mapping.py`: nothing is computed here but what a case's parameters describe.
+As in `golden_mapping.py`, nothing is computed here except what the parameters of a case describe.
 """
 
 from collections.abc import Callable
 
 import torch
 
-from tests.training.golden_mapping import Call, Inputs
+from tests.training.golden_mapping import Inputs, LossCall
 from tests.training.golden_newer_teachers import TEACHERS
 from tests.training.golden_newer_verl import (
-    UNCLIPPED,
+    STOP_GRADIENT_RATIO,
     VERL_AND_PRIME,
     Fields,
     Mapping,
     Params,
-    call,
+    loss_call,
     outward,
     region,
 )
@@ -29,9 +29,9 @@ SKYRL_REDUCTION: dict[str | None, Fields] = {
 
 
 def skyrl(preset: str, fields_of: Callable[[Params], Fields]) -> Mapping:
-    def mapping(params: Params, inputs: Inputs) -> Call:
+    def mapping(params: Params, inputs: Inputs) -> LossCall:
         reduction = SKYRL_REDUCTION[params["loss_reduction"]]
-        return call(preset, inputs, {"old_log_prob": "trainer"} | reduction | fields_of(params))
+        return loss_call(preset, inputs, {"old_log_prob": "trainer"} | reduction | fields_of(params))
 
     return mapping
 
@@ -44,7 +44,11 @@ def skyrl_dppo(params: Params) -> Fields:
 
 def skyrl_rollout_is(params: Params) -> Fields:
     rule = region(low=1 - params["eps_clip_low"], high=1 + params["eps_clip_high"])
-    return UNCLIPPED | {"clip_epsilon_high": 1e30, "old_log_prob": "engine", "trust_regions": [rule]}
+    return STOP_GRADIENT_RATIO | {
+        "clip_epsilon_high": 1e30,
+        "old_log_prob": "engine",
+        "trust_regions": [rule],
+    }
 
 
 def skyrl_correction(params: Params) -> Fields:
@@ -111,7 +115,7 @@ AREAL_LEVEL = {"mean": "mean", "sum": "sum", "max": "each", None: "token"}
 
 
 def areal(preset: str) -> Mapping:
-    def mapping(params: Params, inputs: Inputs) -> Call:
+    def mapping(params: Params, inputs: Inputs) -> LossCall:
         rule = params["rejection_sampling"]
         fields: Fields = {
             "old_log_prob": "trainer",
@@ -122,34 +126,34 @@ def areal(preset: str) -> Mapping:
         }
         if rule.get("action") == "clamp":
             fields |= {"mismatch_cap": rule["upper"], "mismatch_floor": rule.get("lower") or 0.0}
-            return call(preset, inputs, fields | {"trust_regions": []})
+            return loss_call(preset, inputs, fields | {"trust_regions": []})
         level = AREAL_LEVEL[rule.get("agg", "mean") if rule.get("level") == "sequence" else None]
         if level != "token" and rule["metric"] == "ratio":
             fields["mismatch_level"] = "sequence_mean"
-        kept = region(
+        kept_region = region(
             measure=AREAL_MEASURE[rule["metric"]],
             between="engine_old" if rule["metric"] == "kl_k3" else "old_engine",
             level=level,
             low=rule.get("lower"),
             high=rule["upper"],
         )
-        return call(preset, inputs, fields | {"trust_regions": [kept]})
+        return loss_call(preset, inputs, fields | {"trust_regions": [kept_region]})
 
     return mapping
 
 
-def areal_cispo(params: Params, inputs: Inputs) -> Call:
-    made = areal("kpop")(params, inputs)
-    made.policy.objective = "cispo"
-    return made
+def areal_cispo(params: Params, inputs: Inputs) -> LossCall:
+    arguments = areal("kpop")(params, inputs)
+    arguments.policy.objective = "cispo"
+    return arguments
 
 
-def areal_sapo(params: Params, inputs: Inputs) -> Call:
+def areal_sapo(params: Params, inputs: Inputs) -> LossCall:
     fields = skyrl_sapo(params) | {"old_log_prob": "trainer", "aggregation": "token_mean"}
-    made = call("sapo", inputs, fields | {"ratio": params["importance_sampling_level"]})
-    if params["importance_sampling_level"] == "sequence":  # there the advantage is averaged over the row
-        made.advantage = torch.where(made.mask.any(1, keepdim=True), made.advantage, 0.0)
-    return made
+    arguments = loss_call("sapo", inputs, fields | {"ratio": params["importance_sampling_level"]})
+    if params["importance_sampling_level"] == "sequence":  # here AReaL averages the advantage over the row
+        arguments.advantage = torch.where(arguments.mask.any(1, keepdim=True), arguments.advantage, 0.0)
+    return arguments
 
 
 OPENRLHF_WEIGHTS: dict[str, Callable[[float, float], Fields]] = {
@@ -164,11 +168,11 @@ OPENRLHF_WEIGHTS: dict[str, Callable[[float, float], Fields]] = {
 }
 
 
-def openrlhf(params: Params, inputs: Inputs) -> Call:
+def openrlhf(params: Params, inputs: Inputs) -> LossCall:
     fields = OPENRLHF_WEIGHTS[params["vllm_is_correction_type"]](*params["vllm_is_truncated_threshold"])
     fields |= {"clip_epsilon_low": params["clip_eps_low"], "clip_epsilon_high": params["clip_eps_high"]}
     fields["aggregation"] = "token_mean" if params["token_level_loss"] else "sequence_mean"
-    return call("icepop", inputs, fields)
+    return loss_call("icepop", inputs, fields)
 
 
 SLIME: Fields = {
@@ -180,33 +184,33 @@ SLIME: Fields = {
 }
 
 
-def slime_opsm(params: Params, inputs: Inputs) -> Call:
+def slime_opsm(params: Params, inputs: Inputs) -> LossCall:
     rule = region(measure="k1", level="mean", high=params["opsm_delta"], side="negative")
-    return call("opsm", inputs, SLIME | {"trust_regions": [rule]})
+    return loss_call("opsm", inputs, SLIME | {"trust_regions": [rule]})
 
 
 def slime_weights(how: str) -> Mapping:
-    def mapping(params: Params, inputs: Inputs) -> Call:
+    def mapping(params: Params, inputs: Inputs) -> LossCall:
         bounds = {"mismatch_floor": params["tis_clip_low"], "mismatch_cap": params["tis_clip"]}
-        return call("icepop", inputs, SLIME | {"mismatch": how} | bounds)
+        return loss_call("icepop", inputs, SLIME | {"mismatch": how} | bounds)
 
     return mapping
 
 
-def slime_kl(params: Params, inputs: Inputs) -> Call:
+def slime_kl(params: Params, inputs: Inputs) -> LossCall:
     kind = params["kl_loss_type"]
     fields = {"kl_estimator": "k3" if kind == "low_var_kl" else kind, "kl_coef": params["kl_loss_coef"]}
     fields["kl_clamp"] = 10.0 if kind == "low_var_kl" else None
-    return call("unbiased_kl", inputs, SLIME | fields)
+    return loss_call("unbiased_kl", inputs, SLIME | fields)
 
 
-def nemo(params: Params, inputs: Inputs) -> Call:
+def nemo(params: Params, inputs: Inputs) -> LossCall:
     low, high = params["ratio_clip"]
     by_token = params["token_level_loss"]
     fields: Fields = {"old_log_prob": "trainer", "clip_epsilon_low": low, "clip_epsilon_high": high}
     fields |= {"aggregation": "token_mean" if by_token else "sequence_mean", "length_epsilon": 1e-8}
     fields |= nemo_weights(params) | nemo_kl(params)
-    return call("unbiased_kl", inputs, fields)
+    return loss_call("unbiased_kl", inputs, fields)
 
 
 def nemo_weights(params: Params) -> Fields:
@@ -242,7 +246,7 @@ TRL_LOSS: dict[str, Fields] = {
 }
 
 
-def trl(params: Params, inputs: Inputs) -> Call:
+def trl(params: Params, inputs: Inputs) -> LossCall:
     kind = params["loss_type"]
     fields: Fields = {
         "mismatch": "none",
@@ -258,7 +262,7 @@ def trl(params: Params, inputs: Inputs) -> Call:
     if kind == "sapo" and "sapo_temperature_pos" in params:
         fields["soft_clip_temperature_positive"] = params["sapo_temperature_pos"]
         fields["soft_clip_temperature_negative"] = params["sapo_temperature_neg"]
-    return call("compat_trl", inputs, fields | trl_weights(params) | trl_masks(params))
+    return loss_call("compat_trl", inputs, fields | trl_weights(params) | trl_masks(params))
 
 
 def trl_weights(params: Params) -> Fields:
@@ -285,15 +289,17 @@ def trl_masks(params: Params) -> Fields:
     return {}
 
 
-def trl_gmpo(params: Params, inputs: Inputs) -> Call:
+def trl_gmpo(params: Params, inputs: Inputs) -> LossCall:
     fields: Fields = {
         "old_log_prob": "trainer",
         "clip_epsilon_low": params["epsilon_low"],
         "clip_epsilon_high": params["epsilon_high"],
         "kl_coef": params["beta"],
     }
-    return call(
-        "gmpo", inputs, fields | trl_masks(params) | {"count_dropped": "top_entropy_quantile" not in params}
+    return loss_call(
+        "gmpo",
+        inputs,
+        fields | trl_masks(params) | {"masked_in_denominator": "top_entropy_quantile" not in params},
     )
 
 
@@ -325,4 +331,4 @@ NEWER: dict[str, Mapping] = (
         "trl.experimental.gmpo.GMPOTrainer._compute_loss": trl_gmpo,
     }
 )
-"""By the first word of a case's `function`."""
+"""Mappings by the first word of a case's `function`."""

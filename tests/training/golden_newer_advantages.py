@@ -1,4 +1,4 @@
-"""Which fields reproduce the recorded advantages of newer objectives, system by system."""
+"""Maps recorded advantages of newer objectives to presets and fields, by system."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,8 +11,8 @@ from torchgrpo.training.advantage import batch_advantage
 
 Case = dict[str, Any]
 Fields = dict[str, Any]
-PLAIN: Fields = {"scale": "none"}
-POPULATION: Fields = {"whiten_scale": "std_population", "whiten_epsilon_rule": "clamp"}
+CENTRED_ONLY: Fields = {"scale": "none"}
+POPULATION_WHITENING: Fields = {"whiten_scale": "std_population", "whiten_epsilon_rule": "clamp"}
 TRL_SCALE = {"group": "std_unbiased", "batch": "batch", "none": "none"}
 
 
@@ -23,12 +23,15 @@ def verl_gdpo(params: Case) -> Fields:
 
 
 def nemo_gdpo(params: Case) -> Fields:
-    """Without `normalize_rewards` the rewards are centred only, in their groups and in the batch."""
+    """Returns the fields of NeMo's GDPO.
+
+    Without `normalize_rewards` the rewards are only centred, within groups and within the batch.
+    """
     others = params["use_leave_one_out_baseline"]
     fields: Fields = {"baseline": "leave_one_out" if others else "mean", "epsilon": 1e-6}
     fields["scale"] = "std_leave_one_out" if others else "std_unbiased"
     if not params["normalize_rewards"]:
-        fields |= PLAIN
+        fields |= CENTRED_ONLY
     return fields | {"whiten_epsilon": 0.0}
 
 
@@ -49,8 +52,11 @@ def nemo_grpo(params: Case) -> Fields:
 def openrlhf(params: Case) -> tuple[str, Fields]:
     whitened: Fields = {} if not params["no_std_norm"] else {"whiten_scale": "none"}
     return {
-        "reinforce_baseline": ("reinforce_pp_baseline", POPULATION | {"group_of_one": "zero"} | whitened),
-        "reinforce": ("reinforce_pp", POPULATION),
+        "reinforce_baseline": (
+            "reinforce_pp_baseline",
+            POPULATION_WHITENING | {"group_of_one": "zero"} | whitened,
+        ),
+        "reinforce": ("reinforce_pp", POPULATION_WHITENING),
         "dr_grpo": ("dr_grpo", {}),
         "group_norm": ("grpo", {"epsilon": 1e-9}),
         "rloo": ("rloo", {}),
@@ -66,7 +72,7 @@ PRESETS: dict[str, Callable[[Case], tuple[str, Fields]]] = {
         {"discount": params["gamma"]},
     ),
     f"{VERL}grpo_passk_outcome_advantage": lambda params: ("pass_at_k", verl_pass_at_k(params)),
-    f"{VERL}opo_outcome_advantage": lambda params: ("grpo", PLAIN | {"baseline": "length_weighted"}),
+    f"{VERL}opo_outcome_advantage": lambda params: ("grpo", CENTRED_ONLY | {"baseline": "length_weighted"}),
     f"{VERL}gpg_outcome_advantage": lambda params: ("grpo", {"scale": "nonzero_share", "epsilon": 0.0}),
     f"{VERL}rloo_vectorized_outcome_advantage": lambda params: ("rloo", {}),
     f"{VERL}rloo_outcome_advantage": lambda params: ("rloo", {"group_of_one": "raw"}),
@@ -80,13 +86,13 @@ PRESETS: dict[str, Callable[[Case], tuple[str, Fields]]] = {
         {"discount": params["gamma"]},
     ),
     "prime_rl.orchestrator.algo.max_rl.MaxRLAlgorithm.score_group": lambda params: ("maxrl", {}),
-    "prime_rl.orchestrator.algo.grpo.GRPOAlgorithm.score_group": lambda params: ("grpo", PLAIN),
+    "prime_rl.orchestrator.algo.grpo.GRPOAlgorithm.score_group": lambda params: ("grpo", CENTRED_ONLY),
     "trl.GRPOTrainer advantages": lambda params: trl(params),
     f"{NEMO}GDPOAdvantageEstimator.compute_advantage": lambda params: ("gdpo", nemo_gdpo(params)),
     f"{NEMO}GRPOAdvantageEstimator.compute_advantage": lambda params: ("grpo", nemo_grpo(params)),
     f"{NEMO}ReinforcePlusPlusAdvantageEstimator.compute_advantage": lambda params: (
         "reinforce_pp_baseline",
-        POPULATION | {"group_of_one": "zero"},
+        POPULATION_WHITENING | {"group_of_one": "zero"},
     ),
     "openrlhf RemoteExperienceMaker.compute_advantages_and_returns": openrlhf,
 }
@@ -99,39 +105,44 @@ def trl(params: Case) -> tuple[str, Fields]:
 
 
 def newer_advantage(case: Case) -> tuple[Tensor, Tensor] | None:
-    """Ours and the recorded one; None where a system does something that no field does."""
+    """Computes our advantage; returns it with the recorded one.
+
+    Returns None for features of other systems that no field covers.
+    """
     if case["params"].get("length_penalty") or "raises" in case:
         return None
     preset, fields = PRESETS[case["function"]](case["params"])
-    rewards, valid, parts = _rewards(case)
+    rewards, valid, components = _rewards(case)
     lengths = torch.ones_like(rewards, dtype=torch.int64)
     if "lengths" in case:
-        lengths = _padded(case["lengths"])[0].nan_to_num(1).long()
+        lengths = _pad_groups(case["lengths"])[0].nan_to_num(1).long()
     mask = torch.arange(int(lengths.max())) < lengths.view(-1, 1)
-    ours = batch_advantage(load_policy(preset, **fields), rewards, valid, mask & valid.view(-1, 1), parts)
-    there = valid.flatten()
+    ours = batch_advantage(
+        load_policy(preset, **fields), rewards, valid, mask & valid.view(-1, 1), components
+    )
+    is_member = valid.flatten()
     if "expected_per_token" in case:
-        wanted = [float(value) for row in case["expected_per_token"] for value in row]
-        return ours.expand_as(mask)[mask & there[:, None]], torch.tensor(wanted, dtype=torch.float64)
-    wanted = [float(value) for value in case["expected"]]
-    return ours[there, 0], torch.tensor(wanted, dtype=torch.float64)
+        expected = [float(value) for row in case["expected_per_token"] for value in row]
+        return ours.expand_as(mask)[mask & is_member[:, None]], torch.tensor(expected, dtype=torch.float64)
+    expected = [float(value) for value in case["expected"]]
+    return ours[is_member, 0], torch.tensor(expected, dtype=torch.float64)
 
 
-def _padded(rows: list[list[float]]) -> tuple[Tensor, Tensor]:
-    """Groups of unequal size as [P, G], and bool [P, G]: which members there are."""
+def _pad_groups(rows: list[list[float]]) -> tuple[Tensor, Tensor]:
+    """Pads groups of unequal size to [P, G]; returns also their mask."""
     width = max(map(len, rows))
-    filled = [[*map(float, row), *[float("nan")] * (width - len(row))] for row in rows]
-    there = [[place < len(row) for place in range(width)] for row in rows]
-    return torch.tensor(filled, dtype=torch.float64), torch.tensor(there)
+    padded_rows = [[*map(float, row), *[float("nan")] * (width - len(row))] for row in rows]
+    is_member = [[index < len(row) for index in range(width)] for row in rows]
+    return torch.tensor(padded_rows, dtype=torch.float64), torch.tensor(is_member)
 
 
 def _rewards(case: Case) -> tuple[Tensor, Tensor, list[tuple[float, Tensor]]]:
-    """The rewards, or the weighted sum of the parts; who is there; the parts."""
+    """Returns rewards (or the weighted sum of components), member mask, and components."""
     if "components" not in case:
-        return *_padded(case["rewards"]), []
-    named = {name: _padded(rows)[0] for name, rows in case["components"].items()}
-    there = _padded(next(iter(case["components"].values())))[1]
+        return *_pad_groups(case["rewards"]), []
+    named = {name: _pad_groups(rows)[0] for name, rows in case["components"].items()}
+    is_member = _pad_groups(next(iter(case["components"].values())))[1]
     weights = case["params"]["weights"] or [1.0] * len(named)
-    parts = [(weight, named[name]) for weight, name in zip(weights, sorted(named), strict=False)]
-    together = torch.stack([weight * values for weight, values in parts]).nansum(dim=0)
-    return together, there, parts
+    components = [(weight, named[name]) for weight, name in zip(weights, sorted(named), strict=False)]
+    together = torch.stack([weight * values for weight, values in components]).nansum(dim=0)
+    return together, is_member, components

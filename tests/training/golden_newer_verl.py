@@ -1,27 +1,30 @@
-"""The recorded cases of verl's and prime-rl's newer objectives as fields of ours; see `golden_newer.py`."""
+"""Maps recorded cases of newer verl and prime-rl objectives to presets and fields.
+
+See `golden_newer.py`.
+"""
 
 from collections.abc import Callable
 from typing import Any
 
 from config.schema.policy import load_policy
 from config.schema.trust_region import TrustRegion
-from tests.training.golden_mapping import VERL_AGGREGATION, Call, Inputs
+from tests.training.golden_mapping import VERL_AGGREGATION, Inputs, LossCall
 
 Params = dict[str, Any]
-Mapping = Callable[[Params, Inputs], Call]
+Mapping = Callable[[Params, Inputs], LossCall]
 Fields = dict[str, Any]
-PLAIN: Fields = {"kl_coef": 0.0}
-UNCLIPPED: Fields = {"objective": "cispo", "clip_epsilon_low": 1.0}
-"""Stop-gradient of the ratio times log-prob; `clip_epsilon_high` bounds the ratio above."""
+NO_KL: Fields = {"kl_coef": 0.0}
+STOP_GRADIENT_RATIO: Fields = {"objective": "cispo", "clip_epsilon_low": 1.0}
+"""Fields of the loss stop-gradient(ratio) * log-prob; `clip_epsilon_high` is the upper bound of the ratio."""
 
 
 def region(**rule: Any) -> dict[str, Any]:
     return vars(TrustRegion(**rule))
 
 
-def call(preset: str, inputs: Inputs, fields: Fields, **more: Any) -> Call:
-    policy = load_policy(preset, **(PLAIN | fields))
-    return Call(policy, inputs["mask"].bool(), inputs["adv"][:, None], **more)
+def loss_call(preset: str, inputs: Inputs, fields: Fields, **more: Any) -> LossCall:
+    policy = load_policy(preset, **(NO_KL | fields))
+    return LossCall(policy, inputs["mask"].bool(), inputs["adv"][:, None], **more)
 
 
 def outward(measure: str, params: Params, low: str, high: str) -> Fields:
@@ -30,25 +33,25 @@ def outward(measure: str, params: Params, low: str, high: str) -> Fields:
 
 
 def verl_dppo(measure: str) -> Mapping:
-    def mapping(params: Params, inputs: Inputs) -> Call:
-        fields = UNCLIPPED | outward(measure, params, "clip_ratio_low", "clip_ratio_high")
+    def mapping(params: Params, inputs: Inputs) -> LossCall:
+        fields = STOP_GRADIENT_RATIO | outward(measure, params, "clip_ratio_low", "clip_ratio_high")
         fields |= {"clip_epsilon_high": params["clip_ratio_c"] - 1, "dual_clip": None}
         fields["aggregation"] = VERL_AGGREGATION[params["loss_agg_mode"]]
-        return call("compat_verl", inputs, fields)
+        return loss_call("compat_verl", inputs, fields)
 
     return mapping
 
 
-def verl_sapo(params: Params, inputs: Inputs) -> Call:
+def verl_sapo(params: Params, inputs: Inputs) -> LossCall:
     fields = {"log_ratio_min": -20.0, "log_ratio_max": 20.0, "old_log_prob": "trainer"}
     taus = {
         "soft_clip_temperature_positive": params["tau_pos"],
         "soft_clip_temperature_negative": params["tau_neg"],
     }
-    return call("sapo", inputs, fields | taus | {"length_epsilon": 1e-8})
+    return loss_call("sapo", inputs, fields | taus | {"length_epsilon": 1e-8})
 
 
-def verl_gmpo(params: Params, inputs: Inputs) -> Call:
+def verl_gmpo(params: Params, inputs: Inputs) -> LossCall:
     weighted = params["rollout_is_weights"] is not None
     fields = {
         "old_log_prob": "trainer",
@@ -57,10 +60,10 @@ def verl_gmpo(params: Params, inputs: Inputs) -> Call:
         "length_epsilon": 1e-8,
         "mismatch": "truncate" if weighted else "none",
     }
-    return call("gmpo", inputs, fields)
+    return loss_call("gmpo", inputs, fields)
 
 
-def verl_clip_cov(params: Params, inputs: Inputs) -> Call:
+def verl_clip_cov(params: Params, inputs: Inputs) -> LossCall:
     fields = {
         "old_log_prob": "trainer",
         "selected_share": params["clip_cov_ratio"],
@@ -69,30 +72,30 @@ def verl_clip_cov(params: Params, inputs: Inputs) -> Call:
         "clip_epsilon_high": params["clip_ratio"],
         "aggregation": VERL_AGGREGATION[params["loss_agg_mode"]],
     }
-    return call("clip_cov", inputs, fields)
+    return loss_call("clip_cov", inputs, fields)
 
 
-def verl_kl_cov(params: Params, inputs: Inputs) -> Call:
+def verl_kl_cov(params: Params, inputs: Inputs) -> LossCall:
     fields = {
         "old_log_prob": "trainer",
         "selected_share": params["kl_cov_ratio"],
         "covariance_penalty": params["ppo_kl_coef"],
         "aggregation": VERL_AGGREGATION[params["loss_agg_mode"]],
     }
-    return call("kl_cov", inputs, fields)
+    return loss_call("kl_cov", inputs, fields)
 
 
-def verl_dro(params: Params, inputs: Inputs) -> Call:
-    """The penalty is the KL to the old policy, k2, which the loss has as the KL to the engine."""
+def verl_dro(params: Params, inputs: Inputs) -> LossCall:
+    """Maps DRO: its k2 penalty to the old policy is our KL to the engine."""
     fields = {"ratio": "none", "objective": "none", "kl_inference_coef": params["dro_beta"]}
     fields |= {"kl_estimator": "k2", "aggregation": VERL_AGGREGATION[params["loss_agg_mode"]]}
-    return call("reinforce", inputs, fields, sample="old")
+    return loss_call("reinforce", inputs, fields, sample="old")
 
 
 VERL_VANILLA: Fields = {"clip_epsilon_low": 0.2, "clip_epsilon_high": 0.28, "dual_clip": 3.0}
 
 
-def verl_weights(params: Params, inputs: Inputs) -> Call:
+def verl_weights(params: Params, inputs: Inputs) -> LossCall:
     threshold = str(params["rollout_is_threshold"])
     low, _, high = threshold.rpartition("_")
     fields = VERL_VANILLA | {
@@ -103,20 +106,23 @@ def verl_weights(params: Params, inputs: Inputs) -> Call:
         "mismatch_normalize": params["rollout_is_batch_normalize"],
         "aggregation": VERL_AGGREGATION[params["loss_agg_mode"]],
     }
-    return call("compat_verl", inputs, fields)
+    return loss_call("compat_verl", inputs, fields)
 
 
-def verl_rejection(params: Params, inputs: Inputs) -> Call:
+def verl_rejection(params: Params, inputs: Inputs) -> LossCall:
     options = params["rollout_rs"].split(",")
     bounds = str(params["rollout_rs_threshold"]).split(",")
     rules = [verl_rule(option, bound) for option, bound in zip(options, bounds, strict=True)]
     aggregation = VERL_AGGREGATION[params["loss_agg_mode"]]
-    fields = {"trust_regions": rules, "count_dropped": False, "aggregation": aggregation}
-    return call("compat_verl", inputs, VERL_VANILLA | fields)
+    fields = {"trust_regions": rules, "masked_in_denominator": False, "aggregation": aggregation}
+    return loss_call("compat_verl", inputs, VERL_VANILLA | fields)
 
 
 def verl_rule(option: str, bound: str) -> dict[str, Any]:
-    """k1's bounds are on engine / trainer, the inverse of our ratio; a single one u means [1/u, u]."""
+    """Maps a rejection rule of verl to a trust region.
+
+    The bounds of k1 are on engine / trainer, the inverse of our ratio; a single bound u means [1/u, u].
+    """
     *_, how, measure = option.split("_") if option.startswith("seq") else ["", *option.split("_")]
     level = {"token": "token", "sum": "sum", "mean": "mean", "max": "each"}[how]
     if measure != "k1":
@@ -127,12 +133,12 @@ def verl_rule(option: str, bound: str) -> dict[str, Any]:
 
 
 def prime(rule: Callable[[Params], Fields]) -> Mapping:
-    def mapping(params: Params, inputs: Inputs) -> Call:
+    def mapping(params: Params, inputs: Inputs) -> LossCall:
         fields = rule(params) | {"objective": "none"}
         fields |= {"kl_estimator": "k2", "kl_inference_coef": 2 * params["kl_tau"]}
-        made = call("dppo", inputs, fields)
-        made.advantage = made.advantage * params["adv_tau"]
-        return made
+        arguments = loss_call("dppo", inputs, fields)
+        arguments.advantage = arguments.advantage * params["adv_tau"]
+        return arguments
 
     return mapping
 
@@ -146,13 +152,13 @@ def prime_dppo(params: Params) -> Fields:
     return outward("tv", params, "dppo_mask_low", "dppo_mask_high")
 
 
-def prime_echo(params: Params, inputs: Inputs) -> Call:
-    made = prime(prime_dppo)(params, inputs)
-    made.policy.environment_coef = params["ce_weight"]
-    mask = made.mask
-    last = mask.flip(1).cumsum(1).flip(1) > 0  # a token in the loss follows, or is here
-    made.environment = last & ~mask
-    return made
+def prime_echo(params: Params, inputs: Inputs) -> LossCall:
+    arguments = prime(prime_dppo)(params, inputs)
+    arguments.policy.environment_coef = params["ce_weight"]
+    mask = arguments.mask
+    last = mask.flip(1).cumsum(1).flip(1) > 0  # no later than the row's last token in the loss
+    arguments.environment = last & ~mask
+    return arguments
 
 
 VERL = "verl.trainer.ppo.core_algos."
@@ -170,4 +176,4 @@ VERL_AND_PRIME: dict[str, Mapping] = {
     "prime_rl.trainer.rl.loss.ipo_loss_fn": prime(ipo),
     "prime_rl.trainer.rl.loss.compute_loss": prime_echo,
 }
-"""By the first word of a case's `function`."""
+"""Mappings by the first word of a case's `function`."""

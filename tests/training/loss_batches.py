@@ -1,11 +1,11 @@
-"""Batches that the objective is tested on, and its variants. Not a test file."""
+"""Random batches and policy variants for tests of the objective."""
 
 import torch
 from torch import Tensor
 
 from config.schema.policy import PolicyConfig
 from torchgrpo.training.aggregation import BatchTotals
-from torchgrpo.training.loss import objective
+from torchgrpo.training.loss_terms import total_loss
 
 LENGTHS = [5, 1, 0, 7, 3, 7, 2, 4, 6, 1]
 WIDTH = 8
@@ -13,8 +13,13 @@ NAMES = ("now", "engine", "trainer", "ref", "entropy")
 Tensors = dict[str, Tensor]
 
 
-def make(seed: int = 0, spread: float = 0.4, lengths: list[int] = LENGTHS, padding: float = 0.0) -> Tensors:
-    """A batch in float64 whose padding holds `padding`; one row has no token at all."""
+def make_batch(
+    seed: int = 0, spread: float = 0.4, lengths: list[int] = LENGTHS, padding: float = 0.0
+) -> Tensors:
+    """Builds a float64 batch with the value `padding` in its padding.
+
+    One row has no token.
+    """
     generator = torch.Generator().manual_seed(seed)
     rows = len(lengths)
     mask = torch.arange(WIDTH)[None] < torch.tensor(lengths)[:, None]
@@ -30,13 +35,14 @@ def make(seed: int = 0, spread: float = 0.4, lengths: list[int] = LENGTHS, paddi
     return tensors
 
 
-def evaluate(
+def evaluate_loss(
     policy: PolicyConfig, tensors: Tensors, totals: BatchTotals | None = None
 ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """Computes loss, gradient of the log-probs, and metrics of a batch."""
     log_prob = tensors["now"].clone().requires_grad_()
     reads_entropy = policy.uses_entropy or policy.select_tokens == "top_entropy"
     entropy = tensors["entropy"] - log_prob if reads_entropy else None
-    loss, metrics = objective(
+    loss, metrics = total_loss(
         policy,
         log_prob,
         tensors["engine"],

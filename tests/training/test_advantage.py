@@ -1,4 +1,4 @@
-"""Group advantages: hand-computed numbers, every edge, what is filtered."""
+"""Tests of group advantages and the group filter against hand-computed numbers."""
 
 import math
 import statistics
@@ -9,9 +9,9 @@ import torch
 from config.schema.policy import PolicyConfig, load_policy
 from torchgrpo.training.advantage import (
     group_advantage,
-    reward_kl,
+    kl_reward_penalty,
 )
-from torchgrpo.training.dynamic_sampling import groups_in_range
+from torchgrpo.training.dynamic_sampling import groups_inside_filter_range
 
 ONE_RIGHT = torch.tensor([[1.0, 0.0, 0.0, 0.0]])
 BASELINES = ("mean", "leave_one_out", "none")
@@ -36,8 +36,8 @@ def test_first_advantage_of_one_right_in_four(preset: str, first: float) -> None
     assert group_advantage(load_policy(preset), ONE_RIGHT)[0, 0].item() == pytest.approx(first, rel=1e-12)
 
 
-def test_the_mean_of_the_others_is_of_those_that_were_judged() -> None:
-    """Three were judged, two, one: each against the mean of the others."""
+def test_leave_one_out_baseline_averages_valid_rewards() -> None:
+    """Compares groups with three, two and one valid rewards to the mean of the others."""
     rewards = torch.tensor([[4.0, 1.0, 2.0], [4.0, 1.0, 9.0], [4.0, 9.0, 9.0]])
     valid = torch.tensor([[True, True, True], [True, True, False], [True, False, False]])
     advantage = group_advantage(load_policy("rloo"), rewards, valid)
@@ -45,11 +45,11 @@ def test_the_mean_of_the_others_is_of_those_that_were_judged() -> None:
     assert advantage.flatten().tolist() == pytest.approx([value for row in expected for value in row])
 
 
-def test_the_best_leads_the_second_of_those_that_were_judged() -> None:
-    """Three were judged, two, one, none."""
+def test_second_best_baseline_gives_the_margin_of_valid_rewards() -> None:
+    """Compares groups with three, two, one and no valid rewards."""
     rewards = torch.tensor([[4.0, 1.0, 2.0], [4.0, 1.0, 9.0], [4.0, 9.0, 9.0], [4.0, 9.0, 9.0]])
     valid = torch.tensor([[True, True, True], [True, True, False], [True, False, False], [False] * 3])
-    policy = PolicyConfig(baseline="runner_up", scale="none", group_of_one="zero")
+    policy = PolicyConfig(baseline="second_best", scale="none", group_of_one="zero")
     assert group_advantage(policy, rewards, valid).tolist() == [
         [2.0, 0.0, 0.0],
         [3.0, 0.0, 0.0],
@@ -59,7 +59,7 @@ def test_the_best_leads_the_second_of_those_that_were_judged() -> None:
 
 
 @pytest.mark.parametrize("scale", SCALES)
-def test_a_batch_of_which_one_completion_was_judged_teaches_nothing(scale: str) -> None:
+def test_a_batch_with_one_valid_reward_has_zero_advantages(scale: str) -> None:
     rewards, valid = torch.tensor([[3.0, 1.0], [5.0, 2.0]]), torch.tensor([[True, False], [False, False]])
     advantage = group_advantage(PolicyConfig(scale=scale, epsilon=0.0), rewards, valid)
     assert advantage.flatten().tolist() == [0.0] * 4
@@ -124,7 +124,7 @@ def test_huge_offset_keeps_the_difference() -> None:
     assert torch.equal(near, far)
 
 
-def test_errored_member_leaves_the_statistics() -> None:
+def test_completions_with_errors_enter_no_statistics() -> None:
     policy = PolicyConfig()
     with_error = group_advantage(
         policy, torch.tensor([[1.0, 0.0, 99.0, 0.0]]), torch.tensor([[True, True, False, True]])
@@ -145,28 +145,33 @@ def test_group_of_one() -> None:
 def test_filter_range_is_open() -> None:
     rewards = torch.tensor([[0.0, 0.0], [1.0, 1.0], [0.0, 1.0], [1.0, 9.0]])
     valid = torch.tensor([[True, True], [True, True], [True, True], [True, False]])
-    inside = groups_in_range(PolicyConfig(filter_range=[0.0, 1.0]), rewards, rewards.clamp(0, 1), valid)
+    inside = groups_inside_filter_range(
+        PolicyConfig(filter_range=[0.0, 1.0]), rewards, rewards.clamp(0, 1), valid
+    )
     assert inside.tolist() == [False, False, True, False]
     spread = PolicyConfig(filter_range=[1e-6, math.inf], filter_on="reward_std")
-    assert groups_in_range(spread, rewards, rewards, valid).tolist() == [False, False, True, False]
+    assert groups_inside_filter_range(spread, rewards, rewards, valid).tolist() == [False, False, True, False]
     nothing = torch.zeros_like(valid)
-    assert not groups_in_range(PolicyConfig(), rewards, rewards, nothing).any()
+    assert not groups_inside_filter_range(PolicyConfig(), rewards, rewards, nothing).any()
 
 
-def test_a_member_that_errored_is_not_a_solved_one() -> None:
-    """Two failures and an error: nothing was solved. Two successes and an error: everything was."""
+def test_completions_with_errors_do_not_count_as_solved() -> None:
+    """Errors count neither as failures nor as successes of a group."""
     success = torch.tensor([[0.0, 0.0, 1.0], [1.0, 1.0, 0.0], [0.0, 1.0, 1.0]])
     valid = torch.tensor([[True, True, False]] * 3)
-    inside = groups_in_range(PolicyConfig(filter_range=[0.0, 1.0]), success, success, valid)
+    inside = groups_inside_filter_range(PolicyConfig(filter_range=[0.0, 1.0]), success, success, valid)
     assert inside.tolist() == [False, False, True]
 
 
-def test_the_range_of_deviations_is_of_the_group_as_it_is() -> None:
-    """Rewards 0 and 1 deviate by 0.5 (as a sample of something larger by 0.71)."""
+def test_the_deviation_filter_uses_the_population_deviation() -> None:
+    """The filter compares the population deviation: 0.5 for rewards 0 and 1.
+
+    Their sample deviation is 0.71.
+    """
     rewards, valid = torch.tensor([[0.0, 1.0]]), torch.ones(1, 2, dtype=torch.bool)
     for high, inside in ((0.49, False), (0.51, True)):
         policy = PolicyConfig(filter_range=[0.1, high], filter_on="reward_std")
-        assert groups_in_range(policy, rewards, rewards, valid).tolist() == [inside]
+        assert groups_inside_filter_range(policy, rewards, rewards, valid).tolist() == [inside]
 
 
 def test_reward_kl_is_the_sum_over_the_response() -> None:
@@ -174,5 +179,5 @@ def test_reward_kl_is_the_sum_over_the_response() -> None:
     ref = torch.tensor([[-1.5, -1.0, math.nan]])
     mask = torch.tensor([[True, True, False]])
     policy = PolicyConfig(kl_coef=0.1, kl_estimator="k1", kl_placement="reward")
-    assert reward_kl(policy, log_prob, ref, mask).tolist() == pytest.approx([0.1 * (0.5 - 1.0)])
-    assert reward_kl(PolicyConfig(), log_prob, ref, mask).tolist() == [0.0]
+    assert kl_reward_penalty(policy, log_prob, ref, mask).tolist() == pytest.approx([0.1 * (0.5 - 1.0)])
+    assert kl_reward_penalty(PolicyConfig(), log_prob, ref, mask).tolist() == [0.0]

@@ -1,4 +1,4 @@
-"""Sums over tokens and rows: every aggregation by hand, and of two shares as of one."""
+"""Tests of loss aggregations by hand, and of their sums over microbatches."""
 
 import pytest
 import torch
@@ -32,7 +32,7 @@ def test_every_aggregation_by_hand(case: str) -> None:
     mask = torch.arange(4)[None] < torch.tensor([3, 1, 0])[:, None]
     values = torch.zeros(3, 4, dtype=torch.float64)
     values[:, 0] = torch.tensor(SUMS)
-    totals = BatchTotals.of(policy, mask)
+    totals = BatchTotals.from_mask(policy, mask)
     assert aggregate(policy, how, values, mask, totals).item() == pytest.approx(expected)
     assert {name.split(",")[0] for name in BY_HAND} == set(AGGREGATIONS)
 
@@ -40,14 +40,17 @@ def test_every_aggregation_by_hand(case: str) -> None:
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 def test_every_aggregation_of_one_token_is_its_value(aggregation: str) -> None:
     policy, mask = PolicyConfig(aggregation=aggregation), torch.ones(1, 1, dtype=torch.bool)
-    totals = BatchTotals.of(policy, mask)
+    totals = BatchTotals.from_mask(policy, mask)
     assert aggregate(policy, aggregation, torch.tensor([[3.0]]), mask, totals) == 3.0
 
 
 def test_the_totals_of_the_passes_meet_values_on_another_device() -> None:
-    """The learner counts on the CPU and computes elsewhere: on the device that stores nothing, which mixes with the
-    CPU no more than a GPU does."""
+    """Totals on the CPU work with values on another device.
+
+    The learner counts on the CPU and computes on a GPU. The `meta` device stands for the GPU: it does not mix
+    with CPU tensors either.
+    """
     policy, mask = PolicyConfig(aggregation="pass_mean", pass_size=2), torch.ones(4, 3, dtype=torch.bool)
-    totals = BatchTotals.of(policy, mask)
+    totals = BatchTotals.from_mask(policy, mask)
     values = torch.zeros(4, 3, device="meta")
     assert aggregate(policy, "pass_mean", values, mask.to("meta"), totals).device.type == "meta"

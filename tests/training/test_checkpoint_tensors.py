@@ -1,4 +1,4 @@
-"""Tensors through files: their values and kinds, and what is refused before or while they are read."""
+"""Tensors through files: values and dtypes, damaged files, and metadata that is refused."""
 
 import os
 import pickle
@@ -17,8 +17,8 @@ from config.schema.errors import ConfigError
 from config.schema.optimizer import OptimizerConfig
 from torchgrpo.training.checkpoint_tensors import (
     UnreadableError,
-    check_files,
-    copied,
+    check_tensor_files,
+    copy_to_cpu,
     read_tensors,
     saved_shapes,
     saved_tensors,
@@ -41,9 +41,9 @@ TENSORS = {
 }
 
 
-def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
+def test_written_tensors_are_read_unchanged(tmp_path: Path) -> None:
     write_tensors(tmp_path, TENSORS)
-    check_files(tmp_path)
+    check_tensor_files(tmp_path)
     assert saved_shapes(tmp_path)["model.weight"] == [4, 3]
     found = saved_tensors(tmp_path)
     assert found.keys() == TENSORS.keys()
@@ -53,40 +53,40 @@ def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
 
 
 def test_reading_fills_the_tensors_that_are_there(tmp_path: Path) -> None:
-    """Parameters that require a gradient and parts of a larger tensor included."""
+    """Parameters that require a gradient and slices of a larger tensor are filled too."""
     write_tensors(tmp_path, TENSORS)
-    weight, around = nn.Parameter(torch.zeros(4, 3)), torch.zeros(2, 5, dtype=torch.bfloat16)
-    read_tensors(tmp_path, {"model.weight": weight, "model.half": around[1]})
+    weight, parent = nn.Parameter(torch.zeros(4, 3)), torch.zeros(2, 5, dtype=torch.bfloat16)
+    read_tensors(tmp_path, {"model.weight": weight, "model.half": parent[1]})
     assert torch.equal(weight.data, TENSORS["model.weight"]) and weight.is_leaf
-    assert around.sum(1).tolist() == [0.0, 7.5]
+    assert parent.sum(1).tolist() == [0.0, 7.5]
 
 
 def test_a_copy_stays_as_it_was() -> None:
     weight = nn.Parameter(torch.ones(3))
-    copy = copied({"weight": weight})["weight"]
+    copy = copy_to_cpu({"weight": weight})["weight"]
     weight.data += 1
     assert copy.tolist() == [1.0, 1.0, 1.0] and not copy.requires_grad
 
 
 def test_tensors_that_are_damaged_are_named(tmp_path: Path) -> None:
-    """Of the right length: only reading them can tell."""
+    """The damaged file has the right length, so only reading shows the damage."""
     write_tensors(tmp_path, TENSORS)
     path = tmp_path / "__0_0.distcp"
     path.write_bytes(bytes(path.stat().st_size))
-    check_files(tmp_path)
+    check_tensor_files(tmp_path)
     with pytest.raises(UnreadableError, match=f"the tensors in {tmp_path} cannot be read"):
         saved_tensors(tmp_path)
 
 
-def test_what_fails_to_be_written_is_raised_as_it_was(tmp_path: Path) -> None:
-    """As the file system said it, and not within a collection of torch's."""
+def test_an_error_of_writing_is_raised_unchanged(tmp_path: Path) -> None:
+    """The file system's own error is raised, not torch's collection of errors."""
     (tmp_path / "__0_0.distcp").symlink_to("/dev/full")
     with pytest.raises(OSError, match="No space left on device"):
         write_tensors(tmp_path, TENSORS)
 
 
-def _of_3_11_2(monkeypatch: pytest.MonkeyPatch) -> str:
-    """Before 3.11.4 members of enumerations were written by `getattr`: Debian 12 has this Python."""
+def pickle_as_3_11_2(monkeypatch: pytest.MonkeyPatch) -> str:
+    """Makes pickles as Python before 3.11.4, which writes members of enumerations by `getattr`."""
     monkeypatch.setattr(
         _MEM_FORMAT_ENCODING,
         "__reduce_ex__",
@@ -95,39 +95,40 @@ def _of_3_11_2(monkeypatch: pytest.MonkeyPatch) -> str:
     return "getattr"
 
 
-def _of_3_12(monkeypatch: pytest.MonkeyPatch) -> str:
+def pickle_as_3_12(monkeypatch: pytest.MonkeyPatch) -> str:
+    """Makes pickles as Python 3.12."""
     monkeypatch.setattr(
         _MEM_FORMAT_ENCODING, "__reduce_ex__", lambda member, protocol: (type(member), (member.value,))
     )
     return "_MEM_FORMAT_ENCODING"
 
 
-def _of_3_13(monkeypatch: pytest.MonkeyPatch) -> str:
-    """Its paths are of a module that no other has."""
+def pickle_as_3_13(monkeypatch: pytest.MonkeyPatch) -> str:
+    """Makes pickles as Python 3.13, whose paths belong to a module of their own."""
     monkeypatch.setitem(sys.modules, "pathlib._local", sys.modules["pathlib"])
     monkeypatch.setattr(type(Path()), "__module__", "pathlib._local")
     return "pathlib._local"
 
 
-@pytest.mark.parametrize("python", [_of_3_11_2, _of_3_12, _of_3_13])
+@pytest.mark.parametrize("python", [pickle_as_3_11_2, pickle_as_3_12, pickle_as_3_13])
 def test_tensors_that_any_python_wrote_are_read(
     tmp_path: Path, python: Callable[[pytest.MonkeyPatch], str]
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        named = python(patch)
+        module = python(patch)
         write_tensors(tmp_path, TENSORS)
-    assert named.encode() in (tmp_path / ".metadata").read_bytes()
+    assert module.encode() in (tmp_path / ".metadata").read_bytes()
     assert torch.equal(saved_tensors(tmp_path)["model.weight"], TENSORS["model.weight"])
 
 
 class Attribute:
-    """A pickle of it is a call of `getattr`."""
+    """An object whose pickle is a call of `getattr`."""
 
     def __init__(self, owner: object, name: str) -> None:
-        self.reduced = getattr, (owner, name)
+        self.getattr_call = getattr, (owner, name)
 
     def __reduce__(self) -> tuple[object, tuple[object, str]]:
-        return self.reduced
+        return self.getattr_call
 
 
 @pytest.mark.parametrize(
@@ -147,7 +148,7 @@ def test_no_other_attribute_is_read(tmp_path: Path, owner: object, name: str) ->
 
 
 class Hostile:
-    """Unpickling it would make a folder."""
+    """An object whose unpickling would create a folder."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -156,16 +157,16 @@ class Hostile:
         return os.mkdir, (str(self.path),)
 
 
-def test_what_is_no_tensor_is_refused_and_runs_nothing(tmp_path: Path) -> None:
+def test_an_entry_that_is_no_tensor_is_refused_and_runs_no_code(tmp_path: Path) -> None:
     """torch reads such an entry as a pickle."""
-    made = tmp_path / "made"
-    save({"model.weight": Hostile(made)}, storage_writer=FileSystemWriter(tmp_path), no_dist=True)
-    for read in (saved_shapes, check_files, saved_tensors):
+    created = tmp_path / "made"
+    save({"model.weight": Hostile(created)}, storage_writer=FileSystemWriter(tmp_path), no_dist=True)
+    for read in (saved_shapes, check_tensor_files, saved_tensors):
         with pytest.raises(UnreadableError, match="is damaged"):
             read(tmp_path)
     with pytest.raises(UnreadableError):
         read_tensors(tmp_path, {"model.weight": torch.zeros(1)})
-    assert not made.exists()
+    assert not created.exists()
 
 
 def test_metadata_may_name_nothing_but_descriptions(tmp_path: Path) -> None:
@@ -179,8 +180,8 @@ def test_metadata_may_name_nothing_but_descriptions(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["adamw", "muon_adamw"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_states_that_are_made_early_are_those_of_the_first_step(name: str, dtype: torch.dtype) -> None:
-    """A learner whose tensors were asked for before its first step takes the same steps."""
-    ends = []
+    """A learner whose tensors were read before its first step makes the same steps."""
+    results = []
     for early in (False, True):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Embedding(7, 8), nn.Linear(8, 6)).to(dtype)
@@ -191,11 +192,11 @@ def test_states_that_are_made_early_are_those_of_the_first_step(name: str, dtype
             optimizer.step()
             optimizer.zero_grad()
         after = learner_tensors(model, optimizer)
-        assert all(after[key] is tensor for key, tensor in before.items()), "they are live"
+        assert all(after[key] is tensor for key, tensor in before.items()), "the tensors are live"
         assert set(step_counts(model, optimizer).values()) == {3}
-        ends.append(after)
-    assert ends[0].keys() == ends[1].keys()
-    assert all(torch.equal(tensor, ends[1][key]) for key, tensor in ends[0].items())
+        results.append(after)
+    assert results[0].keys() == results[1].keys()
+    assert all(torch.equal(tensor, results[1][key]) for key, tensor in results[0].items())
 
 
 def test_a_tied_weight_is_held_once_and_a_frozen_one_not_at_all() -> None:
@@ -223,13 +224,13 @@ def test_counts_are_of_the_steps_that_a_parameter_has_taken() -> None:
 
 
 def test_the_first_tensor_that_differs_is_named() -> None:
-    here = {"model.a": torch.zeros(2, 3), "optimizer.a.exp_avg": torch.zeros(2, 3)}
-    check_same_tensors(here, {name: [2, 3] for name in here})
+    tensors = {"model.a": torch.zeros(2, 3), "optimizer.a.exp_avg": torch.zeros(2, 3)}
+    check_same_tensors(tensors, {name: [2, 3] for name in tensors})
     with pytest.raises(
         ConfigError, match=r"optimizer\.a\.exp_avg is \[2, 4\] in the checkpoint and \[2, 3\]"
     ):
-        check_same_tensors(here, {"model.a": [2, 3], "optimizer.a.exp_avg": [2, 4]})
+        check_same_tensors(tensors, {"model.a": [2, 3], "optimizer.a.exp_avg": [2, 4]})
     with pytest.raises(
         ConfigError, match=r"optimizer\.a\.momentum_buffer is \[2\] in the checkpoint and None"
     ):
-        check_same_tensors(here, {name: [2, 3] for name in here} | {"optimizer.a.momentum_buffer": [2]})
+        check_same_tensors(tensors, {name: [2, 3] for name in tensors} | {"optimizer.a.momentum_buffer": [2]})

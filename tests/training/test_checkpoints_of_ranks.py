@@ -1,13 +1,13 @@
-"""Checkpoints of two gloo processes with FSDP2, and of one process, from which the others go on."""
+"""Checkpoints of two gloo ranks and of one process, each resumed by the other."""
 
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.scripts import ENVIRONMENT, ROOT, begin
-from tests.training.ranks_that_save import COUNTS, STEPS, Learning
-from torchgrpo.training.checkpoint_tensors import check_files, saved_shapes
+from tests.script_runner import ENVIRONMENT, ROOT, start_python
+from tests.training.checkpoint_rank_script import COUNTS, STEPS, TinyTraining
+from torchgrpo.training.checkpoint_tensors import check_tensor_files, saved_shapes
 
 pytestmark = pytest.mark.long
 
@@ -15,30 +15,35 @@ Tensors = dict[str, torch.Tensor]
 
 
 @pytest.fixture(scope="module")
-def ended(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Tensors]]:
-    """What two ranks wrote and how they ended: never stopped, and from what they wrote and one process wrote."""
+def rank_results(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Tensors]]:
+    """Runs two ranks; returns their folder and the final weights by kind of run.
+
+    The ranks trained without a stop, from their own checkpoint, and from the checkpoint of one process.
+    """
     folder = tmp_path_factory.mktemp("ranks")
-    learning = alone(range(STEPS))
-    learning.save(folder / "by_one")
-    script = str(ROOT / "tests" / "training" / "ranks_that_save.py")
+    training = train_alone(range(STEPS))
+    training.save(folder / "by_one")
+    script = str(ROOT / "tests" / "training" / "checkpoint_rank_script.py")
     environment = {**ENVIRONMENT, "PYTHONPATH": str(ROOT)}
-    ranks = [begin([script, str(rank), "2", str(folder)], environment=environment) for rank in range(2)]
+    ranks = [
+        start_python([script, str(rank), "2", str(folder)], environment=environment) for rank in range(2)
+    ]
     try:
-        said = [rank.communicate(timeout=900)[1] for rank in ranks]
+        outputs = [rank.communicate(timeout=900)[1] for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()
-    assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(said)
-    return folder, torch.load(folder / "ends.pt", weights_only=True)
+    assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(outputs)
+    return folder, torch.load(folder / "results.pt", weights_only=True)
 
 
-def alone(steps: range, start: Path | None = None) -> Learning:
-    learning = Learning(1)
+def train_alone(steps: range, start: Path | None = None) -> TinyTraining:
+    training = TinyTraining(1)
     if start is not None:
-        learning.load(start)
+        training.load(start)
     for number in steps:
-        learning.step(number)
-    return learning
+        training.step(number)
+    return training
 
 
 def check_close(ours: Tensors, theirs: Tensors) -> None:
@@ -49,32 +54,36 @@ def check_close(ours: Tensors, theirs: Tensors) -> None:
         )
 
 
-def test_each_rank_writes_its_part_once(ended: tuple[Path, dict[str, Tensors]]) -> None:
-    folder = ended[0] / "by_ranks"
-    check_files(folder)
+def test_each_rank_writes_its_shards_once(rank_results: tuple[Path, dict[str, Tensors]]) -> None:
+    folder = rank_results[0] / "by_ranks"
+    check_tensor_files(folder)
     assert sorted(file.name for file in folder.iterdir()) == [
         ".metadata",
         "__0_0.distcp",
         "__1_0.distcp",
         COUNTS,
     ]
-    assert saved_shapes(folder) == saved_shapes(ended[0] / "by_one")
+    assert saved_shapes(folder) == saved_shapes(rank_results[0] / "by_one")
     assert saved_shapes(folder)["optimizer.0.weight.exp_avg"] == [7, 6]
 
 
-def test_two_go_on_from_what_two_wrote_bit_for_bit(ended: tuple[Path, dict[str, Tensors]]) -> None:
-    """What they wrote while they went on is what was there when they began to write."""
-    _, ends = ended
-    for name, tensor in ends["never_stopped"].items():
-        assert torch.equal(tensor, ends["by_ranks"][name]), name
+def test_two_ranks_resume_their_checkpoint_bit_for_bit(rank_results: tuple[Path, dict[str, Tensors]]) -> None:
+    """A checkpoint that was written during later steps holds the state at its beginning."""
+    _, results = rank_results
+    for name, tensor in results["never_stopped"].items():
+        assert torch.equal(tensor, results["by_ranks"][name]), name
 
 
-def test_one_goes_on_from_what_two_wrote(ended: tuple[Path, dict[str, Tensors]]) -> None:
-    folder, ends = ended
-    again = alone(range(STEPS, 2 * STEPS), folder / "by_ranks")
-    check_close(again.tensors(), ends["never_stopped"])
-    check_close(again.tensors(), alone(range(2 * STEPS)).tensors())
+def test_one_process_resumes_the_checkpoint_of_two_ranks(
+    rank_results: tuple[Path, dict[str, Tensors]],
+) -> None:
+    folder, results = rank_results
+    resumed = train_alone(range(STEPS, 2 * STEPS), folder / "by_ranks")
+    check_close(resumed.tensors(), results["never_stopped"])
+    check_close(resumed.tensors(), train_alone(range(2 * STEPS)).tensors())
 
 
-def test_two_go_on_from_what_one_wrote(ended: tuple[Path, dict[str, Tensors]]) -> None:
-    check_close(alone(range(2 * STEPS)).tensors(), ended[1]["by_one"])
+def test_two_ranks_resume_the_checkpoint_of_one_process(
+    rank_results: tuple[Path, dict[str, Tensors]],
+) -> None:
+    check_close(train_alone(range(2 * STEPS)).tensors(), rank_results[1]["by_one"])

@@ -1,4 +1,4 @@
-"""On-policy distillation: the teacher's part of the advantage, by hand, and what it passes through."""
+"""Tests of on-policy distillation: teacher advantages, loss and metrics."""
 
 import copy
 import math
@@ -12,12 +12,12 @@ from torch import Tensor
 
 from config.schema.policy import CHOICES, OBJECTIVES, PolicyConfig, load_policy
 from envs.group import Group, Verdict
-from tests.groups import credited, drawn_from_tiny
-from tests.training.scorers import REPEATS, make_learner
+from tests.groups import credit_groups, sample_tiny_groups
+from tests.training.tiny_learners import REPEATS, make_learner
 from torchgrpo.training.learner import Learner
-from torchgrpo.training.loss import objective
 from torchgrpo.training.loss_inputs import LossInputs
 from torchgrpo.training.loss_metrics import finalize_metrics
+from torchgrpo.training.loss_terms import total_loss
 
 MASK = torch.tensor([[True, True, False], [True, False, False]])
 
@@ -26,7 +26,7 @@ def tensor(*rows: list[float]) -> Tensor:
     return torch.tensor(rows, dtype=torch.float64)
 
 
-NOW = tensor([-1.0, -0.5, -9.0], [-0.2, -9.0, -9.0])
+LOG_PROB = tensor([-1.0, -0.5, -9.0], [-0.2, -9.0, -9.0])
 ENGINE = tensor([-1.2, -0.4, -9.0], [-0.3, -9.0, -9.0])
 TRAINER = tensor([-1.1, -0.6, -9.0], [-0.25, -9.0, -9.0])
 TEACHER = tensor([-0.9, -1.4, math.nan], [-0.2, math.inf, -math.inf])
@@ -36,15 +36,17 @@ OLD: dict[str, Any] = {"distill_log_prob": "old"}
 
 def inputs(**fields: Any) -> LossInputs:
     policy = load_policy("opd", **OLD | fields)
-    return LossInputs.of(policy, NOW.clone().requires_grad_(), ENGINE, TRAINER, TEACHER, REWARD, MASK)
+    return LossInputs.from_tensors(
+        policy, LOG_PROB.clone().requires_grad_(), ENGINE, TRAINER, TEACHER, REWARD, MASK
+    )
 
 
 def loss_of(
-    policy: PolicyConfig, now: Tensor, teacher: Tensor | None, engine: Tensor = ENGINE
+    policy: PolicyConfig, log_prob: Tensor, teacher: Tensor | None, engine: Tensor = ENGINE
 ) -> tuple[Tensor, Any]:
-    """The gradient in `now`, and the metrics."""
-    leaf = now.clone().requires_grad_()
-    loss, metrics = objective(policy, leaf, engine, TRAINER, teacher, REWARD, MASK, entropy=-leaf.detach())
+    """Computes loss, gradient of the log-probs, and metrics."""
+    leaf = log_prob.clone().requires_grad_()
+    loss, metrics = total_loss(policy, leaf, engine, TRAINER, teacher, REWARD, MASK, entropy=-leaf.detach())
     loss.backward()
     assert leaf.grad is not None
     return leaf.grad, finalize_metrics(metrics)
@@ -64,23 +66,23 @@ def loss_of(
     ],
 )
 def test_the_advantage_by_hand(fields: dict[str, Any], expected: Tensor) -> None:
-    made = inputs(**fields)
-    torch.testing.assert_close(made.advantage, expected, rtol=1e-12, atol=1e-12)
-    assert not made.advantage.requires_grad
+    inputs_without_old = inputs(**fields)
+    torch.testing.assert_close(inputs_without_old.advantage, expected, rtol=1e-12, atol=1e-12)
+    assert not inputs_without_old.advantage.requires_grad
 
 
-def test_with_the_trainers_log_probs_of_now_where_no_update_was_made() -> None:
+def test_current_log_probs_stand_in_for_missing_old_ones() -> None:
     policy = load_policy("opd", old_log_prob="trainer", **OLD)
-    made = LossInputs.of(policy, NOW, ENGINE, None, TEACHER, REWARD, MASK)
-    torch.testing.assert_close(made.advantage[MASK], (TEACHER - NOW)[MASK])
+    inputs_without_old = LossInputs.from_tensors(policy, LOG_PROB, ENGINE, None, TEACHER, REWARD, MASK)
+    torch.testing.assert_close(inputs_without_old.advantage[MASK], (TEACHER - LOG_PROB)[MASK])
 
 
 def test_the_loss_and_its_gradient_by_hand() -> None:
-    """The loss is a mean of three tokens, of which the clip holds one.
+    """Loss and gradient are means over three tokens, one of them clipped.
 
     Ratios: exp(0.2) > 1.2 (clipped: A > 0), exp(-0.1) and exp(0.1). Advantages: 0.3, -1 and 0.1.
     """
-    gradient, numbers = loss_of(load_policy("opd", **OLD), NOW, TEACHER)
+    gradient, numbers = loss_of(load_policy("opd", **OLD), LOG_PROB, TEACHER)
     terms = [-1.2 * 0.3, math.exp(-0.1), -math.exp(0.1) * 0.1]
     assert numbers["loss/objective"] == pytest.approx(sum(terms) / 3, rel=1e-12)
     expected = tensor([0.0, terms[1] / 3, 0.0], [terms[2] / 3, 0.0, 0.0])
@@ -88,13 +90,13 @@ def test_the_loss_and_its_gradient_by_hand() -> None:
 
 
 def test_its_metrics() -> None:
-    _, numbers = loss_of(load_policy("opd", distill_coef=2.0, kl_estimator="k1", **OLD), NOW, TEACHER)
+    _, numbers = loss_of(load_policy("opd", distill_coef=2.0, kl_estimator="k1", **OLD), LOG_PROB, TEACHER)
     assert numbers["distill/mean"] == pytest.approx(2 * (0.3 - 1.0 + 0.1) / 3)
-    assert numbers["distill/size"] == pytest.approx(2 * (0.3 + 1.0 + 0.1) / 3)
+    assert numbers["distill/abs_mean"] == pytest.approx(2 * (0.3 + 1.0 + 0.1) / 3)
     assert numbers["kl/teacher"] == pytest.approx((-0.1 + 0.9 + 0.0) / 3)
     assert "kl/ref" not in numbers
-    _, plain = loss_of(PolicyConfig(), NOW, TEACHER)
-    assert "kl/ref" in plain and not {"kl/teacher", "distill/mean", "distill/size"} & plain.keys()
+    _, plain = loss_of(PolicyConfig(), LOG_PROB, TEACHER)
+    assert "kl/ref" in plain and not {"kl/teacher", "distill/mean", "distill/abs_mean"} & plain.keys()
 
 
 VARIANTS: list[dict[str, Any]] = [
@@ -108,25 +110,25 @@ VARIANTS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("fields", VARIANTS, ids=str)
-def test_a_teacher_that_is_the_policy_moves_nothing(fields: dict[str, Any]) -> None:
-    """On-policy and seeing the same, it gives exact zeros as advantage and gradient."""
+def test_a_teacher_equal_to_the_policy_gives_no_gradient(fields: dict[str, Any]) -> None:
+    """An on-policy teacher with the policy's log-probs gives exact zeros."""
     policy = load_policy("opd", **fields)
-    leaf = NOW.clone().requires_grad_()
-    loss, _ = objective(policy, leaf, NOW, NOW, NOW, REWARD, MASK, entropy=NOW + 10)
+    leaf = LOG_PROB.clone().requires_grad_()
+    loss, _ = total_loss(policy, leaf, LOG_PROB, LOG_PROB, LOG_PROB, REWARD, MASK, entropy=LOG_PROB + 10)
     loss.backward()
     assert leaf.grad is not None and not leaf.grad.any()
 
 
 @pytest.mark.parametrize("fields", [each for each in VARIANTS if "distill_estimator" not in each], ids=str)
-def test_it_passes_through_as_any_advantage(fields: dict[str, Any]) -> None:
-    """The same numbers as the reward's advantage give the same loss and gradient."""
+def test_a_teacher_advantage_acts_as_a_reward_advantage(fields: dict[str, Any]) -> None:
+    """Equal values as the reward's advantage give the same loss and gradient."""
     policy = load_policy("opd", **OLD | fields)
-    advantage = LossInputs.of(policy, NOW, ENGINE, TRAINER, TEACHER, REWARD, MASK).advantage
+    advantage = LossInputs.from_tensors(policy, LOG_PROB, ENGINE, TRAINER, TEACHER, REWARD, MASK).advantage
     as_reward = replace(policy, reward_coef=1.0, distill_coef=0.0)
     results = []
     for chosen, given in ((policy, REWARD), (as_reward, advantage)):
-        leaf = NOW.clone().requires_grad_()
-        loss, _ = objective(chosen, leaf, ENGINE, TRAINER, TEACHER, given, MASK, entropy=NOW + 10)
+        leaf = LOG_PROB.clone().requires_grad_()
+        loss, _ = total_loss(chosen, leaf, ENGINE, TRAINER, TEACHER, given, MASK, entropy=LOG_PROB + 10)
         loss.backward()
         assert leaf.grad is not None
         results.append((loss, leaf.grad))
@@ -134,41 +136,43 @@ def test_it_passes_through_as_any_advantage(fields: dict[str, Any]) -> None:
     assert results[0][1].any()
 
 
-def test_the_reward_alone_is_weighed_too() -> None:
+def test_the_reward_coefficient_applies_without_a_teacher() -> None:
     halved, whole = (
-        loss_of(PolicyConfig(kl_coef=0.0, reward_coef=coef), NOW, None)[0] for coef in (0.5, 1.0)
+        loss_of(PolicyConfig(kl_coef=0.0, reward_coef=coef), LOG_PROB, None)[0] for coef in (0.5, 1.0)
     )
     torch.testing.assert_close(halved, whole / 2)
-    kl, _ = loss_of(PolicyConfig(reward_coef=0.0, kl_coef=1.0, kl_estimator="k2"), NOW, TEACHER)
-    torch.testing.assert_close(kl[MASK], (NOW - TEACHER)[MASK] / 3)  # the reference alone teaches
+    kl, _ = loss_of(PolicyConfig(reward_coef=0.0, kl_coef=1.0, kl_estimator="k2"), LOG_PROB, TEACHER)
+    torch.testing.assert_close(
+        kl[MASK], (LOG_PROB - TEACHER)[MASK] / 3
+    )  # only the KL to the reference has a gradient
 
 
-def test_a_teacher_that_differs_by_rounding_moves_nothing() -> None:
-    """Sums in another order give it other bits of float32 than the policy."""
-    policy, leaf = load_policy("opd"), NOW.float().requires_grad_()
-    teacher = NOW.float() * (1 + 2e-7)
-    assert (teacher != NOW.float()).any()
-    loss, _ = objective(policy, leaf, NOW, NOW, teacher, REWARD, MASK, entropy=NOW + 10)
+def test_a_teacher_different_by_rounding_gives_no_gradient() -> None:
+    """Sums in another order give the teacher other float32 bits than the policy."""
+    policy, leaf = load_policy("opd"), LOG_PROB.float().requires_grad_()
+    teacher = LOG_PROB.float() * (1 + 2e-7)
+    assert (teacher != LOG_PROB.float()).any()
+    loss, _ = total_loss(policy, leaf, LOG_PROB, LOG_PROB, teacher, REWARD, MASK, entropy=LOG_PROB + 10)
     loss.backward()
     assert leaf.grad is not None and not leaf.grad.any()
 
 
 def test_a_missing_teacher_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"policy.distill_coef=1.0 needs ref_log_prob"):
-        loss_of(load_policy("opd"), NOW, None)
+        loss_of(load_policy("opd"), LOG_PROB, None)
 
 
 @pytest.fixture(scope="module")
 def groups() -> list[Group]:
-    """Groups of equal rewards, which teach nothing by themselves."""
-    drawn = drawn_from_tiny(num_groups=8, repeats=REPEATS)
-    for completion in (one for group in drawn for one in group.completions):
+    """Groups of equal rewards, which alone have zero advantages."""
+    groups = sample_tiny_groups(num_groups=8, repeats=REPEATS)
+    for completion in (one for group in groups for one in group.completions):
         completion.verdict = Verdict(1.0, {}, "scored")
-    return drawn
+    return groups
 
 
-def taught(tmp_path: Path, policy: PolicyConfig, accumulation: int = 1) -> Learner:
-    """A learner whose teacher is another model than its policy."""
+def make_distilling_learner(tmp_path: Path, policy: PolicyConfig, accumulation: int = 1) -> Learner:
+    """Returns a learner whose teacher is another model than its policy."""
     learner = make_learner(tmp_path, policy, accumulation, dtype=torch.float64)
     assert learner.worker.reference is not None
     generator = torch.Generator().manual_seed(1)
@@ -179,24 +183,26 @@ def taught(tmp_path: Path, policy: PolicyConfig, accumulation: int = 1) -> Learn
 
 
 @pytest.mark.parametrize("select_tokens", ["none", "clip_covariance", "kl_covariance"])
-def test_microbatches_learn_what_one_batch_does(
+def test_microbatches_have_the_gradient_of_the_batch(
     groups: list[Group], select_tokens: str, tmp_path: Path
 ) -> None:
     policy = load_policy("opd", select_tokens=select_tokens, covariance_range=[-5.0, 5.0])
-    learners = [taught(tmp_path, policy, accumulation) for accumulation in (1, 4)]
-    whole, split = (learner.step(credited(learner, groups)) for learner in learners)
+    learners = [make_distilling_learner(tmp_path, policy, accumulation) for accumulation in (1, 4)]
+    whole, split = (learner.step(credit_groups(learner, groups)) for learner in learners)
     assert whole.metrics["grad_norm"] > 0
-    for name in ("grad_norm", "loss/objective", "kl/teacher", "distill/mean", "distill/size"):
+    for name in ("grad_norm", "loss/objective", "kl/teacher", "distill/mean", "distill/abs_mean"):
         assert split.metrics[name] == pytest.approx(whole.metrics[name], rel=1e-6), name
     torch.testing.assert_close(split.advantage, whole.advantage, rtol=1e-5, atol=1e-6)
 
 
 def test_the_report_has_the_advantage_that_was_trained_with(groups: list[Group], tmp_path: Path) -> None:
-    learner = taught(tmp_path, load_policy("opd", reward_coef=0.5, distill_coef=0.25, **OLD), 4)
+    learner = make_distilling_learner(
+        tmp_path, load_policy("opd", reward_coef=0.5, distill_coef=0.25, **OLD), 4
+    )
     mixed = copy.deepcopy(groups)
     for group in mixed:
         group.completions[0].verdict = Verdict(0.0, {}, "scored")
-    batch = credited(learner, mixed)
+    batch = credit_groups(learner, mixed)
     assert learner.worker.reference is not None
     teacher = learner.worker.reference.scorer(batch.tokens, batch.temperature).log_prob.detach()
     report = learner.step(batch)
@@ -210,7 +216,7 @@ def test_the_report_has_the_advantage_that_was_trained_with(groups: list[Group],
 
 def test_without_a_teacher_it_is_the_rewards(groups: list[Group], tmp_path: Path) -> None:
     learner = make_learner(tmp_path, PolicyConfig(reward_coef=0.5, kl_coef=0.0))
-    batch = credited(learner, groups)
+    batch = credit_groups(learner, groups)
     batch.advantage = torch.linspace(-1, 1, len(batch))[:, None]
     assert torch.equal(learner.step(batch).advantage, 0.5 * batch.advantage)
 
@@ -219,7 +225,8 @@ def test_a_teacher_alone_needs_no_verdict(groups: list[Group], tmp_path: Path) -
     broken = copy.deepcopy(groups)
     broken[0].completions[0].verdict = Verdict(math.nan, {}, "error")
     alone, together = (
-        credited(make_learner(tmp_path, load_policy("opd", reward_coef=coef)), broken) for coef in (0.0, 1.0)
+        credit_groups(make_learner(tmp_path, load_policy("opd", reward_coef=coef)), broken)
+        for coef in (0.0, 1.0)
     )
     assert alone.mask[0].any() and not together.mask[0].any()
     assert alone.advantage.isfinite().all()

@@ -1,4 +1,4 @@
-"""Recorded group advantages and overlong punishments of six systems against the presets named after them."""
+"""Compares presets to recorded advantages and overlong punishments of six systems."""
 
 import json
 from collections.abc import Callable
@@ -10,7 +10,7 @@ import torch
 
 from config.schema.policy import PolicyConfig, load_policy
 from torchgrpo.training.advantage import group_advantage
-from torchgrpo.training.overlong import overlong_reward
+from torchgrpo.training.overlong_completions import overlong_reward
 
 GOLDEN = Path(__file__).resolve().parents[2] / ".." / "shared" / "golden"
 NOT_COVERED = {
@@ -52,7 +52,7 @@ MAPPINGS: dict[str, Callable[[dict[str, Any]], PolicyConfig]] = {
 }
 
 
-def _undefined(case: dict[str, Any]) -> str | None:
+def _undefined_reason(case: dict[str, Any]) -> str | None:
     system = {"grpo_consumer advantages": "coati", "MCAdvantage._trajectory_advantage formula": "MCAdvantage"}
     reason = NOT_COVERED.get((system.get(case["function"], ""), case["rewards_name"]))
     return reason if "NaN" in case["expected"] else None
@@ -68,7 +68,7 @@ def test_every_recorded_advantage() -> None:
         if str(case["params"].get("num_turns", "")).startswith("first rollout"):
             valid[:, 0] = False
         ours = group_advantage(MAPPINGS[case["function"]](case["params"]), rewards, valid).flatten()
-        if reason := _undefined(case):
+        if reason := _undefined_reason(case):
             print(f"not covered: {case['function']} {case['rewards_name']}: {reason}")
             assert ours.eq(0).all()
             left_out += 1
@@ -88,5 +88,5 @@ def test_every_recorded_overlong_punishment() -> None:
         cache, limit = case["params"]["soft_punish_cache"], case["params"]["max_completion_len"]
         policy = load_policy("dapo", overlong_cache=cache or 1, overlong_fraction=1.0 if cache else 0.0)
         length = torch.tensor([case["input"]["length"]])
-        punished = overlong_reward(policy, torch.zeros(1, dtype=torch.float64), length, limit)
-        assert punished.item() == pytest.approx(case["output"], rel=1e-12), case
+        penalized_rewards = overlong_reward(policy, torch.zeros(1, dtype=torch.float64), length, limit)
+        assert penalized_rewards.item() == pytest.approx(case["output"], rel=1e-12), case

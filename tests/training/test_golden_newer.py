@@ -1,4 +1,4 @@
-"""Recorded losses, gradients and advantages of newer objectives against the presets and fields that reproduce them."""
+"""Compares presets and fields to recorded losses, gradients and advantages of newer objectives."""
 
 import json
 import math
@@ -25,11 +25,11 @@ needs_cases = pytest.mark.skipif(
 
 
 def differs(case: dict[str, Any], inputs: dict[str, torch.Tensor]) -> str | None:
-    """What is wrong with a case; None: reproduced."""
+    """Returns the difference of a case, or None if our loss reproduces the case."""
     call = NEWER[case["function"].split()[0]](case["params"], inputs)
     loss, gradient, _ = run(call, inputs)
     wanted = float(case["expected"]["loss"])
-    if math.isnan(wanted):  # verl divides 0 by 0 where every token is rejected; ours teaches nothing
+    if math.isnan(wanted):  # verl divides 0 by 0 if all tokens are rejected; our gradient is 0
         return None if loss == 0 and not any(gradient) else f"NaN recorded, ours is {loss}"
     errors = [difference(gradient, case["grad_wrt_logp"])]
     if not _counts_empty_rows(case):
@@ -40,7 +40,10 @@ def differs(case: dict[str, Any], inputs: dict[str, torch.Tensor]) -> str | None
 
 
 def _counts_empty_rows(case: dict[str, Any]) -> bool:
-    """TRL's GMPO adds the constant -A for a row of which no token is chosen; its gradient is 0."""
+    """Whether a case counts rows without selected tokens.
+
+    TRL's GMPO adds the constant -A, without gradient, for such a row.
+    """
     return "gmpo" in case["function"] and "top_entropy_quantile" in case["params"]
 
 
@@ -65,7 +68,7 @@ def test_every_recorded_loss() -> None:
 
 @needs_cases
 def test_the_recorded_measure() -> None:
-    """AReaL's statistic by itself, summed over the tokens."""
+    """Compares AReaL's statistic alone, summed over the tokens."""
     recorded = json.loads((GOLDEN / "loss2.json").read_text())
     cases = [case for case in recorded["cases"] if case["function"].startswith(MEASURE)]
     assert cases
@@ -77,7 +80,10 @@ def test_the_recorded_measure() -> None:
 
 
 def _negative_mean(case: dict[str, Any]) -> bool:
-    """SkyRL's MaxRL divides by a mean below 0, which turns the sign round; prime-rl's and ours give such a group 0."""
+    """Whether a case divides by a negative mean.
+
+    SkyRL's MaxRL then flips the sign; prime-rl and this code return 0 for such a group.
+    """
     return "skyrl" in case["function"] and any(sum(row) < 0 for row in case["rewards"])
 
 

@@ -1,4 +1,4 @@
-"""The estimators of the KL per token, by hand and in the mean."""
+"""Tests of the per-token KL estimators by hand and in expectation."""
 
 import math
 from collections.abc import Callable
@@ -37,7 +37,7 @@ def test_every_estimator_by_hand_and_within_its_clamps(name: str, formula: Calla
     assert estimates(kl_estimator=name, kl_clamp=0.3) == pytest.approx(bounded)
 
 
-def test_outside_the_loss_it_is_zero_whatever_stands_there() -> None:
+def test_estimates_outside_the_loss_are_zero() -> None:
     log_prob = torch.tensor([[-1.0, math.nan, -1.0]])
     inside = torch.tensor([[True, False, False]])
     for name in ESTIMATORS:
@@ -48,8 +48,8 @@ def test_outside_the_loss_it_is_zero_whatever_stands_there() -> None:
 
 
 @pytest.mark.parametrize("name", ["k1", "k3"])
-def test_the_unbiased_ones_are_the_divergence_in_the_mean(name: str) -> None:
-    """Over the whole vocabulary, weighted by the policy that samples."""
+def test_unbiased_estimators_average_to_the_divergence(name: str) -> None:
+    """Averages over the whole vocabulary, weighted by the sampling policy."""
     policy, other = torch.tensor([[0.5, 0.3, 0.2], [0.2, 0.2, 0.6]], dtype=torch.float64).log()
     inside = torch.ones(1, 3, dtype=torch.bool)
     mean = (

@@ -1,4 +1,4 @@
-"""bfloat16 parameters move as float32 ones: bit for bit, in any buckets, after a resume."""
+"""bfloat16 parameters with master weights move bit for bit as float32 parameters."""
 
 import copy
 from pathlib import Path
@@ -17,14 +17,14 @@ NAMES = ("adamw", "muon_adamw")
 
 
 def network(dtype: torch.dtype) -> nn.Sequential:
-    """Weights that bfloat16 represents, in `dtype`."""
+    """Builds a network in `dtype` with weights that bfloat16 represents."""
     torch.manual_seed(0)
     layers = nn.Sequential(nn.Embedding(7, 8), nn.Linear(8, 6), nn.LayerNorm(6), nn.Linear(6, 5, bias=False))
     return layers.to(torch.bfloat16).to(dtype)
 
 
-def move(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> None:
-    """Steps with gradients that bfloat16 represents, random but equal for every model."""
+def make_steps(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> None:
+    """Makes steps with random gradients that bfloat16 represents, equal for every model."""
     for step in steps:
         generator = torch.Generator().manual_seed(step)
         for parameter in model.parameters():
@@ -45,6 +45,7 @@ def optimizer_of(model: nn.Module, name: str = "adamw", lr: float = 1e-6) -> tor
 
 
 def masters(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """Returns the float32 master weights of the half-precision parameters."""
     assert isinstance(optimizer, MasterWeights)
     rest = optimizer.remainders
     return [join(parameter.data, rest[parameter]) for parameter in model.parameters() if is_half(parameter)]
@@ -64,8 +65,11 @@ def test_weight_and_remainder_are_the_float32_number() -> None:
     assert torch.equal(*distance)
 
 
-def test_what_is_not_a_number_stays_so() -> None:
-    """0x7fffffff is what a GPU makes of 0/0: adding to its bits would make a zero of it."""
+def test_nan_and_infinity_stay() -> None:
+    """NaN stays NaN, although arithmetic on its bits could make it zero.
+
+    A GPU makes 0x7fffffff of 0/0.
+    """
     bits = torch.tensor([0x7FFFFFFF, 0x7FC00000, 0x7F800000], dtype=torch.int32)
     weight, remainder = torch.zeros(3, dtype=torch.bfloat16), torch.zeros(3, dtype=torch.int16)
     split(bits.view(torch.float32), weight, remainder)
@@ -75,13 +79,13 @@ def test_what_is_not_a_number_stays_so() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("bucket_elements", [1, 60, 1 << 20])
-def test_they_move_as_float32_does_bit_for_bit(name: str, bucket_elements: int) -> None:
+def test_half_parameters_move_as_float32_bit_for_bit(name: str, bucket_elements: int) -> None:
     wide, half = network(torch.float32), network(torch.bfloat16)
     wide_optimizer, half_optimizer = optimizer_of(wide, name), optimizer_of(half, name)
     assert isinstance(half_optimizer, MasterWeights)
     half_optimizer.bucket_elements = bucket_elements
-    move(wide, wide_optimizer, range(40))
-    move(half, half_optimizer, range(40))
+    make_steps(wide, wide_optimizer, range(40))
+    make_steps(half, half_optimizer, range(40))
     for master, expected, weight in zip(
         masters(half, half_optimizer), wide.parameters(), half.parameters(), strict=True
     ):
@@ -91,14 +95,14 @@ def test_they_move_as_float32_does_bit_for_bit(name: str, bucket_elements: int) 
 
 
 def test_small_updates_add_up() -> None:
-    """AdamW alone moves bfloat16 weights by a few percent of what float32 weights move."""
+    """Without master weights, AdamW moves bfloat16 weights only a few percent of the float32 way."""
     half, plain = network(torch.bfloat16), network(torch.bfloat16)
     start = copy.deepcopy(half)
     optimizer = optimizer_of(half)
     alone = torch.optim.AdamW(plain.parameters(), lr=1e-6, weight_decay=0.1)
     alone.param_groups[0]["initial_lr"] = 1e-6
-    move(half, optimizer, range(100))
-    move(plain, alone, range(100))
+    make_steps(half, optimizer, range(100))
+    make_steps(plain, alone, range(100))
     before = torch.cat([parameter.float().flatten() for parameter in start.parameters()])
     moved = (torch.cat([master.flatten() for master in masters(half, optimizer)]) - before).abs().mean()
     rounded = torch.cat([parameter.float().flatten() for parameter in plain.parameters()])
@@ -109,14 +113,14 @@ def test_small_updates_add_up() -> None:
 def test_resumes_bit_for_bit(name: str, tmp_path: Path) -> None:
     first = network(torch.bfloat16)
     optimizer = optimizer_of(first, name)
-    move(first, optimizer, range(5))
+    make_steps(first, optimizer, range(5))
     write_tensors(tmp_path, learner_tensors(first, optimizer))
     second = network(torch.bfloat16)
     resumed = optimizer_of(second, name)
     read_tensors(tmp_path, learner_tensors(second, resumed))
     load_step_counts(second, resumed, step_counts(first, optimizer))
-    for model, its in ((first, optimizer), (second, resumed)):
-        move(model, its, range(5, 9))
+    for model, own_optimizer in ((first, optimizer), (second, resumed)):
+        make_steps(model, own_optimizer, range(5, 9))
     assert all(map(torch.equal, first.parameters(), second.parameters()))
     assert all(map(torch.equal, masters(first, optimizer), masters(second, resumed)))
 
@@ -134,7 +138,7 @@ def test_states_are_float32_and_masters_take_no_memory_between_steps() -> None:
     optimizer = optimizer_of(model)
     assert isinstance(optimizer, MasterWeights)
     pointers = [parameter.data_ptr() for parameter in model.parameters()]
-    move(model, optimizer, range(2))
+    make_steps(model, optimizer, range(2))
     assert [parameter.data_ptr() for parameter in model.parameters()] == pointers
     for group in optimizer.inner.param_groups:
         for shadow in group["params"]:
@@ -143,16 +147,16 @@ def test_states_are_float32_and_masters_take_no_memory_between_steps() -> None:
             assert state["exp_avg"].dtype == state["exp_avg_sq"].dtype == torch.float32
 
 
-def test_float32_parameters_beside_them_pass_through() -> None:
+def test_float32_parameters_pass_through() -> None:
     mixed, wide = network(torch.bfloat16), network(torch.float32)
     mixed[2].float()
     optimizers = [optimizer_of(model) for model in (mixed, wide)]
     for model, optimizer in zip((mixed, wide), optimizers, strict=True):
-        move(model, optimizer, range(10))
+        make_steps(model, optimizer, range(10))
     assert not is_half(mixed[2].weight)
     assert torch.equal(mixed[2].weight, wide[2].weight)
     assert torch.equal(masters(mixed, optimizers[0])[0], wide[0].weight)
 
 
-def test_float32_alone_needs_none_of_it() -> None:
+def test_float32_parameters_alone_need_no_master_weights() -> None:
     assert not isinstance(optimizer_of(network(torch.float32)), MasterWeights)

@@ -1,4 +1,4 @@
-"""Files that are not the model of their config.json are refused before anything starts, by one line with the remedy."""
+"""Model files that do not fit their config.json are refused before anything starts."""
 
 import json
 import math
@@ -16,13 +16,13 @@ import grpo
 from config.schema.errors import ConfigError, RunError
 from config.schema.models import LoraConfig, ModelConfig
 from tests.architectures import save_tiny
-from tests.scripts import ROOT, configured, rows
-from torchgrpo.rollout.engines.draw import append_token
+from tests.script_runner import ROOT, compose_run_config, read_metrics
+from torchgrpo.rollout.engines.token_sampling import append_token
 from torchgrpo.rollout.weights.weight_check import WeightMismatch
 from torchgrpo.run.job import run_job
-from torchgrpo.run.lockstep import Lockstep
-from torchgrpo.training.base_files import streamed
-from torchgrpo.training.model_files import check_files
+from torchgrpo.run.lockstep_run import LockstepRun
+from torchgrpo.training.base_weights import stream_weights
+from torchgrpo.training.model_files import check_model_files
 from torchgrpo.training.model_loading import load_frozen, load_in_4bit, load_model, load_tokenizer
 from torchgrpo.training.model_writer import ModelWriter
 
@@ -42,7 +42,7 @@ Tensors = dict[str, Tensor]
 
 
 def model_of(folder: Path, change: Callable[[Tensors], Tensors] = lambda tensors: tensors) -> ModelConfig:
-    """The quickstart's model with other tensors in its file."""
+    """Saves the quickstart's model with changed tensors."""
     shutil.copytree(QUICKSTART, folder)
     path = folder / "model.safetensors"
     tensors = {name: tensor.clone() for name, tensor in change(load_file(path)).items()}
@@ -50,43 +50,48 @@ def model_of(folder: Path, change: Callable[[Tensors], Tensors] = lambda tensors
     return ModelConfig(str(folder))
 
 
-def renamed(prefix: str) -> Callable[[Tensors], Tensors]:
+def add_prefix(prefix: str) -> Callable[[Tensors], Tensors]:
+    """Returns a function that adds a prefix to all names."""
     return lambda tensors: {prefix + name: tensor for name, tensor in tensors.items()}
 
 
-def without(name: str) -> Callable[[Tensors], Tensors]:
+def drop_tensor(name: str) -> Callable[[Tensors], Tensors]:
+    """Returns a function that drops one tensor."""
     return lambda tensors: {key: tensor for key, tensor in tensors.items() if key != name}
 
 
-WRONG: dict[str, tuple[Callable[[Tensors], Tensors], str]] = {
-    "a tensor is missing": (without("model.norm.weight"), r"the files lack 1 tensor: model\.norm\.weight\. "),
-    "an untied head is missing": (without(FIRST), r"the files lack 1 tensor: lm_head\.weight\. "),
+WRONG_FILES: dict[str, tuple[Callable[[Tensors], Tensors], str]] = {
+    "a tensor is missing": (
+        drop_tensor("model.norm.weight"),
+        r"the files lack 1 tensor: model\.norm\.weight\. ",
+    ),
+    "an untied head is missing": (drop_tensor(FIRST), r"the files lack 1 tensor: lm_head\.weight\. "),
     "a tensor too many": (
         lambda tensors: tensors | {"model.more.weight": torch.zeros(2)},
         r"the model has no 1 tensor: model\.more\.weight\. ",
     ),
     "another shape": (
         lambda tensors: tensors | {FIRST: tensors[FIRST][:5]},
-        r"another shape has 1 tensor: lm_head\.weight \(lm_head\.weight is \[5, 192\] in the files and \[263, 192\]",
+        r"shape differs for 1 tensor: lm_head\.weight \(lm_head\.weight is \[5, 192\] in the files and \[263, 192\]",
     ),
     "shards of ZeRO-3": (
         lambda tensors: {name: torch.zeros(0) for name in tensors},
-        r"another shape has 21 tensors: .* and 18 more .*zero_to_fp32\.py",
+        r"the shape differs for 21 tensors: .* and 18 more .*zero_to_fp32\.py",
     ),
-    "compiled": (renamed("_orig_mod."), r"lack 21 tensors: .*no 21 tensors: .*`model\._orig_mod`"),
-    "peft": (renamed("base_model.model."), r"Names begin with base_model\.model\.: .*merge_and_unload"),
-    "parallel": (renamed("module."), r"Names begin with module\.: .*`model\.module`"),
+    "compiled": (add_prefix("_orig_mod."), r"lack 21 tensors: .*no 21 tensors: .*`model\._orig_mod`"),
+    "peft": (add_prefix("base_model.model."), r"Names begin with base_model\.model\.: .*merge_and_unload"),
+    "parallel": (add_prefix("module."), r"Names begin with module\.: .*`model\.module`"),
 }
 
 
-@pytest.mark.parametrize(("change", "text"), WRONG.values(), ids=WRONG)
-def test_everybody_who_loads_refuses_files_that_are_not_the_model(
+@pytest.mark.parametrize(("change", "text"), WRONG_FILES.values(), ids=WRONG_FILES)
+def test_every_loader_refuses_wrong_files(
     change: Callable[[Tensors], Tensors], text: str, tmp_path: Path
 ) -> None:
     config = model_of(tmp_path / "model", change)
     tokenizer = load_tokenizer(config)
     for load in (
-        lambda: check_files(config, tokenizer),
+        lambda: check_model_files(config, tokenizer),
         lambda: load_model(config, CPU),
         lambda: load_frozen(config, CPU, torch.bfloat16),
         lambda: ModelWriter(config, LoraConfig(enabled=True)),
@@ -97,8 +102,8 @@ def test_everybody_who_loads_refuses_files_that_are_not_the_model(
 
 
 @pytest.mark.parametrize("autocast", [None, torch.bfloat16])
-def test_a_frozen_model_is_looked_at_as_the_policy_is(autocast: torch.dtype | None, tmp_path: Path) -> None:
-    """A frozen head is applied in chunks too, and NaN would blame somebody else."""
+def test_a_frozen_model_is_checked_as_the_policy(autocast: torch.dtype | None, tmp_path: Path) -> None:
+    """A frozen head is applied in chunks too, and its NaN would appear elsewhere."""
     sizes = {name: value for name, value in TINY.items() if name != "max_position_embeddings"}
     scaled = AutoConfig.for_model("granite", **sizes, logits_scaling=8)
     AutoModelForCausalLM.from_config(scaled).save_pretrained(tmp_path / "scaled")
@@ -115,19 +120,21 @@ def test_a_frozen_model_is_looked_at_as_the_policy_is(autocast: torch.dtype | No
         load_frozen(ModelConfig(str(QUICKSTART), dtype), CPU, autocast)
 
 
-def test_so_does_a_base_in_4_bits(tmp_path: Path) -> None:
+def test_a_base_in_4_bits_is_checked(tmp_path: Path) -> None:
     pytest.importorskip("bitsandbytes", reason="pip install -e '.[qlora]' in the project's folder")
-    config = model_of(tmp_path / "model", without("model.norm.weight"))
+    config = model_of(tmp_path / "model", drop_tensor("model.norm.weight"))
     with pytest.raises(ConfigError, match="the files lack 1 tensor"):
         load_in_4bit(config, CPU, torch.float32)
 
 
-def test_a_run_ends_before_it_has_begun(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    model = model_of(tmp_path / "model", without("model.norm.weight"))
+def test_a_run_ends_before_it_starts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = model_of(tmp_path / "model", drop_tensor("model.norm.weight"))
     for job in ("run=train", "run=eval"):
-        config = configured(job, f"model.name={model.name}", "eval.sets={test:{dataset:arithmetic,limit:2}}")
+        config = compose_run_config(
+            job, f"model.name={model.name}", "eval.sets={test:{dataset:arithmetic,limit:2}}"
+        )
         with pytest.raises(ConfigError, match="the files lack 1 tensor"):
-            run_job(config, tmp_path / job, grpo.train, Lockstep)
+            run_job(config, tmp_path / job, grpo.train, LockstepRun)
     assert "MISSING" not in capsys.readouterr().err, "the library's own table"
 
 
@@ -135,7 +142,7 @@ def test_a_tied_head_may_be_absent(tmp_path: Path) -> None:
     save_tiny("gemma", tmp_path / "model")
     config = ModelConfig(str(tmp_path / "model"))
     assert FIRST not in load_file(tmp_path / "model" / "model.safetensors")
-    check_files(config, load_tokenizer(config))
+    check_model_files(config, load_tokenizer(config))
     load_model(config, CPU)
 
 
@@ -143,37 +150,42 @@ def test_a_damaged_file_is_one_line(tmp_path: Path) -> None:
     config = model_of(tmp_path / "model")
     path = tmp_path / "model" / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
-    for load in (lambda: check_files(config, load_tokenizer(config)), lambda: load_model(config, CPU)):
+    for load in (lambda: check_model_files(config, load_tokenizer(config)), lambda: load_model(config, CPU)):
         with pytest.raises(ConfigError, match=r"the model could not be loaded \(SafetensorError"):
             load()
 
 
 @pytest.mark.parametrize(
-    "saved", [{"quant_method": "bitsandbytes", "load_in_4bit": True}, {"quant_method": "gptq", "bits": 4}]
+    "quantization_config",
+    [{"quant_method": "bitsandbytes", "load_in_4bit": True}, {"quant_method": "gptq", "bits": 4}],
 )
-def test_a_base_that_is_saved_quantized_is_one_line(saved: dict[str, object], tmp_path: Path) -> None:
+def test_a_base_that_is_saved_quantized_is_one_line(
+    quantization_config: dict[str, object], tmp_path: Path
+) -> None:
     config = model_of(tmp_path / "model")
     path = tmp_path / "model" / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": saved}))
-    with pytest.raises(ConfigError, match=rf"saved quantized \({saved['quant_method']}\).*quantization=nf4"):
-        check_files(config, load_tokenizer(config))
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": quantization_config}))
+    with pytest.raises(
+        ConfigError, match=rf"saved quantized \({quantization_config['quant_method']}\).*quantization=nf4"
+    ):
+        check_model_files(config, load_tokenizer(config))
 
 
 def test_a_model_without_sdpa_names_the_attention_that_it_has(tmp_path: Path) -> None:
     save_tiny("gpt_oss", tmp_path / "model")
     config = ModelConfig(str(tmp_path / "model"))
     with pytest.raises(ConfigError, match=r"GptOssForCausalLM has no attention with sdpa: set .*=eager$"):
-        check_files(config, load_tokenizer(config))
+        check_model_files(config, load_tokenizer(config))
     config.attn_implementation = "eager"
-    check_files(config, load_tokenizer(config))
+    check_model_files(config, load_tokenizer(config))
 
 
 def test_an_adapter_beside_the_weights_is_refused(tmp_path: Path) -> None:
-    """The library would put it on by itself."""
+    """The library would apply the adapter by itself."""
     config = model_of(tmp_path / "model")
     (tmp_path / "model" / "adapter_config.json").write_text("{}")
     with pytest.raises(ConfigError, match="an adapter beside the weights"):
-        check_files(config, load_tokenizer(config))
+        check_model_files(config, load_tokenizer(config))
 
 
 def test_one_file_of_weights_comes_before_an_index_that_was_left_behind(tmp_path: Path) -> None:
@@ -181,39 +193,39 @@ def test_one_file_of_weights_comes_before_an_index_that_was_left_behind(tmp_path
     index = {"metadata": {}, "weight_map": {FIRST: "model-00001-of-00002.safetensors"}}
     (tmp_path / "model" / "model.safetensors.index.json").write_text(json.dumps(index))
     save_file({FIRST: torch.zeros(263, 192)}, tmp_path / "model" / "model-00001-of-00002.safetensors")
-    check_files(config, load_tokenizer(config))
-    read = streamed(config, [FIRST])
+    check_model_files(config, load_tokenizer(config))
+    read = stream_weights(config, [FIRST])
     assert read is not None and torch.equal(
         read(FIRST), load_model(config, CPU).get_output_embeddings().weight
     )
 
 
-def test_what_cannot_be_done_with_a_model_is_one_line(tmp_path: Path) -> None:
+def test_an_unsupported_setting_of_a_model_gives_one_line(tmp_path: Path) -> None:
     save_tiny("jetmoe", tmp_path / "jetmoe")
     save_tiny("zamba2", tmp_path / "zamba2")
     for name, key, text in (
         ("jetmoe", "train.gradient_checkpointing=true", "train.gradient_checkpointing=true: JetMoe"),
         ("zamba2", "train_model.lora.enabled=true", "peft has no adapter for a layer of Zamba2ForCausalLM"),
     ):
-        config = configured(key, f"model.name={tmp_path / name}")
+        config = compose_run_config(key, f"model.name={tmp_path / name}")
         with pytest.raises(ConfigError, match=text):
-            run_job(config, tmp_path / f"run of {name}", grpo.train, Lockstep)
+            run_job(config, tmp_path / f"run of {name}", grpo.train, LockstepRun)
 
 
-def test_an_evaluation_refuses_an_engine_that_decodes_something_else(
+def test_an_evaluation_refuses_an_engine_that_decodes_wrongly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "torchgrpo.rollout.engines.running_decoder.append_token",
-        lambda completion, token, log_prob, *others: append_token(completion, token, log_prob - 0.1, *others),
+        "torchgrpo.rollout.engines.continuous_batching_decoder.append_token",
+        lambda completion, token, log_prob, *rest: append_token(completion, token, log_prob - 0.1, *rest),
     )
-    config = configured("run=eval", "eval.sets={test:{dataset:arithmetic,limit:2}}")
-    with pytest.raises(WeightMismatch, match="what was decoded at the start"):
-        run_job(config, tmp_path / "run", grpo.train, Lockstep)
+    config = compose_run_config("run=eval", "eval.sets={test:{dataset:arithmetic,limit:2}}")
+    with pytest.raises(WeightMismatch, match="completions decoded at the start"):
+        run_job(config, tmp_path / "run", grpo.train, LockstepRun)
 
 
-def multimodal(folder: Path) -> None:
-    """Text weights under a config.json with `text_config`, and a tower for images."""
+def save_multimodal(folder: Path) -> None:
+    """Saves a model of text weights under a config.json with `text_config`, and an image tower."""
     text = TINY | {
         "model_type": "gemma3_text",
         "head_dim": 16,
@@ -235,23 +247,24 @@ def multimodal(folder: Path) -> None:
 
 
 def test_the_text_of_a_multimodal_model_trains_and_is_exported(tmp_path: Path) -> None:
-    multimodal(tmp_path / "model")
+    save_multimodal(tmp_path / "model")
     small = (
         "env.num_envs=4",
         "env.repeats=4",
         "train.total_dialog_turns=32",
         "inference_model.max_tokens=24",
     )
-    config = configured(*small, f"model.name={tmp_path / 'model'}", "optimizer.warmup_steps=0")
-    with pytest.raises(RunError, match="nothing was learned"):  # by a model that writes at random
-        run_job(config, tmp_path / "run", grpo.train, Lockstep)
-    assert all(row["mismatch/max"] < 1e-4 for row in rows(tmp_path / "run"))
+    config = compose_run_config(*small, f"model.name={tmp_path / 'model'}", "optimizer.warmup_steps=0")
+    with pytest.raises(RunError, match="nothing was learned"):  # a random model samples no right answer
+        run_job(config, tmp_path / "run", grpo.train, LockstepRun)
+    assert all(row["logprob_diff/max"] < 1e-4 for row in read_metrics(tmp_path / "run"))
     exported = ModelConfig(str(tmp_path / "run" / "model"))
-    check_files(exported, load_tokenizer(exported))
+    check_model_files(exported, load_tokenizer(exported))
     assert load_model(exported, CPU).config.text_config.vocab_size == 263
 
 
 def more_tokens(folder: Path, *tokens: str, **special: str) -> PreTrainedTokenizerBase:
+    """Saves the quickstart's tokenizer with more tokens."""
     tokenizer = AutoTokenizer.from_pretrained(QUICKSTART)
     tokenizer.add_tokens(list(tokens))
     tokenizer.add_special_tokens(special)
@@ -264,19 +277,19 @@ def test_a_tokenizer_that_ends_with_a_token_beyond_the_embedding_is_refused(tmp_
     with pytest.raises(
         ConfigError, match=r"1 tokens beyond the 263 rows .*'<end>' is 263.*resize_token_embeddings"
     ):
-        check_files(config, more_tokens(tmp_path / "model", eos_token="<end>"))
+        check_model_files(config, more_tokens(tmp_path / "model", eos_token="<end>"))
 
 
 def test_a_token_that_was_added_and_is_in_no_prompt_does_no_harm(tmp_path: Path) -> None:
-    """As in published models whose tokenizer knows images that their text model does not."""
+    """Published tokenizers have image tokens that the text model lacks."""
     config = model_of(tmp_path / "model")
-    check_files(config, more_tokens(tmp_path / "model", "<image>"))
+    check_model_files(config, more_tokens(tmp_path / "model", "<image>"))
     small = ("env.num_envs=2", "env.repeats=2", "train.total_dialog_turns=4", f"model.name={config.name}")
-    assert run_job(configured(*small), tmp_path / "run", grpo.train, Lockstep) == "finished"
+    assert run_job(compose_run_config(*small), tmp_path / "run", grpo.train, LockstepRun) == "finished"
     file = tmp_path / "rows.jsonl"
     file.write_text('{"prompt": "1+1=<image>", "answer": "2"}\n')
     data = ("env.dataset=jsonl", f"env.data_files={file}")
     with pytest.raises(
-        ConfigError, match=r"the prompt of row 0 has the token '<image>', and its id 263 lies beyond"
+        ConfigError, match=r"the prompt of row 0 has the token '<image>', whose id 263 is beyond"
     ):
-        run_job(configured(*small, *data), tmp_path / "other", grpo.train, Lockstep)
+        run_job(compose_run_config(*small, *data), tmp_path / "other", grpo.train, LockstepRun)

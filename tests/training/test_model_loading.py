@@ -1,4 +1,4 @@
-"""What can be wrong about a model's name, each said in one message."""
+"""Loading of models and tokenizers, and the messages for wrong names."""
 
 import shutil
 from pathlib import Path
@@ -8,12 +8,12 @@ import torch
 
 from config.schema.errors import ConfigError
 from config.schema.models import LoraConfig, ModelConfig
-from tests.logged import Logged
-from tests.tiny import tiny_llama
+from tests.log_capture import LogCapture
+from tests.tiny_models import tiny_llama
 from torchgrpo.plan.model_shape import model_path
 from torchgrpo.training.adapters import add_lora, causal_model
 from torchgrpo.training.model_loading import (
-    check_head,
+    check_output_head,
     end_tokens,
     load_frozen,
     load_model,
@@ -39,12 +39,14 @@ def test_an_unknown_model_names_the_local_way(monkeypatch: pytest.MonkeyPatch) -
         load_model(ModelConfig(name="nobody/nothing"), CPU)
 
 
-def test_a_tokenizer_without_chat_template_takes_prompts_as_they_are(tmp_path: Path, logged: Logged) -> None:
+def test_a_tokenizer_without_chat_template_takes_prompts_as_they_are(
+    tmp_path: Path, log_capture: LogCapture
+) -> None:
     shutil.copytree(model_path(QUICKSTART), tmp_path / "plain")
     (tmp_path / "plain" / "chat_template.jinja").unlink()
     assert not load_tokenizer(ModelConfig(name=str(tmp_path / "plain"))).chat_template
-    assert "no chat template" in logged.text
-    assert "model.chat_template=FILE" in logged.text
+    assert "no chat template" in log_capture.text
+    assert "model.chat_template=FILE" in log_capture.text
 
 
 def test_every_end_token_counts() -> None:
@@ -57,7 +59,7 @@ def test_every_end_token_counts() -> None:
 
 
 def test_the_chat_templates_own_end_of_an_answer_ends_a_completion(tmp_path: Path) -> None:
-    """As with a base model, whose own end token ends a document: `<|endoftext|>` beside `<|im_end|>`."""
+    """A base model ends documents with its own token: `<|endoftext|>` besides `<|im_end|>`."""
     shutil.copytree(model_path(QUICKSTART), tmp_path / "base")
     template = tmp_path / "base" / "chat_template.jinja"
     template.write_text(
@@ -100,7 +102,7 @@ def test_loading_draws_no_random_numbers_and_shares_no_memory() -> None:
 
 
 def test_the_frozen_model_is_loaded_in_its_dtype() -> None:
-    """Half of the memory where autocast rounds anyway; embeddings and norms are not rounded by it."""
+    """Linear layers are loaded in the dtype of autocast; embeddings and norms are not rounded."""
     frozen = load_frozen(ModelConfig(name=QUICKSTART), CPU, torch.bfloat16)
     exact = dict(load_model(ModelConfig(name=QUICKSTART), CPU).named_parameters())
     dtypes = {name: parameter.dtype for name, parameter in frozen.named_parameters()}
@@ -118,17 +120,17 @@ def test_lora_trains_adapters_alone_and_starts_as_the_model() -> None:
     ids = torch.arange(5, 11)[None]
     with torch.no_grad():
         expected = model(ids).logits
-    adapted = add_lora(model, LoraConfig(enabled=True, r=4))
+    lora_model = add_lora(model, LoraConfig(enabled=True, r=4))
     with torch.no_grad():
-        torch.testing.assert_close(adapted(ids).logits, expected)
-    assert all("lora_" in name for name, p in adapted.named_parameters() if p.requires_grad)
-    assert causal_model(adapted) is model
+        torch.testing.assert_close(lora_model(ids).logits, expected)
+    assert all("lora_" in name for name, p in lora_model.named_parameters() if p.requires_grad)
+    assert causal_model(lora_model) is model
 
 
 def test_a_model_that_changes_its_logits_is_refused() -> None:
     model = tiny_llama()
     forward = model.lm_head.forward
-    check_head(model)
-    model.lm_head.forward = lambda hidden: 5 * torch.tanh(forward(hidden) / 5)
+    check_output_head(model)
+    model.lm_head.forward = lambda hidden_states: 5 * torch.tanh(forward(hidden_states) / 5)
     with pytest.raises(ConfigError, match="soft-capping, scaling"):
-        check_head(model)
+        check_output_head(model)

@@ -1,4 +1,4 @@
-"""docs/objectives.md: every field, every preset, and numbers that the code gives today."""
+"""Checks docs/objectives.md: fields, presets and the numbers of its example."""
 
 import re
 from dataclasses import fields
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from config.schema.policy import CHOICES, OBJECTIVES, PRESETS, PolicyConfig, load_policy
 from torchgrpo.training.advantage import group_advantage
-from torchgrpo.training.loss import objective
+from torchgrpo.training.loss_terms import total_loss
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "objectives.md").read_text()
 
@@ -19,10 +19,10 @@ def tensor(values: list[list[float]]) -> Tensor:
 
 
 def numbers(preset: str) -> tuple[str, str, str]:
-    """First two advantages of 1, 0, 0, 0 and the loss of the page's example, as the page prints them."""
+    """Formats the first two advantages and the loss of the page's example."""
     policy = load_policy(preset, entropy_coef=0.0)
     first, second, *_ = group_advantage(policy, tensor([[1, 0, 0, 0]]))[0].tolist()
-    loss, _ = objective(
+    loss, _ = total_loss(
         policy,
         log_prob=tensor([[-1.0, -0.5, -2.0], [-0.2, -1.5, 0.0]]),
         sample_log_prob=tensor([[-1.3, -0.4, -2.5], [-0.2, -0.5, 0.0]]),

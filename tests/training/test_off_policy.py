@@ -1,4 +1,4 @@
-"""Percentiles of the gap and effective sample size by age, against plain numbers."""
+"""Tests of log-prob gap percentiles and effective sample size by age."""
 
 import pytest
 import torch
@@ -15,17 +15,17 @@ def test_percentiles_are_over_all_microbatches() -> None:
     values = torch.arange(1000.0)
     shuffled = values[torch.randperm(1000, generator=torch.Generator().manual_seed(0))]
     assert gap_percentiles(shuffled) == {
-        "mismatch/p50": 499.0,
-        "mismatch/p99": 989.0,
-        "mismatch/max": 999.0,
+        "logprob_diff/p50": 499.0,
+        "logprob_diff/p99": 989.0,
+        "logprob_diff/max": 999.0,
     }
 
 
-def test_no_token_at_all_is_zero() -> None:
+def test_percentiles_without_tokens_are_zero() -> None:
     assert set(gap_percentiles(torch.zeros(0)).values()) == {0.0}
 
 
-def test_sample_size_is_that_of_the_tokens_of_one_age() -> None:
+def test_effective_sample_size_covers_tokens_of_one_age() -> None:
     log_ratio = torch.tensor([[0.0, 0.0, 2.0], [0.0, -1.0, 9.0]])
     age = torch.tensor([[0, 0, 1], [0, 1, 1]])
     mask = torch.tensor([[True, True, True], [True, True, False]])

@@ -1,4 +1,4 @@
-"""Optimizers and schedules: who updates what, at which rate, and a state that resumes bit for bit."""
+"""Tests of optimizers and schedules: parameter groups, rates, exact resume."""
 
 import copy
 import math
@@ -13,7 +13,7 @@ from config.schema.errors import ConfigError
 from config.schema.optimizer import OptimizerConfig
 from torchgrpo.training.checkpoint_tensors import read_tensors, write_tensors
 from torchgrpo.training.learner_state import learner_tensors, load_step_counts, step_counts
-from torchgrpo.training.optimizer import JointOptimizer, go_to_step, make_optimizer, make_scheduler
+from torchgrpo.training.optimizer import JointOptimizer, make_optimizer, make_scheduler, set_schedule_step
 
 PRESETS = Path(__file__).resolve().parents[2] / "config" / "optimizer"
 NAMES = ("adamw", "muon_adamw")
@@ -51,19 +51,19 @@ def test_the_yaml_files_are_the_names() -> None:
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_muon_takes_the_hidden_matrices_alone(tied: bool) -> None:
+def test_muon_updates_only_hidden_matrices(tied: bool) -> None:
     network = model(tied)
     optimizer = make_optimizer(network, OptimizerConfig(name="muon_adamw", lr=1e-3, muon_lr=2e-3))
     assert isinstance(optimizer, JointOptimizer)
     by_id = {id(parameter): name for name, parameter in network.named_parameters()}
-    taken = [
+    parameter_names = [
         {by_id[id(parameter)] for group in member.param_groups for parameter in group["params"]}
         for member in optimizer.members
     ]
-    assert taken[0].isdisjoint(taken[1])
-    assert taken[0] | taken[1] == set(by_id.values())
-    assert all(name.endswith("proj.weight") for name in taken[1])
-    assert len(taken[1]) == 2 * 7
+    assert parameter_names[0].isdisjoint(parameter_names[1])
+    assert parameter_names[0] | parameter_names[1] == set(by_id.values())
+    assert all(name.endswith("proj.weight") for name in parameter_names[1])
+    assert len(parameter_names[1]) == 2 * 7
     assert {group["lr"] for group in optimizer.members[1].param_groups} == {2e-3}
 
 
@@ -105,7 +105,7 @@ def test_resumes_bit_for_bit(name: str, tmp_path: Path) -> None:
     resumed_scheduler = make_scheduler(resumed_optimizer, config, 10)
     read_tensors(tmp_path, learner_tensors(resumed, resumed_optimizer))
     load_step_counts(resumed, resumed_optimizer, step_counts(network, optimizer))
-    go_to_step(resumed_scheduler, scheduler.last_epoch)
+    set_schedule_step(resumed_scheduler, scheduler.last_epoch)
 
     train(network, optimizer, scheduler, 4)
     train(resumed, resumed_optimizer, resumed_scheduler, 4)
@@ -117,7 +117,7 @@ def test_resumes_bit_for_bit(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_it_learns(name: str) -> None:
+def test_optimizers_reduce_a_loss(name: str) -> None:
     network = model()
     optimizer = make_optimizer(network, OptimizerConfig(name=name, lr=1e-2, muon_lr=1e-2))
     ids = torch.arange(12).reshape(2, 6)
@@ -130,12 +130,12 @@ def rates(total: int = 10, **settings: object) -> list[float]:
     config = OptimizerConfig(lr=1.0, **settings)  # type: ignore[arg-type]
     optimizer = make_optimizer(torch.nn.Linear(2, 2), config)
     scheduler = make_scheduler(optimizer, config, total)
-    seen = []
+    learning_rates = []
     for _ in range(total):
-        seen.append(optimizer.param_groups[0]["lr"])
+        learning_rates.append(optimizer.param_groups[0]["lr"])
         optimizer.step()
         scheduler.step()
-    return seen
+    return learning_rates
 
 
 def test_schedules() -> None:

@@ -1,11 +1,11 @@
-"""What the policy publishes: names, merged adapters, dtypes."""
+"""Published tensors of the policy: names, merged adapters, dtypes."""
 
 import pytest
 import torch
 
 from config.schema.errors import ConfigError
 from tests.rollout.conftest import lora_policy, tiny_llama
-from torchgrpo.training.published_weights import PolicyTensor, adapter_weights, made, named_weights
+from torchgrpo.training.published_weights import PolicyTensor, adapter_weights, make_tensors, named_weights
 
 IDS = torch.arange(3, 40)[None]
 
@@ -17,7 +17,7 @@ def tied(request: pytest.FixtureRequest) -> bool:
 
 def test_all_names_of_a_plain_model_with_its_tied_head(tied: bool) -> None:
     model = tiny_llama(tied)
-    weights = made(named_weights(model))
+    weights = make_tensors(named_weights(model))
     assert set(weights) == set(model.state_dict())
     assert "lm_head.weight" in weights
     assert all(not tensor.requires_grad for tensor in weights.values())
@@ -26,7 +26,7 @@ def test_all_names_of_a_plain_model_with_its_tied_head(tied: bool) -> None:
 def test_lora_is_merged_and_the_policy_left_alone(tied: bool) -> None:
     policy, plain = lora_policy(tied), tiny_llama(tied)
     before = {name: tensor.clone() for name, tensor in policy.state_dict().items()}
-    weights = made(named_weights(policy))
+    weights = make_tensors(named_weights(policy))
     assert set(weights) == set(plain.state_dict())
     changed = {name for name, tensor in plain.state_dict().items() if not torch.equal(tensor, weights[name])}
     assert changed == {
@@ -42,7 +42,7 @@ def test_fully_trained_modules_beside_lora_travel_under_their_own_name() -> None
     policy, plain = lora_policy(modules_to_save=["lm_head"]), tiny_llama(False)
     with torch.no_grad():
         policy.get_base_model().lm_head.modules_to_save["default"].weight.mul_(2)
-    weights = made(named_weights(policy))
+    weights = make_tensors(named_weights(policy))
     assert set(weights) == set(plain.state_dict())
     torch.testing.assert_close(weights["lm_head.weight"], 2 * plain.lm_head.weight)
 
@@ -72,14 +72,14 @@ def test_names_and_shapes_are_known_without_a_merge(monkeypatch: pytest.MonkeyPa
 
 def test_a_push_can_be_repeated(tied: bool) -> None:
     weights = named_weights(lora_policy(tied))
-    for name, one in made(weights).items():
-        assert torch.equal(one, made(weights)[name])
+    for name, one in make_tensors(weights).items():
+        assert torch.equal(one, make_tensors(weights)[name])
 
 
 def test_a_cast_rounds_the_merged_weight_once() -> None:
     policy = lora_policy()
-    exact = made(named_weights(policy))
-    for name, tensor in made(named_weights(policy, torch.bfloat16)).items():
+    exact = make_tensors(named_weights(policy))
+    for name, tensor in make_tensors(named_weights(policy, torch.bfloat16)).items():
         assert tensor.dtype == torch.bfloat16
         assert torch.equal(tensor, exact[name].to(torch.bfloat16))
 

@@ -1,4 +1,4 @@
-"""Adapters on a base in 4 bits: what the base is, what trains on it, what of it is published and kept."""
+"""Adapters on a base in 4 bits: quantization, training, pushes, checkpoints."""
 
 import json
 import shutil
@@ -12,17 +12,17 @@ from torch import nn
 
 from config.schema.errors import ConfigError
 from config.schema.models import LoraConfig, ModelConfig
-from tests.policies import PolicyHere, check_plan
-from tests.tiny import EOS, tiny_llama
-from tests.training.test_packed_sequence import rows, scored
+from tests.local_policy import LocalPolicy, check_plan
+from tests.tiny_models import EOS, tiny_llama
+from tests.training.test_packed_sequence import rows, score_with_gradient
 from torchgrpo.plan.model_shape import quantized_bytes, read_shape
 from torchgrpo.rollout.engines.transformers_engine import TransformersEngine
-from torchgrpo.rollout.weights.push import Weights
 from torchgrpo.rollout.weights.weight_check import WeightCheck, WeightMismatch
+from torchgrpo.rollout.weights.weight_pusher import WeightPusher
 from torchgrpo.training.adapters import add_lora
 from torchgrpo.training.model_loading import load_in_4bit, load_model
-from torchgrpo.training.published_weights import PolicyWeights, made, named_weights
-from torchgrpo.training.quantization import dequantized, quantized
+from torchgrpo.training.published_weights import PolicyWeights, make_tensors, named_weights
+from torchgrpo.training.quantization import dequantize_weight, is_quantized
 from torchgrpo.training.trained_parameters import base_digest, trained_tensors
 
 pytest.importorskip("bitsandbytes", reason="pip install -e '.[qlora]' in the project's folder")
@@ -33,7 +33,10 @@ DTYPES = [torch.float32, torch.bfloat16]
 
 
 def nf4_levels() -> torch.Tensor:
-    """Quantiles of a normal distribution, seven below and eight above an exact 0 (arXiv 2305.14314, section 3)."""
+    """Returns the levels of nf4 (arXiv 2305.14314, section 3).
+
+    They are quantiles of a normal distribution, seven below and eight above an exact 0.
+    """
     below, above = (
         torch.special.ndtri(torch.linspace(0.9677083, 0.5, count, dtype=torch.float64))[:-1]
         for count in (8, 9)
@@ -49,13 +52,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def policy_on(folder: Path, dtype: torch.dtype = torch.float32) -> nn.Module:
-    """Adapters that change every output, on the base in 4 bits."""
+    """Builds a policy on the base in 4 bits, with adapters that change every output."""
     model = load_in_4bit(ModelConfig(name=str(folder), dtype=str(dtype).removeprefix("torch.")), CPU, dtype)
     torch.manual_seed(5)
-    return moved(add_lora(model, LORA), 0.1)
+    return add_noise(add_lora(model, LORA), 0.1)
 
 
-def moved(policy: nn.Module, size: float) -> nn.Module:
+def add_noise(policy: nn.Module, size: float) -> nn.Module:
+    """Adds noise to the adapters of a policy."""
     with torch.no_grad():
         for name, parameter in policy.named_parameters():
             if "lora_B" in name:
@@ -66,7 +70,7 @@ def moved(policy: nn.Module, size: float) -> nn.Module:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_only_linear_layers_but_the_head_are_in_4_bits(folder: Path, dtype: torch.dtype) -> None:
     named = dict(policy_on(folder, dtype).named_parameters())
-    small = {name for name, parameter in named.items() if quantized(parameter)}
+    small = {name for name, parameter in named.items() if is_quantized(parameter)}
     assert small == {name for name in named if name.endswith("proj.base_layer.weight")} and small
     adapters = {name for name, parameter in named.items() if parameter.requires_grad}
     assert adapters == {name for name in named if "lora_" in name}
@@ -75,7 +79,7 @@ def test_only_linear_layers_but_the_head_are_in_4_bits(folder: Path, dtype: torc
 
 
 def test_each_value_is_the_nearest_level_of_its_block(folder: Path) -> None:
-    """Against nf4 in float64; scales are in 8 bits, which changes them by a few percent at most."""
+    """Compared with nf4 in float64; 8-bit scales change values by a few percent at most."""
     exact = load_file(folder / "model.safetensors")["model.layers.0.mlp.up_proj.weight"].double()
     layer = load_in_4bit(ModelConfig(name=str(folder)), CPU, torch.float32).model.layers[0].mlp.up_proj
     blocks, levels = exact.reshape(-1, 64), nf4_levels()
@@ -83,7 +87,10 @@ def test_each_value_is_the_nearest_level_of_its_block(folder: Path) -> None:
     distance, order = (blocks[..., None] / scale[..., None] - levels).abs().sort(dim=-1)
     clear = distance[..., 1] - distance[..., 0] > 2e-4
     assert clear.double().mean() > 0.99
-    nearest, ours = levels[order[..., 0]] * scale, dequantized(layer.weight, layer).double().reshape(-1, 64)
+    nearest, ours = (
+        levels[order[..., 0]] * scale,
+        dequantize_weight(layer.weight, layer).double().reshape(-1, 64),
+    )
     torch.testing.assert_close(ours[clear], nearest[clear], rtol=0.06, atol=1e-4)
 
 
@@ -91,36 +98,39 @@ def test_the_base_takes_what_the_plan_says(folder: Path) -> None:
     model = load_in_4bit(ModelConfig(name=str(folder)), CPU, torch.float32)
     scales = 0
     for module in model.modules():
-        if isinstance(module, nn.Linear) and quantized(module.weight):
+        if isinstance(module, nn.Linear) and is_quantized(module.weight):
             state = module.weight.quant_state  # type: ignore[attr-defined]  # bitsandbytes sets it
             scales += state.absmax.nbytes + state.state2.absmax.nbytes
-    held = sum(parameter.nbytes for parameter in model.parameters()) + scales
+    total_bytes = sum(parameter.nbytes for parameter in model.parameters()) + scales
     planned = quantized_bytes(read_shape(folder / "config.json"), 4)
-    assert planned <= held <= planned + 4 * 14, "the last scale of each of the 14 matrices is for fewer"
+    assert planned <= total_bytes <= planned + 4 * 14, (
+        "the last scale of each of the 14 matrices is for fewer"
+    )
     assert planned < 0.4 * sum(parameter.nbytes for parameter in tiny_llama().parameters())
 
 
 @pytest.mark.parametrize("packs", [True, False], ids=["packed", "rows"])
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_adapters_learn_as_on_the_same_base_in_whole_numbers(
+def test_gradients_equal_those_on_the_dequantized_base(
     folder: Path, packs: bool, checkpointing: bool
 ) -> None:
     policy = policy_on(folder)
-    whole = tiny_llama()
-    whole.load_state_dict(dequantized_base(folder), strict=False)
+    dequantized = tiny_llama()
+    dequantized.load_state_dict(dequantized_base(folder), strict=False)
     torch.manual_seed(5)
-    other = moved(add_lora(whole, LoraConfig(enabled=True, r=4)), 0.1)
+    other = add_noise(add_lora(dequantized, LoraConfig(enabled=True, r=4)), 0.1)
     if checkpointing:
         policy.get_base_model().gradient_checkpointing_enable()
-    ours, theirs = (scored(one.train(), packs, rows()) for one in (policy, other))
+    ours, theirs = (score_with_gradient(one.train(), packs, rows()) for one in (policy, other))
     torch.testing.assert_close(ours[0].log_prob, theirs[0].log_prob, rtol=1e-4, atol=1e-4)
     assert (ours[1] - theirs[1]).norm() < 1e-4 * theirs[1].norm()
 
 
 def dequantized_base(folder: Path) -> dict[str, torch.Tensor]:
+    """Returns the weights of the base, out of 4 bits."""
     model = load_in_4bit(ModelConfig(name=str(folder)), CPU, torch.float32)
     layers = ((name, layer) for name, layer in model.named_modules() if isinstance(layer, nn.Linear))
-    return {f"{name}.weight": dequantized(layer.weight, layer).detach() for name, layer in layers}
+    return {f"{name}.weight": dequantize_weight(layer.weight, layer).detach() for name, layer in layers}
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -131,15 +141,17 @@ def test_a_push_is_the_base_out_of_4_bits_and_the_adapter(folder: Path, dtype: t
         (name, tuple(tensor.shape), dtype) for name, tensor in tiny_llama().state_dict().items()
     ]
     plain = load_model(ModelConfig(name=str(folder), dtype=str(dtype).removeprefix("torch.")), CPU)
-    plain.load_state_dict(made(tensors))
+    plain.load_state_dict(make_tensors(tensors))
     ids = torch.arange(3, 30)[None]
     with torch.no_grad():
-        far = 1e-3 if dtype == torch.float32 else 0.3
-        torch.testing.assert_close(plain(ids).logits, policy.eval()(ids).logits, atol=far, rtol=far)
+        tolerance = 1e-3 if dtype == torch.float32 else 0.3
+        torch.testing.assert_close(
+            plain(ids).logits, policy.eval()(ids).logits, atol=tolerance, rtol=tolerance
+        )
     sequences = [ids[0].tolist()]
     learner = PolicyWeights(policy, partial(named_weights, dtype=dtype))
     scores, expected = learner.score(sequences)[0], PolicyWeights(plain, named_weights).score(sequences)[0]
-    assert scores == pytest.approx(expected, abs=far)
+    assert scores == pytest.approx(expected, abs=tolerance)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -148,16 +160,16 @@ def test_pushes_pass_the_weight_check_and_lost_ones_do_not(
 ) -> None:
     policy, kind = policy_on(folder, dtype), str(dtype).removeprefix("torch.")
     engine = TransformersEngine(load_model(ModelConfig(name=str(folder), dtype=kind), CPU), (EOS,))
-    learner = PolicyHere(policy, partial(named_weights, dtype=dtype))
-    # Log-probs of so few tokens are small beside what bfloat16 rounds on both sides.
+    learner = LocalPolicy(policy, partial(named_weights, dtype=dtype))
+    # bfloat16 rounds on both sides, and log-probs of so few tokens are small.
     bounds = kind if dtype == torch.float32 else "fp8"
-    weights = Weights(learner, engine, WeightCheck(check_plan(bounds, length=40), engine, learner))
+    weights = WeightPusher(learner, engine, WeightCheck(check_plan(bounds, length=40), engine, learner))
     for size in (0.0, 1e-5, 1e-3, 0.1):
-        moved(policy, size)
+        add_noise(policy, size)
         weights.push()
         assert weights.check_push()
     monkeypatch.setattr(engine, "load", lambda weights, version: None)
-    moved(policy, 0.1)
+    add_noise(policy, 0.1)
     weights.push()
     with pytest.raises(WeightMismatch, match="Cause: old weights"):
         weights.check_push()
@@ -173,7 +185,7 @@ def test_a_checkpoint_holds_adapters_and_knows_its_base(folder: Path, tmp_path: 
 
 
 def test_scoring_leaves_a_base_that_trains(folder: Path) -> None:
-    """On some CPUs the library would put its weights in an order that has no backward pass."""
+    """Some CPU kernels would reorder the weights to an order without a backward pass."""
     policy = policy_on(folder)
     PolicyWeights(policy, named_weights).score([[3, 4, 5]])
     with torch.no_grad():
@@ -196,6 +208,6 @@ def test_damaged_weights_are_refused(folder: Path, tmp_path: Path) -> None:
         load_in_4bit(ModelConfig(name=str(broken)), CPU, torch.float32)
 
 
-def test_what_is_saved_of_it_says_nothing_of_4_bits(folder: Path, tmp_path: Path) -> None:
+def test_the_saved_config_has_no_quantization(folder: Path, tmp_path: Path) -> None:
     load_in_4bit(ModelConfig(name=str(folder)), CPU, torch.float32).config.save_pretrained(tmp_path)
     assert "quantization_config" not in json.loads((tmp_path / "config.json").read_text())

@@ -1,4 +1,4 @@
-"""What tokens count: choices among all of a batch do not depend on how it is split; an entropy's weight; ECHO."""
+"""Tests of batch-wide token weights, the adaptive entropy coefficient and ECHO."""
 
 import math
 from dataclasses import replace
@@ -9,21 +9,21 @@ import torch
 
 from config.schema.policy import PolicyConfig, load_policy
 from envs.group import Group, Verdict
-from tests.groups import credited, drawn_from_tiny
-from tests.tiny import tiny_llama
-from tests.training.loss_batches import Tensors, make
-from tests.training.scorers import REPEATS, make_learner, scorer
+from tests.groups import credit_groups, sample_tiny_groups
+from tests.tiny_models import tiny_llama
+from tests.training.loss_batches import Tensors, make_batch
+from tests.training.tiny_learners import REPEATS, make_learner, make_scorer
 from torchgrpo.batches.rollout import Rollout
 from torchgrpo.training.aggregation import BatchTotals
-from torchgrpo.training.credit import credit
+from torchgrpo.training.credit_assignment import assign_credit
 from torchgrpo.training.entropy_control import EntropyControl
 from torchgrpo.training.grpo_loss import GRPOLoss
 from torchgrpo.training.learner import Learner
-from torchgrpo.training.loss import objective
-from torchgrpo.training.loss_inputs import LossInputs, mean
+from torchgrpo.training.loss_inputs import LossInputs, token_mean
+from torchgrpo.training.loss_terms import total_loss
 from torchgrpo.training.token_weights import TokenWeights, token_weights
 
-WHOLE = {
+BATCH_WIDE_WEIGHTS = {
     "top entropy": {"select_tokens": "top_entropy", "selected_share": 0.4},
     "clip covariance": {
         "select_tokens": "clip_covariance",
@@ -34,14 +34,14 @@ WHOLE = {
     "normalized": {"old_log_prob": "trainer", "mismatch": "truncate", "mismatch_normalize": True},
     "kept tokens": {
         "trust_regions": [{"low": 0.8, "high": 1.25}],
-        "count_dropped": False,
+        "masked_in_denominator": False,
         "kl_coef": 0.1,
     },
 }
 
 
 def inputs_of(policy: PolicyConfig, tensors: Tensors, log_prob: torch.Tensor) -> LossInputs:
-    return LossInputs.of(
+    return LossInputs.from_tensors(
         policy,
         log_prob,
         tensors["engine"],
@@ -60,7 +60,7 @@ def loss_and_slope(
     weights: TokenWeights | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     log_prob = tensors["now"].clone().requires_grad_()
-    loss, _ = objective(
+    loss, _ = total_loss(
         policy,
         log_prob,
         *(tensors[name] for name in ("engine", "trainer", "ref", "advantage", "mask")),
@@ -73,15 +73,15 @@ def loss_and_slope(
     return loss.detach(), log_prob.grad
 
 
-@pytest.mark.parametrize("name", WHOLE)
-def test_parts_of_a_batch_with_its_weights_add_up(name: str) -> None:
-    policy = load_policy("grpo", **({"kl_coef": 0.0} | WHOLE[name]))
-    assert policy.weighs_whole_batches
-    tensors = make(seed=5)
+@pytest.mark.parametrize("name", BATCH_WIDE_WEIGHTS)
+def test_microbatches_with_batch_wide_weights_add_up(name: str) -> None:
+    policy = load_policy("grpo", **({"kl_coef": 0.0} | BATCH_WIDE_WEIGHTS[name]))
+    assert policy.has_batchwide_weights
+    tensors = make_batch(seed=5)
     loss, slope = loss_and_slope(policy, tensors)
     weights = token_weights(policy, inputs_of(policy, tensors, tensors["now"]))
-    mask = tensors["mask"] if policy.count_dropped else weights.kept
-    totals = BatchTotals.of(policy, mask)
+    mask = tensors["mask"] if policy.masked_in_denominator else weights.kept_mask
+    totals = BatchTotals.from_mask(policy, mask)
     parts = []
     for rows in (slice(0, 3), slice(3, 4), slice(4, 10)):
         part = {key: value[rows] for key, value in tensors.items()} | {"mask": mask[rows]}
@@ -96,15 +96,17 @@ def test_parts_of_a_batch_with_its_weights_add_up(name: str) -> None:
         alone.append(token_weights(policy, inputs_of(policy, part, part["now"])))
     split = torch.cat([one.policy if one.penalty is None else one.penalty for one in alone])
     together = weights.policy if weights.penalty is None else weights.penalty
-    assert torch.equal(split, together) == bool(policy.trust_regions)  # else each part would choose otherwise
+    assert torch.equal(split, together) == bool(
+        policy.trust_regions
+    )  # each microbatch alone would select other tokens
 
 
 def test_the_share_of_dropped_tokens_is_a_metric() -> None:
-    policy = load_policy("grpo", kl_coef=0.0, **WHOLE["top entropy"])
-    tensors = make(seed=5)
+    policy = load_policy("grpo", kl_coef=0.0, **BATCH_WIDE_WEIGHTS["top entropy"])
+    tensors = make_batch(seed=5)
     given = (tensors[name] for name in ("engine", "trainer", "ref", "advantage", "mask"))
-    _, metrics = objective(policy, tensors["now"], *given, entropy=tensors["entropy"])
-    dropped, tokens = metrics["loss/tokens_dropped"].tolist()
+    _, metrics = total_loss(policy, tensors["now"], *given, entropy=tensors["entropy"])
+    dropped, tokens = metrics["loss/masked_fraction"].tolist()
     entropies = tensors["entropy"][tensors["mask"]]
     assert tokens == len(entropies)
     assert dropped == pytest.approx(0.6 * tokens, abs=1)
@@ -112,17 +114,17 @@ def test_the_share_of_dropped_tokens_is_a_metric() -> None:
 
 def test_a_mean_over_no_token_is_0() -> None:
     values = torch.tensor([[math.nan, 1.0], [2.0, 4.0]])
-    assert mean(values, torch.zeros(2, 2, dtype=torch.bool)) == 0
-    assert mean(values, torch.tensor([[False, True], [True, False]])) == 1.5
+    assert token_mean(values, torch.zeros(2, 2, dtype=torch.bool)) == 0
+    assert token_mean(values, torch.tensor([[False, True], [True, False]])) == 1.5
 
 
 @pytest.fixture(scope="module")
 def groups() -> list[Group]:
-    drawn = drawn_from_tiny(num_groups=8, repeats=REPEATS)
-    for group in drawn:
+    groups = sample_tiny_groups(num_groups=8, repeats=REPEATS)
+    for group in groups:
         for place, completion in enumerate(group.completions):
             completion.verdict = Verdict((place * 7 + group.group_id) % 5 / 4, {}, "scored")
-    return drawn
+    return groups
 
 
 def gradient(learner: Learner, groups: list[Group]) -> torch.Tensor:
@@ -133,25 +135,25 @@ def gradient(learner: Learner, groups: list[Group]) -> torch.Tensor:
         found.append(torch.cat([each.grad.flatten() for each in model.parameters() if each.grad is not None]))
 
     handle = learner.worker.optimizer.register_step_pre_hook(read)
-    learner.step(credited(learner, groups))
+    learner.step(credit_groups(learner, groups))
     handle.remove()
     return found[0]
 
 
-@pytest.mark.parametrize("name", WHOLE)
+@pytest.mark.parametrize("name", BATCH_WIDE_WEIGHTS)
 def test_a_step_does_not_depend_on_its_microbatches(name: str, groups: list[Group], tmp_path: Path) -> None:
-    policy = load_policy("grpo", **({"kl_coef": 0.0} | WHOLE[name]))
+    policy = load_policy("grpo", **({"kl_coef": 0.0} | BATCH_WIDE_WEIGHTS[name]))
     one, four = (
         gradient(make_learner(tmp_path, policy, count, dtype=torch.float64), groups) for count in (1, 4)
     )
     assert one.any()
-    assert (one - four).norm() / one.norm() < 1e-6  # the weights of a batch are float32
+    assert (one - four).norm() / one.norm() < 1e-6  # batch-wide weights are float32
 
 
-def test_the_weight_of_the_entropy_follows_its_target() -> None:
+def test_the_entropy_coefficient_follows_its_target() -> None:
     policy = PolicyConfig(entropy_coef=0.01, entropy_target=0.5, entropy_coef_step=0.004)
     control = EntropyControl(policy, policy.entropy_coef)
-    seen = []
+    coefficients = []
     for entropy in (
         0.3,
         0.5,
@@ -159,29 +161,32 @@ def test_the_weight_of_the_entropy_follows_its_target() -> None:
         0.9,
         0.9,
         0.2,
-    ):  # the target itself lowers the weight, and still applies it
-        seen.append(round(control.applied, 6))
+    ):  # at the target, the coefficient falls but still applies
+        coefficients.append(round(control.next_coef, 6))
         control.update(entropy)
-    assert seen == [0.0, 0.014, 0.01, 0.0, 0.0, 0.0]
-    assert (round(control.coef, 6), control.applied) == (0.004, control.coef)
+    assert coefficients == [0.0, 0.014, 0.01, 0.0, 0.0, 0.0]
+    assert (round(control.coef, 6), control.next_coef) == (0.004, control.coef)
     fixed = EntropyControl(PolicyConfig(entropy_coef=0.01), 0.01)
     fixed.update(9.0)
-    assert fixed.applied == 0.01
+    assert fixed.next_coef == 0.01
 
 
-def test_the_weight_of_the_entropy_goes_on_in_a_resumed_run(groups: list[Group], tmp_path: Path) -> None:
+def test_a_resumed_run_continues_the_entropy_coefficient(groups: list[Group], tmp_path: Path) -> None:
     policy = load_policy("adaptive_entropy", entropy_target=100.0)
     first, second = (make_learner(tmp_path, policy) for _ in range(2))
-    assert first.step(credited(first, groups)).metrics["loss/entropy_coef"] == 0.0
+    assert first.step(credit_groups(first, groups)).metrics["loss/entropy_coef"] == 0.0
     first.save(tmp_path / "saved")()
-    second.load(tmp_path / "saved", first.numbers())
-    report = second.step(credited(second, groups)).metrics
+    second.load(tmp_path / "saved", first.scalar_state())
+    report = second.step(credit_groups(second, groups)).metrics
     assert report["loss/entropy_coef"] == pytest.approx(0.01)
     assert report["loss/entropy"] == pytest.approx(-0.01 * report["entropy"], rel=1e-5)
 
 
-def test_what_the_environment_wrote_is_foreseen(groups: list[Group]) -> None:
-    """The middle third of every completion is the environment's: minus its mean log-prob, by its own count."""
+def test_environment_tokens_have_a_log_prob_term(groups: list[Group]) -> None:
+    """The loss has the negative mean log-prob of environment tokens.
+
+    These are the middle third of each completion.
+    """
     policy = load_policy("echo", environment_coef=0.5)
     written = []
     for group in groups:
@@ -189,17 +194,17 @@ def test_what_the_environment_wrote_is_foreseen(groups: list[Group]) -> None:
         for one in group.completions:
             third = len(one.token_ids) // 3
             mine = [not third <= place < 2 * third for place in range(len(one.token_ids))]
-            completions.append(replace(one, sampled=mine))
+            completions.append(replace(one, sampled_mask=mine))
         written.append(replace(group, completions=completions))
-    batch = credit(policy, Rollout.of(written), max_tokens=9).batch
-    loss = GRPOLoss(scorer(tiny_llama(), True), policy)
+    batch = assign_credit(policy, Rollout.from_groups(written), max_tokens=9).batch
+    loss = GRPOLoss(make_scorer(tiny_llama(), True), policy)
     out = loss(batch)
     environment = batch.tokens.response_mask & ~batch.tokens.loss_mask
     assert environment.any()
     scored = batch.tokens.copy()
     scored.loss_mask = environment
     foreseen = loss.scorer(scored).log_prob[environment].mean()
-    assert out["loss_environment"].item() == pytest.approx(-0.5 * foreseen.item(), rel=1e-5)
+    assert out["loss_env_token_nll"].item() == pytest.approx(-0.5 * foreseen.item(), rel=1e-5)
     plain = GRPOLoss(loss.scorer, load_policy("echo", environment_coef=0.0))(batch)
-    assert plain["loss_environment"].item() == 0
+    assert plain["loss_env_token_nll"].item() == 0
     assert out["loss_objective"].item() == pytest.approx(plain["loss_objective"].item(), abs=1e-6)

@@ -1,4 +1,4 @@
-"""In training a policy computes what it does in evaluation, but for the adapters' dropout."""
+"""Tests that a policy in training mode computes as in evaluation, except adapters' dropout."""
 
 from pathlib import Path
 
@@ -10,9 +10,9 @@ import grpo
 from config.schema.errors import RunError
 from config.schema.models import LoraConfig
 from tests.architectures import ARCHITECTURES, save_tiny, tiny
-from tests.scripts import configured, rows
+from tests.script_runner import compose_run_config, read_metrics
 from torchgrpo.run.job import run_job
-from torchgrpo.run.lockstep import Lockstep
+from torchgrpo.run.lockstep_run import LockstepRun
 from torchgrpo.training.adapters import add_lora
 from torchgrpo.training.training_mode import evaluation_mode, set_training_mode
 
@@ -94,7 +94,11 @@ def test_a_run_in_lockstep_has_no_mismatch(tmp_path: Path) -> None:
     path.write_text(path.read_text().replace('"attention_dropout": 0.0', '"attention_dropout": 0.3'))
     assert '"attention_dropout": 0.3' in path.read_text()
     small = ("env.num_envs=4", "env.repeats=4", "train.total_dialog_turns=32", "optimizer.warmup_steps=0")
-    with pytest.raises(RunError, match="nothing was learned"):  # by a model that writes at random
-        run_job(configured(*small, f"model.name={path.parent}"), tmp_path / "run", grpo.train, Lockstep)
-    assert all(row["mismatch/max"] < 1e-4 for row in rows(tmp_path / "run") if "mismatch/max" in row)
+    with pytest.raises(RunError, match="nothing was learned"):  # by a model with random output
+        run_job(
+            compose_run_config(*small, f"model.name={path.parent}"), tmp_path / "run", grpo.train, LockstepRun
+        )
+    assert all(
+        row["logprob_diff/max"] < 1e-4 for row in read_metrics(tmp_path / "run") if "logprob_diff/max" in row
+    )
     assert '"attention_dropout": 0.3' in (tmp_path / "run" / "model" / "config.json").read_text()

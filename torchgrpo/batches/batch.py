@@ -1,9 +1,10 @@
-"""Tensors of a batch, all of them declared.
+"""Tensor classes of a training batch, built from groups and converted to and from TorchRL.
 
-    groups ──collate──▶ Batch ──credit──▶ + advantage, mask ... ──step──▶ loss
+    groups ──collate──▶ Batch ──assign_credit──▶ + advantage, mask ... ──step──▶ loss
 
-N completions, G of every group side by side; P the longest prompt, R the longest response. Prompts are padded on the
-left, responses on the right, with zeros. Masks go by length, never by the value of a token.
+A batch has N completions; the G completions of a group are adjacent. P is the length of the longest prompt, R
+that of the longest response. Prompts are padded on the left, responses on the right, with zeros. Masks follow
+from lengths, never from the value of a token.
 """
 
 from array import array
@@ -19,116 +20,131 @@ from envs.group import FINISH_REASONS, OUTCOMES, Group, SampledCompletion, Verdi
 
 
 class Tokens(TensorClass):
-    """The ids of prompts and responses."""
+    """Token ids and masks of prompts and responses."""
 
     prompt: Tensor
-    """int64 [N, P]: the same in all rows of a group."""
+    """int64 [N, P]: prompt ids, equal in all rows of a group."""
     prompt_mask: Tensor
-    """bool [N, P]: true on the prompt, false on its padding."""
+    """bool [N, P]: true on prompt tokens, false on padding."""
     response: Tensor
-    """int64 [N, R]: every token after the prompt, the end-of-sequence token included."""
+    """int64 [N, R]: ids of all tokens after the prompt, the end-of-sequence token included."""
     response_mask: Tensor
-    """bool [N, R]: true on the response, false on its padding."""
+    """bool [N, R]: true on response tokens, false on padding."""
     loss_mask: Tensor
-    """bool [N, R]: true on the tokens that the model drew; false on padding and on what the environment wrote."""
+    """bool [N, R]: true on tokens that the model sampled, false on padding and on tokens of the environment."""
 
-    def below(self, rows: int) -> "Tokens":
-        """The same ids, those that a model of `rows` embeddings lacks replaced by the last."""
-        fewer: Tokens = self.copy()
-        fewer.prompt, fewer.response = (ids.clamp(max=rows - 1) for ids in (self.prompt, self.response))
-        return fewer
-
-
-_OF_RESPONSES = ("response", "response_mask", "loss_mask")
+    def clamp_to_vocabulary(self, rows: int) -> "Tokens":
+        """Replaces ids that an embedding of `rows` rows lacks by its last id."""
+        clamped: Tokens = self.copy()
+        clamped.prompt, clamped.response = (ids.clamp(max=rows - 1) for ids in (self.prompt, self.response))
+        return clamped
 
 
-class Scores(TensorClass):
-    """What the rewards said of each completion. TorchRL's environments put it under `next`."""
+_RESPONSE_FIELDS = ("response", "response_mask", "loss_mask")
+
+
+class CompletionRewards(TensorClass):
+    """Reward and reward outcome of each completion, under TorchRL's key `next`."""
 
     reward: Tensor
-    """float32 [N, 1]: the verdict's score."""
+    """float32 [N, 1]: score of the verdict."""
     reward_status: Tensor
-    """int64 [N, 1]: the verdict's outcome, its index in `envs.group.OUTCOMES`."""
+    """int64 [N, 1]: index of the verdict's outcome in `envs.group.OUTCOMES`."""
 
 
 class Batch(TensorClass):
-    """Whole groups, group-major. `collate` fills the fields without a default; each of the others says who adds it."""
+    """Tensors of whole groups, one row per completion, in the order of the groups.
+
+    `collate` fills the fields without a default. The docstring of each other field names the function that
+    adds it.
+    """
 
     tokens: Tokens
-    next: Scores
+    next: CompletionRewards
     group_id: Tensor
-    """int64 [N, 1]: unique to the group."""
+    """int64 [N, 1]: unique id of the group."""
     sample_log_prob: Tensor
-    """float32 [N, R]: of each token, by the engine, in the distribution that it sampled from."""
+    """float32 [N, R]: log-prob of each token under the distribution that the engine sampled from."""
     policy_version: Tensor
-    """int64 [N, R]: of the weights that drew the token."""
+    """int64 [N, R]: policy version of the weights that sampled the token."""
     finish_reason: Tensor
-    """int64 [N, 1]: its index in `envs.group.FINISH_REASONS`."""
+    """int64 [N, 1]: index of the finish reason in `envs.group.FINISH_REASONS`."""
     temperature: Tensor
-    """float32 [N, 1]: that the completion was sampled at."""
+    """float32 [N, 1]: sampling temperature of the completion."""
     age: Tensor | None = None
-    """int64 [N, R], of `Learner.credit` where it is given a version: the trainer's version less the token's."""
+    """int64 [N, R]: policy version of the trainer less that of the token. Added by `Rollout.from_groups`."""
     ref_log_prob: Tensor | None = None
-    """float32 [N, R], of `Learner.credit` or `Learner.step` where there is a reference or a teacher: its log-probs."""
+    """float32 [N, R]: log-probs of the reference model or teacher. Added by the learner."""
     old_log_prob: Tensor | None = None
-    """float32 [N, R], of `Learner.credit` where several updates are made of a batch and `policy.old_log_prob=trainer`:
-    the trainer's log-probs before the first."""
+    """float32 [N, R]: log-probs of the trainer before the first update on the batch.
+
+    Added by `Learner.credit` for several updates per batch with `policy.old_log_prob=trainer`.
+    """
     advantage: Tensor | None = None
-    """float32 [N, 1] (or [N, R]), of `training/credit.py`: the reward's, against the rest of the group."""
+    """float32 [N, 1] (or [N, R]): advantage of the reward in its group. Added by `assign_credit`."""
     mask: Tensor | None = None
-    """bool [N, R], of `training/credit.py`: the tokens in the loss."""
+    """bool [N, R]: tokens in the loss. Added by `assign_credit`."""
     weight: Tensor | None = None
-    """float32 [N, R], of `Learner.step` where `policy.weighs_whole_batches`: see `training/token_weights.py`."""
+    """float32 [N, R]: factor of the policy term (`training/token_weights.py`).
+
+    Added by `Learner.step` where `policy.has_batchwide_weights`.
+    """
     penalty: Tensor | None = None
-    """float32 [N, R], of the same, where tokens are penalised."""
+    """float32 [N, R]: penalty on the log-ratio, where tokens are penalised. Added together with `weight`."""
     teacher_tokens: Tokens | None = None
-    """The same responses behind the prompts that the teacher sees, where `policy.teacher_prompt` shows it another."""
+    """Token ids with the prompts of the teacher, where `policy.teacher_prompt` sets different prompts."""
     length_reward: Tensor | None = None
-    """float64 [N, 1], of `training/credit.py` under `policy.overlong_cache`: what the length added to the reward."""
+    """float64 [N, 1]: change of the reward by the length, under `policy.overlong_cache`.
+
+    Added by `assign_credit`.
+    """
 
     @classmethod
-    def of(cls, tensordict: TensorDictBase) -> "Batch":
-        """The declared fields of a TensorDict [N]; what else it holds stays behind.
+    def from_tensors(cls, tensordict: TensorDictBase) -> "Batch":
+        """Builds a batch from the declared fields of a TensorDict [N].
 
-        Of `teacher_tokens` it needs to hold the prompts alone.
+        Other entries are dropped. `teacher_tokens` needs only the fields of prompts.
         """
-        held = {field.name: tensordict[field.name] for field in fields(cls) if field.name in tensordict}
-        held["tokens"] = declared(Tokens, held["tokens"])
-        held["next"] = declared(Scores, held["next"])
-        if "teacher_tokens" in held:
-            behind = tensordict["tokens"].select(*_OF_RESPONSES).update(held["teacher_tokens"])
-            held["teacher_tokens"] = declared(Tokens, behind)
-        return cls(**held, batch_size=tensordict.batch_size)
+        tensors = {field.name: tensordict[field.name] for field in fields(cls) if field.name in tensordict}
+        tensors["tokens"] = select_declared_fields(Tokens, tensors["tokens"])
+        tensors["next"] = select_declared_fields(CompletionRewards, tensors["next"])
+        if "teacher_tokens" in tensors:
+            teacher_tokens = tensordict["tokens"].select(*_RESPONSE_FIELDS).update(tensors["teacher_tokens"])
+            tensors["teacher_tokens"] = select_declared_fields(Tokens, teacher_tokens)
+        return cls(**tensors, batch_size=tensordict.batch_size)
 
     @property
     def reference_tokens(self) -> Tokens:
-        """The ids that the reference scores."""
+        """Token ids that the reference model scores."""
         return self.tokens if self.teacher_tokens is None else self.teacher_tokens
 
     def for_reference(self) -> "Batch":
-        """The batch with the prompts that the reference sees, by which it is shared out."""
-        seen: Batch = self.copy()
-        seen.tokens, seen.teacher_tokens = self.reference_tokens, None
-        return seen
+        """Returns the batch with the prompts of the reference model as its tokens."""
+        reference_batch: Batch = self.copy()
+        reference_batch.tokens, reference_batch.teacher_tokens = self.reference_tokens, None
+        return reference_batch
 
     def to_torchrl(self) -> TensorDictBase:
-        """The rows under the keys of TorchRL's LLM losses and transforms, [N], each as long as its tokens.
+        """Returns the rows under the keys of TorchRL's LLM losses and transforms.
 
-        `tokens.{prompt,response,full}`, `masks.{all_attention_mask,all_assistant_mask}`, `log_probs.{response,full}`, 0
-        in the prompt; `next.{reward,done,terminated}`, `next.ref_log_probs.full` and `advantage` where they are there.
-        The assistant mask holds the tokens in the loss, before `credit` those that the model sampled.
+        The result is a lazy stack [N]; each row is as long as its tokens. Keys:
+        `tokens.{prompt,response,full}`, `masks.{all_attention_mask,all_assistant_mask}`,
+        `log_probs.{response,full}` (0 in the prompt), `next.{reward,done,terminated}`, and
+        `next.ref_log_probs.full` and `advantage` where the batch has them. The assistant mask marks the tokens
+        in the loss; before `assign_credit` it marks the sampled tokens.
         """
         return lazy_stack([_row_to_torchrl(row) for row in self.unbind(0)])
 
     @classmethod
     def from_torchrl(cls, rows: TensorDictBase) -> "Batch":
-        """The batch of rows [N] under TorchRL's keys; see `to_torchrl`.
+        """Builds a batch from rows [N] under TorchRL's keys (see `to_torchrl`).
 
-        They need `group_id`, `tokens.{prompt,response}`, `log_probs.response` and `next.reward`. Left out,
-        `masks.all_assistant_mask` is all of the response, `policy_version` 0, `finish_reason` stop, `temperature` 1.
+        Required keys: `group_id`, `tokens.{prompt,response}`, `log_probs.response` and `next.reward`. Defaults
+        of missing keys: `masks.all_assistant_mask` all of the response, `policy_version` 0, `finish_reason`
+        stop, `temperature` 1.
 
         Raises:
-            KeyError: a row lacks one of the keys that it needs.
+            KeyError: a row lacks a required key.
         """
         each = rows.unbind(0)
         batch = prompt_tensors(
@@ -141,21 +157,23 @@ class Batch(TensorClass):
         rewards = torch.stack([row["next", "reward"].reshape(1) for row in each]).float()
         scores = {"reward": rewards, "reward_status": torch.tensor(status)[:, None]}
         batch["next"] = TensorDict(scores, [len(each)])
-        made, response = cls.of(batch), batch["tokens", "response_mask"]
+        converted, response = cls.from_tensors(batch), batch["tokens", "response_mask"]
         if all("advantage" in row for row in each):
-            made.advantage = torch.stack([row["advantage"][-1] for row in each])
+            converted.advantage = torch.stack([row["advantage"][-1] for row in each])
         if all(("next", "ref_log_probs", "full") in row.keys(True) for row in each):
             full = [row["next", "ref_log_probs", "full"].tolist() for row in each]
-            behind = [values[len(row["tokens", "prompt"]) :] for values, row in zip(full, each, strict=True)]
-            made.ref_log_prob = _placed("f", behind, response)
-        return made
+            of_responses = [
+                values[len(row["tokens", "prompt"]) :] for values, row in zip(full, each, strict=True)
+            ]
+            converted.ref_log_prob = _pad_rows("f", of_responses, response)
+        return converted
 
-    def trimmed(self) -> "Batch":
-        """The batch without the response columns that are padding in every row."""
+    def trim_padding(self) -> "Batch":
+        """Returns the batch without response columns that are padding in all rows."""
         longest = max(1, int(self.tokens.response_mask.sum(1).max()))
         narrow: Batch = self.copy()
         for ids in (narrow.tokens, narrow.teacher_tokens):
-            for name in _OF_RESPONSES if ids is not None else ():
+            for name in _RESPONSE_FIELDS if ids is not None else ():
                 setattr(ids, name, getattr(ids, name)[:, :longest])
         narrow.sample_log_prob = self.sample_log_prob[:, :longest]
         narrow.policy_version = self.policy_version[:, :longest]
@@ -163,18 +181,18 @@ class Batch(TensorClass):
 
 
 def _row_to_torchrl(row: Batch) -> TensorDict:
-    """One row of `Batch.to_torchrl`."""
+    """Converts one row for `Batch.to_torchrl`."""
     tokens, response = row.tokens, row.tokens.response_mask
-    prompt, written = tokens.prompt[tokens.prompt_mask], tokens.response[response]
+    prompt, response_ids = tokens.prompt[tokens.prompt_mask], tokens.response[response]
     in_prompt = torch.zeros(prompt.shape)
 
     def full(values: Tensor) -> Tensor:
-        """Values [R] of the response behind zeros for the prompt."""
+        """Prepends zeros for the prompt to values [R] of the response."""
         return torch.cat([in_prompt.to(values.dtype), values[response]])
 
-    ids = torch.cat([prompt, written])
-    made = {
-        "tokens": {"prompt": prompt, "response": written, "full": ids},
+    ids = torch.cat([prompt, response_ids])
+    entries = {
+        "tokens": {"prompt": prompt, "response": response_ids, "full": ids},
         "masks": {
             "all_attention_mask": torch.ones_like(ids, dtype=torch.bool),
             "all_assistant_mask": full(tokens.loss_mask if row.mask is None else row.mask),
@@ -190,13 +208,14 @@ def _row_to_torchrl(row: Batch) -> TensorDict:
         **{name: getattr(row, name) for name in ("group_id", "finish_reason", "temperature")},
     }
     if row.ref_log_prob is not None:
-        made["next"]["ref_log_probs"] = {"full": full(row.ref_log_prob)}
-    if row.advantage is not None:  # one number stands for all tokens of the row
-        made["advantage"] = (row.advantage if len(row.advantage) == 1 else full(row.advantage))[:, None]
-    return TensorDict(made)
+        entries["next"]["ref_log_probs"] = {"full": full(row.ref_log_prob)}
+    if row.advantage is not None:  # one number for all tokens of the row
+        entries["advantage"] = (row.advantage if len(row.advantage) == 1 else full(row.advantage))[:, None]
+    return TensorDict(entries)
 
 
 def _completion_from_torchrl(row: TensorDictBase) -> SampledCompletion:
+    """Converts one row under TorchRL's keys to a sampled completion."""
     response = row["tokens", "response"]
     assistant = row.get(("masks", "all_assistant_mask"), None)
     sampled = (
@@ -211,18 +230,25 @@ def _completion_from_torchrl(row: TensorDictBase) -> SampledCompletion:
     )
 
 
-def environment_tokens(tokens: Tokens, mask: Tensor) -> Tensor:
-    """bool [N, R]: what the environment wrote into completions that are in the loss. mask: the tokens in the loss."""
+def environment_token_mask(tokens: Tokens, mask: Tensor) -> Tensor:
+    """Returns the mask [N, R] of environment tokens in completions that are in the loss.
+
+    mask: bool [N, R], the tokens in the loss.
+    """
     return tokens.response_mask & ~tokens.loss_mask & mask.any(dim=1, keepdim=True)
 
 
-def declared(cls: type[Tokens] | type[Scores], nested: TensorDictBase) -> Tokens | Scores:
-    """The declared fields of a TensorDict [N]; what else it holds stays behind."""
-    return cls(**{field.name: nested[field.name] for field in fields(cls)}, batch_size=nested.batch_size)
+def select_declared_fields(
+    cls: type[Tokens] | type[CompletionRewards], tensordict: TensorDictBase
+) -> Tokens | CompletionRewards:
+    """Builds `cls` from its declared fields in a TensorDict [N], without other entries."""
+    return cls(
+        **{field.name: tensordict[field.name] for field in fields(cls)}, batch_size=tensordict.batch_size
+    )
 
 
 def collate(groups: Sequence[Group]) -> Batch:
-    """The tensors of judged groups, all of as many completions."""
+    """Builds the batch of scored groups, which must be of equal size."""
     repeats = len(groups[0].completions)
     collated = prompt_tensors(
         [group.group_id for group in groups],
@@ -237,7 +263,7 @@ def collate(groups: Sequence[Group]) -> Batch:
         )
     )
     collated["next"] = verdict_tensors([verdict for group in groups for verdict in group.verdicts])
-    return Batch.of(collated)
+    return Batch.from_tensors(collated)
 
 
 def prompt_tensors(
@@ -246,49 +272,52 @@ def prompt_tensors(
     repeats: int,
     teacher_prompts: Sequence[Sequence[int]] = (),
 ) -> TensorDict:
-    """The fields of a batch [N] that are there before anything is drawn.
+    """Builds the fields of a batch that are known before sampling.
 
-    N: groups * `repeats`. teacher_prompts: none where the teacher sees the same prompts.
+    The result has N = groups * `repeats` rows. teacher_prompts: empty if the teacher sees the same prompts.
     """
-    of_groups = TensorDict(
-        {"tokens": _prompts(prompts), "group_id": torch.tensor(group_ids)[:, None]}, [len(prompts)]
+    group_tensors = TensorDict(
+        {"tokens": _pad_prompts(prompts), "group_id": torch.tensor(group_ids)[:, None]}, [len(prompts)]
     )
     if teacher_prompts:
-        of_groups["teacher_tokens"] = _prompts(teacher_prompts)
-    return of_groups.repeat_interleave(repeats, dim=0)
+        group_tensors["teacher_tokens"] = _pad_prompts(teacher_prompts)
+    return group_tensors.repeat_interleave(repeats, dim=0)
 
 
-def _prompts(prompts: Sequence[Sequence[int]]) -> TensorDict:
-    """The fields of `Tokens` that are a prompt's, one row for each."""
+def _pad_prompts(prompts: Sequence[Sequence[int]]) -> TensorDict:
+    """Builds the prompt fields of `Tokens`, one row per prompt."""
     mask = _length_mask(prompts).flip(-1)
-    return TensorDict({"prompt": _placed("q", prompts, mask), "prompt_mask": mask}, [len(prompts)])
+    return TensorDict({"prompt": _pad_rows("q", prompts, mask), "prompt_mask": mask}, [len(prompts)])
 
 
 def completion_tensors(completions: Sequence[SampledCompletion], temperatures: Sequence[float]) -> TensorDict:
-    """The fields of a batch [N] that are there once everything is drawn. temperatures: one a completion."""
+    """Builds the fields of a batch [N] that sampling adds.
+
+    temperatures: one per completion.
+    """
     mask = _length_mask([one.token_ids for one in completions])
 
-    def of_tokens(code: str, values: Callable[[SampledCompletion], Sequence[float]]) -> Tensor:
-        return _placed(code, [values(one) for one in completions], mask)
+    def token_tensor(code: str, values: Callable[[SampledCompletion], Sequence[float]]) -> Tensor:
+        return _pad_rows(code, [values(one) for one in completions], mask)
 
     reasons = torch.tensor([FINISH_REASONS.index(one.finish_reason) for one in completions])
     tokens = {
-        "response": of_tokens("q", lambda one: one.token_ids),
+        "response": token_tensor("q", lambda one: one.token_ids),
         "response_mask": mask,
-        "loss_mask": _drawn(completions, mask),
+        "loss_mask": _sampled_mask(completions, mask),
     }
-    drawn = {
+    tensors = {
         "tokens": TensorDict(tokens, [len(completions)]),
-        "sample_log_prob": of_tokens("f", lambda one: one.log_probs),
-        "policy_version": of_tokens("q", lambda one: one.policy_versions),
+        "sample_log_prob": token_tensor("f", lambda one: one.log_probs),
+        "policy_version": token_tensor("q", lambda one: one.policy_versions),
         "finish_reason": reasons[:, None],
         "temperature": torch.tensor(temperatures, dtype=torch.float32)[:, None],
     }
-    return TensorDict(drawn, [len(completions)])
+    return TensorDict(tensors, [len(completions)])
 
 
 def verdict_tensors(verdicts: Sequence[Verdict]) -> TensorDict:
-    """The fields of `Scores` [N]."""
+    """Builds the fields of `CompletionRewards` from N verdicts."""
     scores = {
         "reward": torch.tensor([verdict.score for verdict in verdicts], dtype=torch.float32)[:, None],
         "reward_status": torch.tensor([OUTCOMES.index(verdict.outcome) for verdict in verdicts])[:, None],
@@ -297,13 +326,19 @@ def verdict_tensors(verdicts: Sequence[Verdict]) -> TensorDict:
 
 
 def _length_mask(rows: Sequence[Sequence[int]]) -> Tensor:
-    """bool [len(rows), longest]: true on the first columns of each row, as many as it has; at least one column."""
+    """Returns a mask [rows, longest] that is true below each row's length.
+
+    The mask has at least one column.
+    """
     lengths = torch.tensor([len(row) for row in rows])
     return torch.arange(max(1, int(lengths.max()))) < lengths[:, None]
 
 
-def _placed(code: str, rows: Sequence[Sequence[float]], mask: Tensor) -> Tensor:
-    """The rows where `mask` is true, zeros elsewhere. code: `array`'s, for it reads lists five times faster."""
+def _pad_rows(code: str, rows: Sequence[Sequence[float]], mask: Tensor) -> Tensor:
+    """Writes the values of ragged rows where `mask` is true, zeros elsewhere.
+
+    code: type code of `array`, which converts lists faster than torch does.
+    """
     flat: array[float] = array(code)
     for row in rows:
         flat.fromlist(list(row))
@@ -311,10 +346,10 @@ def _placed(code: str, rows: Sequence[Sequence[float]], mask: Tensor) -> Tensor:
     return torch.zeros(mask.shape, dtype=values.dtype).masked_scatter_(mask, values)
 
 
-def _drawn(completions: Sequence[SampledCompletion], response_mask: Tensor) -> Tensor:
-    """bool [N, R]: the tokens that the model drew."""
-    drawn = response_mask.clone()
+def _sampled_mask(completions: Sequence[SampledCompletion], response_mask: Tensor) -> Tensor:
+    """Returns the mask [N, R] of tokens that the model sampled."""
+    sampled = response_mask.clone()
     for row, one in enumerate(completions):
-        if one.sampled:
-            drawn[row, : len(one.sampled)] = torch.tensor(one.sampled)
-    return drawn
+        if one.sampled_mask:
+            sampled[row, : len(one.sampled_mask)] = torch.tensor(one.sampled_mask)
+    return sampled

@@ -1,6 +1,6 @@
-"""Groups and the tensors made of them, as one object that is sliced by group.
+"""Rollout: groups together with their batch tensors, sliced by group.
 
-environment ──Rollout──▶ credit ──minibatches──▶ Rollout of each optimizer step ──▶ learner, monitor, ledger
+environment ──Rollout──▶ assign_credit ──minibatches──▶ Rollout of an optimizer step ──▶ learner, monitor, ledger
 """
 
 from collections.abc import Sequence
@@ -15,9 +15,13 @@ from torchgrpo.batches.batch import Batch, collate
 
 @dataclass
 class Rollout:
-    """Judged groups and their batch [N], whose row `g * repeats + i` is completion `i` of group `g`.
+    """Scored groups and their batch [N].
 
-    trained_at: policy version that the ages of tokens are counted to; None where the same weights sampled all of them.
+    Row `g * repeats + i` of the batch is completion `i` of group `g`.
+
+    Args:
+        trained_at: policy version of the trainer, from which token ages are computed; None if the training weights
+            sampled all tokens.
     """
 
     groups: list[Group]
@@ -25,8 +29,11 @@ class Rollout:
     trained_at: int | None = None
 
     @classmethod
-    def of(cls, groups: Sequence[Group], trained_at: int | None = None) -> "Rollout":
-        """Make the tensors of judged groups, all of as many completions, with ages where `trained_at` is given."""
+    def from_groups(cls, groups: Sequence[Group], trained_at: int | None = None) -> "Rollout":
+        """Builds a rollout from scored groups of equal size.
+
+        The batch has token ages if `trained_at` is set.
+        """
         batch = collate(groups)
         if trained_at is not None:
             batch.age = trained_at - batch.policy_version
@@ -36,18 +43,19 @@ class Rollout:
         return len(self.groups)
 
     def __getitem__(self, numbers: Sequence[int]) -> "Rollout":
-        """The groups of these numbers, in this order, with their rows."""
+        """Selects groups by their indices, in the given order, with their rows."""
         repeats = len(self.batch) // len(self.groups)
         rows = (torch.tensor(numbers)[:, None] * repeats + torch.arange(repeats)).flatten()
         return Rollout([self.groups[number] for number in numbers], self.batch[rows], self.trained_at)
 
-    def sampled_tokens(self, version: int) -> dict[str, Tensor]:
-        """Masks [N, R] of the tokens in the loss that policy version `version` sampled, by engine."""
+    def sampled_masks_by_engine(self, version: int) -> dict[str, Tensor]:
+        """Returns masks [N, R] of the loss tokens sampled by policy version `version`, by engine."""
         batch = self.batch
         assert batch.mask is not None
-        own = batch.mask & (batch.policy_version == version)
+        of_version = batch.mask & (batch.policy_version == version)
         engines = [one.engine for group in self.groups for one in group.completions]
         return {
-            name: own & torch.tensor([engine == name for engine in engines], device=own.device)[:, None]
+            name: of_version
+            & torch.tensor([engine == name for engine in engines], device=of_version.device)[:, None]
             for name in sorted(set(engines))
         }

@@ -1,4 +1,4 @@
-"""Ray: a local runtime on loopback or an existing cluster, and actors on chosen devices."""
+"""Starts a local Ray runtime or joins a cluster, and starts actors on selected devices."""
 
 import logging
 import os
@@ -16,19 +16,20 @@ from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from config.schema.errors import ConfigError
-from torchgrpo.cluster.sockets import make_room_for_sockets
+from torchgrpo.cluster.socket_paths import shorten_temporary_folders
 
 log = logging.getLogger(__name__)
 
-PROJECT = Path(__file__).resolve().parents[2]
+PROJECT_FOLDER = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True)
-class Place:
-    """The devices of one actor.
+class DeviceSlot:
+    """Devices of one actor.
 
-    devices: GPUs of this machine, named as CUDA_VISIBLE_DEVICES names them (a physical index, or a UUID).
-    num_gpus: that Ray shall choose instead, from its cluster. Without either the actor is on a CPU.
+    devices: GPUs of this machine, as in CUDA_VISIBLE_DEVICES (a physical index or a UUID).
+    num_gpus: number of GPUs that Ray selects from its cluster instead.
+    Without `devices` and `num_gpus` the actor runs on a CPU.
     """
 
     name: str
@@ -43,10 +44,10 @@ class Place:
 
 
 def start_ray(address: str | None, num_cpus: int) -> bool:
-    """Join the cluster at `address`, or start a local runtime that listens on loopback.
+    """Joins the Ray cluster at `address`, or starts a local runtime on loopback.
 
     Returns:
-        Whether this call started or joined Ray, so that the caller must also leave it.
+        Whether this call started or joined Ray; the caller must then also shut Ray down.
     Raises:
         ConfigError: no cluster answers at `address`.
     """
@@ -54,9 +55,10 @@ def start_ray(address: str | None, num_cpus: int) -> bool:
         return False
     quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
     if address is None:
-        _start_local(num_cpus, quiet)
+        _start_local_ray(num_cpus, quiet)
         return True
-    # `ray.init` would wait for minutes; "auto" and names without a port are left to it.
+    # Probe the port first, because `ray.init` would wait for minutes. It resolves "auto" and names without a
+    # port.
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if colon and port.isdigit():
         try:
@@ -70,51 +72,55 @@ def start_ray(address: str | None, num_cpus: int) -> bool:
         ray.init(address=address, **quiet)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise ConfigError(
-            f"ray.address={address}: joining the Ray cluster failed: {error}; `ray status` there tells whether it "
-            "runs; its head's address must be reachable from this machine, and where the cluster asks for a token, "
-            "RAY_AUTH_MODE=token and the token must be set here too"
+            f"ray.address={address}: joining the Ray cluster failed: {error}; check with "
+            "`ray status` there that the cluster runs, make the address of its head reachable from this machine, and "
+            "set RAY_AUTH_MODE=token and the token here too if the cluster requires one"
         ) from error
     return True
 
 
-class _Local(RayParams):
-    """Parameters of a local runtime that `ray.init` does not offer.
+class _LocalRayParams(RayParams):
+    """Parameters of a local Ray runtime that `ray.init` does not expose.
 
-    No autoscaler, and a free port for the one agent that has a fixed one, for which it would wait beside another
-    runtime.
+    The autoscaler is off. The dashboard agent gets a free port, because its fixed port blocks the start beside
+    another runtime.
     """
 
-    def __init__(self, **given: Any) -> None:
-        super().__init__(**{"dashboard_agent_listen_port": 0, "no_monitor": True, **given})
+    def __init__(self, **params: Any) -> None:
+        super().__init__(**{"dashboard_agent_listen_port": 0, "no_monitor": True, **params})
 
 
-class _Unheard(_Local):
-    """One whose workers' lines stay in Ray's own files: nothing reads these."""
+class _QuietRayParams(_LocalRayParams):
+    """Parameters of a local runtime without log monitor: worker output stays in Ray's files."""
 
-    def __init__(self, **given: Any) -> None:
-        super().__init__(**{"include_log_monitor": False, **given})
+    def __init__(self, **params: Any) -> None:
+        super().__init__(**{"include_log_monitor": False, **params})
 
 
-def prepare_local() -> None:
-    """Before a local runtime is started: it listens on loopback and on free ports, sends no usage figures, does not
-    stand back, and starts no workers before they are asked for."""
-    make_room_for_sockets()
+def prepare_local_ray() -> None:
+    """Configures Ray for a local runtime; must run before `ray.init`.
+
+    The runtime listens on loopback and free ports and sends no usage statistics. Its actors run at normal
+    niceness and no workers are started in advance.
+    """
+    shorten_temporary_folders()
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    # Ray would start actors at niceness 15: engines that stand still beside anything else that computes.
+    # Ray's default niceness of 15 would stall engines beside any other computing process.
     os.environ.setdefault("RAY_worker_niceness", "0")
-    # Ray would start a worker for each core, and none of them for us: actors are made with variables of their own.
+    # By default Ray starts a worker per core. Our actors cannot use these: each has environment variables of
+    # its own.
     os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
-    # Ray's own switch for machines that are not part of a cluster: no process of it listens elsewhere.
+    # Ray's switch for machines outside a cluster: its processes listen on loopback only.
     os.environ[ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR] = "0"  # for the processes that Ray starts
-    ray_constants.ENABLE_RAY_CLUSTER = False  # for this one, which has read the variable already
-    parameter.RayParams = _Local  # type: ignore[misc, assignment]
+    ray_constants.ENABLE_RAY_CLUSTER = False  # for this process, which has already read the variable
+    parameter.RayParams = _LocalRayParams  # type: ignore[misc, assignment]
 
 
-def _start_local(num_cpus: int, quiet: dict[str, Any]) -> None:
-    """Start a local runtime, a second time where a busy machine was too slow for Ray's fixed limit."""
-    prepare_local()
+def _start_local_ray(num_cpus: int, quiet: dict[str, Any]) -> None:
+    """Starts a local runtime; retries after Ray's fixed start timeout on a busy machine."""
+    prepare_local_ray()
     others = set(psutil.Process().children(recursive=True))
-    parameter.RayParams = _Unheard  # type: ignore[misc, assignment]
+    parameter.RayParams = _QuietRayParams  # type: ignore[misc, assignment]
     for last in (False, True):
         try:
             ray.init(address="local", num_cpus=num_cpus, include_dashboard=False, **quiet)
@@ -122,43 +128,47 @@ def _start_local(num_cpus: int, quiet: dict[str, Any]) -> None:
         except Exception as error:
             if last or "node timed out during startup" not in str(error):
                 raise
-            log.warning("Ray did not start in time (%s); once more", error)
+            log.warning("Ray did not start in time (%s); retrying", error)
             ray.shutdown()
-            left_by_ray = set(psutil.Process().children(recursive=True)) - others  # until we end
-            for child in left_by_ray:
+            leftover = (
+                set(psutil.Process().children(recursive=True)) - others
+            )  # would stay until this process ends
+            for child in leftover:
                 with suppress(psutil.NoSuchProcess):
                     child.kill()
 
 
 def free_resources() -> str:
-    """The resources that Ray could give to another actor now."""
-    free, all_there = ray.available_resources(), ray.cluster_resources()
-    parts = [f"{free.get(name, 0):g} of {all_there.get(name, 0):g} {name}s" for name in ("CPU", "GPU")]
-    return f"free in Ray: {', '.join(parts)}"
+    """Returns a text with the free and total CPUs and GPUs of Ray."""
+    free, total = ray.available_resources(), ray.cluster_resources()
+    counts = [f"{free.get(name, 0):g} of {total.get(name, 0):g} {name}s" for name in ("CPU", "GPU")]
+    return f"free in Ray: {', '.join(counts)}"
 
 
 def start_actor(
     kind: type,
-    place: Place,
+    slot: DeviceSlot,
     num_cpus: int,
     concurrency_groups: dict[str, int],
     group: PlacementGroup | None = None,
     bundle: int = -1,
 ) -> Any:
-    """A new actor of the class `kind` at `place`; it is made with the environment that selects its devices.
+    """Starts an actor of class `kind` on the devices of `slot`.
 
-    concurrency_groups: of its methods, and how many calls of each run at a time.
-    group, bundle: what it was promised, where it is one of several that start together.
+    The constructor gets the environment variables that select the devices.
+
+    concurrency_groups: concurrent calls of each group of methods.
+    group, bundle: placement group and bundle index for actors that start together.
     """
     visible = {}
-    if place.devices:  # the plan chose them: Ray is asked for none, and must not hide any
-        visible["CUDA_VISIBLE_DEVICES"] = ",".join(place.devices)
+    if slot.devices:  # the plan has selected the GPUs: Ray must neither allocate nor hide any
+        visible["CUDA_VISIBLE_DEVICES"] = ",".join(slot.devices)
         visible["RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"] = "1"
-    paths = [str(PROJECT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    paths = [str(PROJECT_FOLDER), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {"OMP_NUM_THREADS": str(num_cpus), "PYTHONPATH": os.pathsep.join(paths), **visible}
     options: dict[str, Any] = {
         "num_cpus": num_cpus,
-        "num_gpus": place.num_gpus,
+        "num_gpus": slot.num_gpus,
         "concurrency_groups": concurrency_groups,
         "max_restarts": 0,
         "runtime_env": {"env_vars": environment},
@@ -168,6 +178,6 @@ def start_actor(
     return ray.remote(**options)(kind).remote(visible)
 
 
-def own_address() -> str:
-    """The address at which the other nodes of the cluster reach this one."""
+def node_address() -> str:
+    """Returns the address of this node for the other nodes of the cluster."""
     return str(ray.util.get_node_ip_address())

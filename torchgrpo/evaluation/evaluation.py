@@ -1,10 +1,10 @@
-"""Evaluation: from `eval.sets` to numbers and completions in the run folder, beside training or alone.
+"""Runs evaluations: samples and scores each set, writes the completions, returns metrics and tables.
 
     eval.sets ─▶ problems ─▶ the engines of training ─▶ rewards ─▶ eval/SET/iteration_N.jsonl, eval/SET/pass@k
 
-One coroutine goes through a set, in the loop of the engines. It asks the training prompts, generators and learner for
-nothing, so a run trains on the same bits with it and without it. Every problem has seeds of its own, the same in every
-evaluation of a run: differences between two of them are differences between two policies.
+One coroutine evaluates a set, in the loop of the engines. The evaluation shares no prompts, random generators or
+learner state with training, so a run trains on the same bits with and without evaluation. Every problem has seeds of
+its own, the same in every evaluation of a run: two evaluations differ only by their policies.
 """
 
 import asyncio
@@ -20,124 +20,149 @@ from typing import Any, TextIO, TypeVar
 
 from config.schema.config import Config
 from envs.group import Group
-from envs.judging.lowest_scores import LowestScores
-from envs.judging.service import RewardService
+from envs.reward_workers.minimum_scores import MinimumScores
+from envs.reward_workers.service import RewardService
 from envs.task import Example
-from torchgrpo.evaluation.sets import EvalSet
-from torchgrpo.evaluation.statistics import Tally, summarize, table
+from torchgrpo.evaluation.eval_sets import EvalSet
+from torchgrpo.evaluation.statistics import ProblemResults, format_table, summarize
 from torchgrpo.rollout.engine_loop import EngineLoop
-from torchgrpo.rollout.generate import Generation
+from torchgrpo.rollout.group_rollout import GroupRollout
 
 Result = TypeVar("Result")
-FIRST_GROUP_ID = 1 << 39  # above every id that training uses; with the set's seed it fixes a problem's draws
+FIRST_GROUP_ID = 1 << 39
+"""Group id of a set's first problem, above every id of training; the ids and the set's seed fix all samples."""
 
 
 @dataclass(eq=False)
 class Evaluation:
-    """Runs all sets, writes what they say.
+    """Evaluates all sets where an evaluation is due, writes completions, and returns metrics.
 
-    rows: completions that the engines hold at a time.
-    make_groups: from a set, what judges it and its seed to what makes groups of its problems, with its sampling.
-    tell: told of a stage, how much of it is done, and of how much.
-    say: told what a person should know.
-    record: of a set and an iteration; what its block is given takes every group.
-    step: optimizer steps that are done, for rewards that ask.
+    max_completions: maximum of completions in the engines at a time.
+    make_group_rollout: builds the group rollout of a set, from the set, its reward service and its seed.
+    show_progress: receives a stage, the finished amount and the total amount.
+    log: receives messages for the user.
+    record: from a set's name and an iteration, a context manager; its value receives every group.
+    optimizer_step: returns the number of finished optimizer steps, for rewards that depend on them.
     """
 
     config: Config
-    rows: int
+    max_completions: int
     sets: list[EvalSet]
     loop: EngineLoop
-    make_groups: Callable[[EvalSet, RewardService, int], Generation]
-    tell: Callable[[str, int, int], None]
-    say: Callable[[str], None]
+    make_group_rollout: Callable[[EvalSet, RewardService, int], GroupRollout]
+    show_progress: Callable[[str, int, int], None]
+    log: Callable[[str], None]
     run_dir: Path
     record: Callable[[str, int], AbstractContextManager[Callable[[Group], None]]]
-    step: Callable[[], int] = lambda: 0
+    optimizer_step: Callable[[], int] = lambda: 0
 
     def __post_init__(self) -> None:
-        for chosen in self.sets:
-            if chosen.problems.repeated or chosen.problems.too_long:
-                self.say(
-                    f"eval.sets.{chosen.name}: {len(chosen.problems.examples)} problems; left out: "
-                    f"{chosen.problems.repeated} that repeat another, {chosen.problems.too_long} longer than "
+        for eval_set in self.sets:
+            problems = eval_set.problems
+            if problems.num_duplicates or problems.num_too_long:
+                self.log(
+                    f"eval.sets.{eval_set.name}: {len(problems.examples)} problems; left out: "
+                    f"{problems.num_duplicates} duplicates, {problems.num_too_long} longer than "
                     "env.max_prompt_tokens"
                 )
 
-    def due(self, iteration: int, last: int) -> bool:
+    def is_due(self, iteration: int, last: int) -> bool:
         """Whether there is an evaluation after this iteration; 0 is before the first."""
         frequency = self.config.eval.frequency
         due = iteration in (0, last) or bool(frequency and iteration % frequency == 0)
         return due and bool(self.sets)
 
-    def run(self, iteration: int, stopped: Callable[[], bool]) -> tuple[dict[str, float], list[str]] | None:
-        """Evaluate every set: the metrics, and a table for each. None if `stopped` becomes true meanwhile."""
+    def run(
+        self, iteration: int, is_stopped: Callable[[], bool]
+    ) -> tuple[dict[str, float], list[str]] | None:
+        """Evaluates every set, and returns the metrics and a table for each set.
+
+        None if `is_stopped` becomes true during the evaluation.
+        """
         metrics: dict[str, float] = {}
         tables = []
-        for chosen in self.sets:
-            path = self.run_dir / "eval" / chosen.name / f"iteration_{iteration}.jsonl"
+        for eval_set in self.sets:
+            path = self.run_dir / "eval" / eval_set.name / f"iteration_{iteration}.jsonl"
             path.parent.mkdir(parents=True, exist_ok=True)
             unfinished = path.with_suffix(".partial")
             began = time.perf_counter()
-            rewards = RewardService(chosen.task, chosen.env, self.step, self.config.total_optimizer_steps)
-            groups = self.make_groups(chosen, rewards, set_seed(self.config.train.seed, chosen.name))
+            rewards = RewardService(
+                eval_set.task, eval_set.env, self.optimizer_step, self.config.total_optimizer_steps
+            )
+            groups = self.make_group_rollout(
+                eval_set, rewards, eval_set_seed(self.config.train.seed, eval_set.name)
+            )
             try:
                 with (
                     unfinished.open("w", encoding="utf-8") as file,
-                    self.record(chosen.name, iteration) as record,
+                    self.record(eval_set.name, iteration) as record_group,
                 ):
-                    tallies = self.loop.run(_until(stopped, self._tallies(chosen, groups, file, record)))
-            except _GivenUp:
-                self.say(f"the evaluation of {chosen.name} was given up")
+                    coroutine = self._evaluate_set(eval_set, groups, file, record_group)
+                    results = self.loop.run(_run_until_stopped(is_stopped, coroutine))
+            except _EvaluationStopped:
+                self.log(f"the evaluation of {eval_set.name} was interrupted")
                 return None
             finally:
                 rewards.close()
             unfinished.replace(path)
-            found = summarize(tallies, chosen.settings.n) | {"seconds": time.perf_counter() - began}
-            metrics |= {f"eval/{chosen.name}/{key}": value for key, value in found.items()}
-            tables.append(table(chosen.name, found, chosen.settings.n))
+            set_metrics = summarize(results, eval_set.settings.n) | {"seconds": time.perf_counter() - began}
+            metrics |= {f"eval/{eval_set.name}/{key}": value for key, value in set_metrics.items()}
+            tables.append(format_table(eval_set.name, set_metrics, eval_set.settings.n))
         return metrics, tables
 
-    async def _tallies(
-        self, chosen: EvalSet, groups: Generation, file: TextIO, record: Callable[[Group], None]
-    ) -> list[Tally]:
-        """In the order of the problems; groups are written as they come, unscored ones last."""
-        done, total = count(1), len(chosen.problems.examples)
-        self.tell(f"eval {chosen.name}", 0, total)
-        room = asyncio.Semaphore(max(1, self.rows // chosen.settings.n))
-        lowest = LowestScores()
+    async def _evaluate_set(
+        self, eval_set: EvalSet, groups: GroupRollout, file: TextIO, record_group: Callable[[Group], None]
+    ) -> list[ProblemResults]:
+        """Evaluates a set, and returns the results in the order of the problems.
 
-        def finish(group: Group) -> Tally:
-            lowest.settle([group])
+        Groups are written as they finish; groups without a scored completion come last.
+        """
+        finished, total = count(1), len(eval_set.problems.examples)
+        self.show_progress(f"eval {eval_set.name}", 0, total)
+        capacity = asyncio.Semaphore(max(1, self.max_completions // eval_set.settings.n))
+        lowest = MinimumScores()
+
+        def finish(group: Group) -> ProblemResults:
+            lowest.record_and_lower([group])
             for line in group.attempts():
                 file.write(json.dumps(line) + "\n")
-            record(group)
-            self.tell(f"eval {chosen.name}", next(done), total)
-            return tally(group)
+            record_group(group)
+            self.show_progress(f"eval {eval_set.name}", next(finished), total)
+            return problem_results(group)
 
-        async def one(index: int, example: Example) -> Tally | Group:
-            await room.acquire()
-            group = await groups.run_group(example, FIRST_GROUP_ID + index, room.release)
-            scored = any(verdict.outcome == "scored" for verdict in group.verdicts)
-            return finish(group) if scored else group  # which needs the lowest score of all the others
+        async def run_problem(index: int, example: Example) -> ProblemResults | Group:
+            await capacity.acquire()
+            group = await groups.run_group(example, FIRST_GROUP_ID + index, capacity.release)
+            is_scored = any(verdict.outcome == "scored" for verdict in group.verdicts)
+            return (
+                finish(group) if is_scored else group
+            )  # an unscored group waits for the lowest score of the set
 
         async with asyncio.TaskGroup() as running:
-            tasks = [running.create_task(one(*each)) for each in enumerate(chosen.problems.examples)]
-        found = [task.result() for task in tasks]
-        return [finish(each) if isinstance(each, Group) else each for each in found]
+            tasks = [
+                running.create_task(run_problem(*item)) for item in enumerate(eval_set.problems.examples)
+            ]
+        outcomes = [task.result() for task in tasks]
+        return [finish(item) if isinstance(item, Group) else item for item in outcomes]
 
 
-class _GivenUp(Exception):
-    """Somebody asked the run to stop in the middle of an evaluation."""
+class _EvaluationStopped(Exception):
+    """Raised where a stop request interrupts an evaluation."""
 
 
-async def _until(stopped: Callable[[], bool], coroutine: Coroutine[Any, Any, Result]) -> Result:
-    """What the coroutine returns. Raises _GivenUp, and it is cancelled, if `stopped` becomes true before it ends."""
+async def _run_until_stopped(
+    is_stopped: Callable[[], bool], coroutine: Coroutine[Any, Any, Result]
+) -> Result:
+    """Runs a coroutine and returns its result.
+
+    Raises:
+        _EvaluationStopped: `is_stopped` became true first; the coroutine is cancelled.
+    """
     task = asyncio.ensure_future(coroutine)
     try:
         while not task.done():
-            if stopped():
-                raise _GivenUp
+            if is_stopped():
+                raise _EvaluationStopped
             await asyncio.wait((task,), timeout=0.2)
         return task.result()
     finally:
@@ -145,19 +170,22 @@ async def _until(stopped: Callable[[], bool], coroutine: Coroutine[Any, Any, Res
         await asyncio.wait((task,))
 
 
-def set_seed(seed: int, name: str) -> int:
-    """24 bits; with a problem's group id they fix its draws, whatever other sets there are."""
+def eval_set_seed(seed: int, name: str) -> int:
+    """Returns the 24-bit seed of a set, from the run's seed and the set's name.
+
+    With a problem's group id this seed fixes the samples of the problem, whatever other sets there are.
+    """
     return int.from_bytes(hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=3).digest(), "little")
 
 
-def tally(group: Group) -> Tally:
-    """What the statistics need of a group; a completion that could not be judged is an error."""
+def problem_results(group: Group) -> ProblemResults:
+    """Returns the results of a group; a completion without a score is an error."""
     pairs = zip(group.completions, group.verdicts, strict=True)
-    valid = [(one, verdict) for one, verdict in pairs if verdict.judged]
-    return Tally(
-        correct=tuple(verdict.success >= 1 for _, verdict in valid),
-        scores=tuple(verdict.score for _, verdict in valid),
-        lengths=tuple(one.num_drawn for one, _ in valid),
-        truncated=tuple(one.finish_reason == "length" for one, _ in valid),
-        errors=len(group.completions) - len(valid),
+    scored = [(completion, verdict) for completion, verdict in pairs if verdict.has_score]
+    return ProblemResults(
+        correct=tuple(verdict.success >= 1 for _, verdict in scored),
+        scores=tuple(verdict.score for _, verdict in scored),
+        lengths=tuple(completion.num_sampled_tokens for completion, _ in scored),
+        truncated=tuple(completion.finish_reason == "length" for completion, _ in scored),
+        errors=len(group.completions) - len(scored),
     )

@@ -1,4 +1,4 @@
-"""What an evaluation says, as pure functions of who solved what: pass@k, avg@k, intervals, and a paired test."""
+"""Statistics of evaluations: pass@k, avg@n, confidence intervals, a paired test, and a text table."""
 
 import math
 from collections.abc import Sequence
@@ -8,16 +8,16 @@ import numpy as np
 
 from torchgrpo.evaluation.student_t import two_sided_p, two_sided_quantile
 
-CONFIDENCE = 0.95
-_AGREEMENT, _SAME = 0.1, 1e-12
+CONFIDENCE_LEVEL = 0.95
+_DESIGN_PRIOR, _EQUAL_TOLERANCE = 0.1, 1e-12
 
 
 @dataclass(frozen=True)
-class Tally:
-    """One problem: one entry for every completion that could be judged, in sampling order.
+class ProblemResults:
+    """Results of one problem: an entry for every scored completion, in sampling order.
 
     correct: solved or not. scores: rewards. lengths: sampled tokens. truncated: cut off at the limit.
-    errors: completions that could not be judged through no fault of the model; they are in no other entry.
+    errors: number of completions without a score, through no fault of the model; they are in no other field.
     """
 
     correct: tuple[bool, ...]
@@ -28,9 +28,11 @@ class Tally:
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
-    """Probability that k of n completions, drawn without replacement, hold one of the c correct ones.
+    """Returns the probability that k of n completions, sampled without replacement, include a correct one.
 
-    Unbiased for the chance that k fresh completions hold a correct one (Chen et al. 2021, arXiv 2107.03374):
+    c: number of correct completions.
+
+    The estimator is unbiased for k fresh completions (Chen et al. 2021, arXiv 2107.03374):
     1 - prod_{i=n-c+1..n} (1 - k / i).
 
     Raises:
@@ -44,20 +46,22 @@ def pass_at_k(n: int, c: int, k: int) -> float:
 
 
 def proportion_interval(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """95% intervals of the means of `values` [problems, columns], each in 0..1, over problems of the same kind.
+    """Returns the ends of 95% intervals of column means, for values in 0..1.
 
-    Wilson's (1927) with as many independent answers as the spread over problems is worth (effective sample size, Korn
-    and Graubard 1998, Survey Methodology 24) and Student's quantile: with p the mean, s^2 the variance, N problems,
+    values: [problems, columns], a sample of problems of the same kind; NaN leaves a problem out of a column. Every
+    column has at least one value; a column with only one has the interval 0..1.
+
+    Wilson's interval (1927) with the effective sample size of the spread over problems (Korn and Graubard 1998, Survey
+    Methodology 24) and Student's quantile: with p the mean, s^2 the variance, N problems,
     d = (N s^2 + c) / (N p (1 - p) + c) and a = t^2 d / N, the ends are
-    (p + a/2 +- sqrt(a p (1 - p) + a^2 / 4)) / (1 + a). c = 0.1 takes d to 1, as of one answer a problem, where nearly
-    all problems agree and s^2 says little.
+    (p + a/2 +- sqrt(a p (1 - p) + a^2 / 4)) / (1 + a). Where nearly all problems agree, s^2 is unreliable: c = 0.1
+    then takes d to 1, the value of one answer per problem.
 
-    NaN: the problem does not count in that column; every column counts at least one, and one alone says nothing: 0..1.
     Returns the lower and the upper ends, [columns].
     """
     counts, means, variances, quantiles = _moments(values)
     spread = means * (1 - means)
-    design = (counts * variances + _AGREEMENT) / (counts * spread + _AGREEMENT)
+    design = (counts * variances + _DESIGN_PRIOR) / (counts * spread + _DESIGN_PRIOR)
     a = np.where(counts > 1, quantiles, 0.0) ** 2 * design / counts
     half = np.sqrt(a * spread + a * a / 4)
     low, high = ((means + a / 2 + sign * half) / (1 + a) for sign in (-1, 1))
@@ -65,27 +69,33 @@ def proportion_interval(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def mean_interval(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """As `proportion_interval`, of values without bounds: Student's t. Of one problem both ends are its value."""
+    """Returns the ends of 95% intervals of column means, for unbounded values, by Student's t.
+
+    Shapes and NaN are as in `proportion_interval`. With one problem both ends are its value.
+    """
     counts, means, variances, quantiles = _moments(values)
     half = np.where(counts > 1, quantiles, 0.0) * np.sqrt(variances / counts)
     return means - half, means + half
 
 
 def _moments(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Of each column: counted problems, mean, variance (0 of one), t quantile."""
+    """Returns the number of values, mean, variance and t quantile of each column.
+
+    The variance of one value is 0.
+    """
     counts = (~np.isnan(values)).sum(axis=0)
     means = np.nanmean(values, axis=0)
     variances = np.nansum((values - means) ** 2, axis=0) / np.maximum(counts - 1, 1)
-    quantiles = np.array([two_sided_quantile(CONFIDENCE, int(count) - 1) for count in counts])
+    quantiles = np.array([two_sided_quantile(CONFIDENCE_LEVEL, int(count) - 1) for count in counts])
     return counts, means, variances, quantiles
 
 
 @dataclass(frozen=True)
 class PairedTest:
-    """How two evaluations of the same problems differ, the last less the first.
+    """Difference between two evaluations of the same problems, the last less the first.
 
-    difference: of the mean success, -1 to 1. low, high: its 95% interval. problems: those judged in both.
-    p_value: chance of a difference at least as large, either way, where the policies are equally good; two-sided.
+    difference: of the mean success, -1 to 1. low, high: its 95% interval. problems: number scored in both.
+    p_value: two-sided p-value under the hypothesis that the policies are equally good.
     """
 
     difference: float
@@ -96,14 +106,14 @@ class PairedTest:
 
     @property
     def significant(self) -> bool:
-        """At the 5% level; exactly where the interval leaves out 0."""
-        return self.p_value < 1 - CONFIDENCE
+        """Whether the difference is significant at the 5% level: exactly where the interval excludes 0."""
+        return self.p_value < 1 - CONFIDENCE_LEVEL
 
     @property
-    def words(self) -> str:
-        """One line for a person, in percentage points."""
+    def summary(self) -> str:
+        """Result as one line of text, in percentage points."""
         if not self.problems:
-            return "no problem was judged in both"
+            return "no problem was scored in both"
         ends = f"[{100 * self.low:.1f}, {100 * self.high:.1f}]"
         chance = f"p = {self.p_value:.2g}" if self.p_value >= 0.001 else "p < 0.001"
         if not self.significant:
@@ -113,17 +123,19 @@ class PairedTest:
 
 
 def paired_test(first: Sequence[float] | np.ndarray, last: Sequence[float] | np.ndarray) -> PairedTest:
-    """Student's paired t-test of each problem's success, in 0..1, NaN where it was not judged.
+    """Compares the success of two evaluations on the same problems with Student's paired t-test.
 
-    Pairs take out how hard a problem is (Miller 2024, arXiv 2411.00640, section 4). Where all differences are equal
-    they have no spread to measure; then two made-up ones, 1 and -1 of half a problem's weight each beside one of 0,
-    stand in (Agresti and Min 2005, Statistics in Medicine 24).
+    first, last: success of each problem, in 0..1; NaN where no completion was scored.
+
+    Pairs remove the variance between problems (Miller 2024, arXiv 2411.00640, section 4). Equal differences have no
+    spread. Then pseudo-observations are added: 1 and -1, each with the weight of half a problem, and a 0 (Agresti and
+    Min 2005, Statistics in Medicine 24).
 
     Raises:
         ValueError: not the same number of problems.
     """
     if len(first) != len(last):
-        raise ValueError(f"{len(first)} and {len(last)} problems: a pair needs both")
+        raise ValueError(f"{len(first)} and {len(last)} problems: a paired comparison needs equal numbers")
     differences = np.asarray(last, dtype=float) - np.asarray(first, dtype=float)
     differences = differences[~np.isnan(differences)]
     problems = len(differences)
@@ -132,48 +144,51 @@ def paired_test(first: Sequence[float] | np.ndarray, last: Sequence[float] | np.
         return PairedTest(difference, -1.0, 1.0, 1.0, problems)
     difference = centre = float(differences.mean())
     error = float(differences.std(ddof=1)) / math.sqrt(problems)
-    if np.ptp(differences) < _SAME:
+    if np.ptp(differences) < _EQUAL_TOLERANCE:
         weight = problems + 2
         centre *= problems / weight
         error = math.sqrt(((differences @ differences + 1) / weight - centre**2) / weight)
-    reach = two_sided_quantile(CONFIDENCE, problems - 1) * error
+    reach = two_sided_quantile(CONFIDENCE_LEVEL, problems - 1) * error
     p_value = two_sided_p(centre / error, problems - 1)
     return PairedTest(difference, max(-1.0, centre - reach), min(1.0, centre + reach), p_value, problems)
 
 
-def summarize(tallies: Sequence[Tally], n: int) -> dict[str, float]:
-    """Metrics of one set of problems with n completions each.
+def summarize(results: Sequence[ProblemResults], n: int) -> dict[str, float]:
+    """Computes the metrics of a set of problems with n completions each.
 
     pass@1 ... pass@n, avg@n (share of correct completions) and score (mean reward), each with `_low` and
     `_high`, the ends of its 95% interval over problems; length and truncated (share) over completions; errors
-    (share) and problems. A problem with m < n judged completions counts in pass@k for k <= m; one without
-    any counts in `errors` alone.
+    (share) and problems. A problem with m < n scored completions counts in pass@k for k <= m. A problem without
+    scored completions counts in `errors` only.
     """
-    judged = [tally for tally in tallies if tally.correct]
-    failed = sum(tally.errors for tally in tallies)
-    attempts = failed + sum(len(tally.correct) for tally in judged)
-    metrics = {"problems": float(len(judged)), "errors": failed / max(1, attempts)}
-    if not judged:
+    scored = [problem for problem in results if problem.correct]
+    failed = sum(problem.errors for problem in results)
+    attempts = failed + sum(len(problem.correct) for problem in scored)
+    metrics = {"problems": float(len(scored)), "errors": failed / max(1, attempts)}
+    if not scored:
         return metrics
-    largest = max(len(tally.correct) for tally in judged)
+    largest = max(len(problem.correct) for problem in scored)
     names = [*(f"pass@{k}" for k in range(1, largest + 1)), f"avg@{n}", "score"]
     rows = []
-    for tally in judged:
-        m, correct = len(tally.correct), sum(tally.correct)
+    for problem in scored:
+        m, correct = len(problem.correct), sum(problem.correct)
         passes = [pass_at_k(m, correct, k) if k <= m else math.nan for k in range(1, largest + 1)]
-        rows.append([*passes, correct / m, float(np.mean(tally.scores))])
+        rows.append([*passes, correct / m, float(np.mean(problem.scores))])
     values = np.array(rows)
     shares, scores = proportion_interval(values[:, :-1]), mean_interval(values[:, -1:])
     ends = [np.concatenate(both) for both in zip(shares, scores, strict=True)]
     for name, mean, low, high in zip(names, np.nanmean(values, axis=0), *ends, strict=True):
         metrics |= {name: float(mean), f"{name}_low": float(low), f"{name}_high": float(high)}
-    lengths = [length for tally in judged for length in tally.lengths]
-    truncated = [cut for tally in judged for cut in tally.truncated]
+    lengths = [length for problem in scored for length in problem.lengths]
+    truncated = [cut for problem in scored for cut in problem.truncated]
     return metrics | {"length": float(np.mean(lengths)), "truncated": float(np.mean(truncated))}
 
 
-def table(name: str, metrics: dict[str, float], n: int) -> str:
-    """A few lines for a person: pass@k at powers of two, the rest in words."""
+def format_table(name: str, metrics: dict[str, float], n: int) -> str:
+    """Returns the metrics of a set as text.
+
+    Of pass@k the powers of two are shown.
+    """
     ks = sorted({1, n, *(k for k in (2, 4, 8, 16, 32, 64, 128, 256) if k < n)})
     lines = [f"{name}: {metrics['problems']:.0f} problems, {n} completions each"]
     for key in [f"pass@{k}" for k in ks if f"pass@{k}" in metrics]:

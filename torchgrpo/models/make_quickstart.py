@@ -1,13 +1,13 @@
-"""Make the quickstart model from nothing: a tiny chat model that was taught additions by a sloppy teacher.
+"""Trains the quickstart model: a tiny chat model that adds numbers, often wrongly.
 
-    python models/make_quickstart.py        rewrites torchgrpo/models/quickstart in two to three minutes on one core
+    python torchgrpo/models/make_quickstart.py    rewrites torchgrpo/models/quickstart in a few minutes
 
-First the pupil learns to add. Then a sloppy teacher takes over, who writes the right sum down in about one
-case out of four, and who most often loses a ten. The pupil learns that habit, slips included: sampled at
-temperature 1 it is right about a third of the time, and its most likely answer is usually a slip. What is
-left for reinforcement learning is to find out, from right and wrong alone, which habit to keep.
+First the model is trained on right sums. Then its labels come from a sloppy adder, which writes the right sum
+in about one case out of four and most often loses a ten. The model picks up that habit, slips included:
+sampled at temperature 1 it is right about a third of the time, and its most likely answer is usually a slip.
+Reinforcement learning can then improve the model from the rewards of its samples alone.
 
-Everything is drawn from fixed seeds on one thread, so equal torch builds on equal processors give equal
+All random numbers come from fixed seeds on one thread, so equal torch builds on equal processors give equal
 bytes. This file imports no other file of the project.
 """
 
@@ -34,15 +34,15 @@ CHAT_TEMPLATE = (
     "{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
-TEACHER = {0: 0.27, -10: 0.53, 1: 0.1, -1: 0.1}
-"""How far the sloppy teacher's answer is from the sum, and how often."""
-IGNORED = -100
-"""A label that the cross entropy leaves out."""
+SLOPPY_ERRORS = {0: 0.27, -10: 0.53, 1: 0.1, -1: 0.1}
+"""Errors of the sloppy sum, and the probability of each."""
+IGNORED_LABEL = -100
+"""Label that the cross entropy ignores."""
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """How the pupil is taught: `clean_steps` with right sums only, then the sloppy teacher up to `steps`."""
+    """Training schedule: right sums for `clean_steps`, then sloppy sums up to `steps`."""
 
     steps: int = 1000
     clean_steps: int = 600
@@ -53,7 +53,10 @@ class Schedule:
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
-    """One token a byte, so that every text round-trips; the specials of a chat come first."""
+    """Builds a tokenizer with one token per byte, after the special tokens of a chat.
+
+    Every text survives encoding and decoding unchanged.
+    """
     vocabulary = {token: index for index, token in enumerate(SPECIAL_TOKENS)}
     for letter in sorted(pre_tokenizers.ByteLevel.alphabet()):
         vocabulary[letter] = len(vocabulary)
@@ -74,7 +77,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def make_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> LlamaForCausalLM:
-    """A randomly initialised Llama of about one million parameters, fp32."""
+    """Builds a randomly initialised Llama of about one million parameters, fp32."""
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=len(tokenizer),
@@ -93,9 +96,9 @@ def make_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> LlamaForCausalL
     return LlamaForCausalLM(config)
 
 
-def teach_answer(total: int, generator: random.Random) -> int:
-    """What the sloppy teacher writes for a sum; a slip below zero is no slip at all."""
-    slips, weights = zip(*((slip, p) for slip, p in TEACHER.items() if total + slip >= 0), strict=True)
+def sample_sloppy_answer(total: int, generator: random.Random) -> int:
+    """Samples a sloppy answer to a sum; an answer below zero is excluded."""
+    slips, weights = zip(*((slip, p) for slip, p in SLOPPY_ERRORS.items() if total + slip >= 0), strict=True)
     slip: int = generator.choices(slips, weights)[0]
     return total + slip
 
@@ -103,30 +106,32 @@ def teach_answer(total: int, generator: random.Random) -> int:
 def make_batch(
     tokenizer: PreTrainedTokenizerFast, size: int, sloppy: bool, generator: random.Random
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Random additions with answers: token ids and labels, int64 [size, T], right-padded.
+    """Samples additions with answers: token ids and labels, int64 [size, T], right-padded.
 
-    Labels are IGNORED on the prompt and on the padding.
+    Labels are IGNORED_LABEL on the prompt and on the padding.
     """
     prompts, answers = [], []
     for _ in range(size):
         a, b = generator.randint(0, MAX_OPERAND), generator.randint(0, MAX_OPERAND)
         prompts.append(f"<bos><user>{a}+{b}=<assistant>")
-        answers.append(f"{teach_answer(a + b, generator) if sloppy else a + b}<eos>")
+        answers.append(f"{sample_sloppy_answer(a + b, generator) if sloppy else a + b}<eos>")
     return pad_batch(tokenizer(prompts)["input_ids"], tokenizer(answers)["input_ids"], tokenizer.pad_token_id)
 
 
 def pad_batch(
     prompts: Sequence[list[int]], answers: Sequence[list[int]], pad_id: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids and labels, int64 [N, T], right-padded."""
+    """Pads prompts with answers: token ids and labels, int64 [N, T], right-padded."""
     pairs = list(zip(prompts, answers, strict=True))
     ids = [torch.tensor(prompt + answer) for prompt, answer in pairs]
-    labels = [torch.tensor([IGNORED] * len(prompt) + answer) for prompt, answer in pairs]
-    return pad_sequence(ids, True, pad_id), pad_sequence(labels, True, IGNORED)
+    labels = [torch.tensor([IGNORED_LABEL] * len(prompt) + answer) for prompt, answer in pairs]
+    return pad_sequence(ids, True, pad_id), pad_sequence(labels, True, IGNORED_LABEL)
 
 
-def teach(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, schedule: Schedule) -> list[float]:
-    """Train in place; the loss of every step, in nats a token."""
+def train_model(
+    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, schedule: Schedule
+) -> list[float]:
+    """Trains the model in place; returns the loss of every step, in nats per token."""
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=schedule.learning_rate, weight_decay=0.01, betas=(0.9, 0.98)
     )
@@ -142,7 +147,7 @@ def teach(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, schedule:
         ids, labels = make_batch(tokenizer, schedule.batch_size, sloppy, generator)
         logits = model(ids).logits[:, :-1]
         loss = torch.nn.functional.cross_entropy(
-            logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORED
+            logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORED_LABEL
         )
         optimizer.zero_grad()
         loss.backward()
@@ -155,8 +160,8 @@ def teach(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, schedule:
     return losses
 
 
-def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    """Write an HF folder.
+def save_model(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
+    """Writes model and tokenizer as a Hugging Face folder.
 
     The weights are stored as fp16, which halves the file; `dtype` in config.json loads them as fp32.
     """
@@ -177,8 +182,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     schedule = Schedule(steps=options.steps)
     tokenizer = make_tokenizer()
     model = make_model(tokenizer, schedule.seed)
-    teach(model, tokenizer, schedule)
-    save(model, tokenizer, options.folder)
+    train_model(model, tokenizer, schedule)
+    save_model(model, tokenizer, options.folder)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""The files of the ledger: RUN/rollouts/train_000001.jsonl.zst ..., eval_SET_000040.jsonl.zst, one group a line.
+"""Files of the ledger: names, reading, compression and removal of later records.
 
-    append ─▶ NAME.jsonl, whole lines ──closed: when it is large, at the end──▶ NAME.jsonl.zst, one frame
-                                                          the oldest are removed where all take too much ─┘
+    append ─▶ NAME.jsonl ── large, or end of run ──▶ NAME.jsonl.zst, one frame ── over size limit ──▶ removed
 
-A file that is being written is plain, so that a process killed with SIGKILL loses no line that it had written. pandas,
-datasets and DuckDB open both kinds.
+Names are RUN/rollouts/train_000001.jsonl.zst ... and eval_SET_000040.jsonl.zst; a line is one group. The file
+that is being written is not compressed, so a process killed with SIGKILL loses no complete line. pandas,
+datasets and DuckDB read both kinds.
 """
 
 import io
@@ -17,54 +17,67 @@ from typing import Any
 import orjson
 import zstandard
 
-from config.run_folder.files import written_whole
+from config.run_folder.atomic_files import atomic_file
+from config.schema.former_names import COMPLETION_FIELDS, LEDGER_FIELDS, VERDICT_FIELDS, with_new_names
 
 FOLDER = "rollouts"
 OPEN, CLOSED = ".jsonl", ".jsonl.zst"
 _NAME = re.compile(r"(train|eval_([\w\-]+))_(\d{6,})\.jsonl(\.zst)?")
-_UNSEEN: dict[str, Any] = {"advantage": 0.0, "in_loss": False, "log_ratio": [], "entropy": []}
+_NO_TOKEN_VALUES: dict[str, Any] = {"advantage": 0.0, "in_loss": False, "log_ratio": [], "entropy": []}
 
 
 @dataclass(frozen=True)
 class LedgerFile:
-    """One file. evaluated: the name of the set; empty: groups of training. number: the iteration of its first line."""
+    """One file of the ledger.
+
+    eval_set: name of the evaluation set; empty for training. first_iteration: iteration of the first line.
+    """
 
     path: Path
-    evaluated: str
-    number: int
+    eval_set: str
+    first_iteration: int
 
 
 def ledger_files(run_dir: Path) -> list[LedgerFile]:
-    """Those of a run's folder, the oldest first."""
-    found: dict[str, LedgerFile] = {}
-    for path in sorted((run_dir / FOLDER).glob("*.jsonl*")):  # plain before compressed
+    """Returns the ledger files of a run's folder, oldest first."""
+    files: dict[str, LedgerFile] = {}
+    for path in sorted((run_dir / FOLDER).glob("*.jsonl*")):
         match = _NAME.fullmatch(path.name)
-        if match:
-            found[match[1] + match[3]] = LedgerFile(path, match[2] or "", int(match[3]))
-    # The evaluation after an iteration comes after its groups.
-    return sorted(found.values(), key=lambda file: (file.number, bool(file.evaluated)))
+        if match:  # a plain file sorts before its compressed copy, which wins
+            files[match[1] + match[3]] = LedgerFile(path, match[2] or "", int(match[3]))
+    # An evaluation after an iteration sorts after the groups of that iteration.
+    return sorted(files.values(), key=lambda file: (file.first_iteration, bool(file.eval_set)))
 
 
 def read_records(run_dir: Path, kind: str | None = None) -> Iterator[dict[str, Any]]:
-    """Every group that a run's folder holds, the oldest first, one at a time. kind: only `train` or `eval`."""
+    """Yields the record of each group in a run's folder, oldest first.
+
+    kind: `train` or `eval` to read only these; None for both.
+    """
     for file in ledger_files(run_dir):
-        if kind is None or (kind == "eval") == bool(file.evaluated):
-            yield from records_of(file.path)
+        if kind is None or (kind == "eval") == bool(file.eval_set):
+            yield from read_file_records(file.path)
 
 
-def records_of(path: Path) -> Iterator[dict[str, Any]]:
-    """The groups of one file."""
-    return map(parsed, lines_of(path))
+def read_file_records(path: Path) -> Iterator[dict[str, Any]]:
+    """Yields the records of one file."""
+    return map(parse_record, read_lines(path))
 
 
-def parsed(line: bytes) -> dict[str, Any]:
-    """A line of the ledger. Each of its completions has its number in the group (`sample`), whether the group kept it
-    (`chosen`), and what the learner knows of it."""
-    record: dict[str, Any] = orjson.loads(line)
+def parse_record(line: bytes) -> dict[str, Any]:
+    """Returns a line of the ledger as a record under the present field names.
+
+    Each completion gets its index in the group (`sample`), whether it belongs to the group or was left out by
+    candidate selection (`chosen`), and the learner's values.
+    """
+    record: dict[str, Any] = with_new_names(LEDGER_FIELDS, orjson.loads(line))
     token = 0
-    for sample, one in enumerate(record["completions"]):
+    completions = [with_new_names(COMPLETION_FIELDS, one) for one in record["completions"]]
+    record["completions"] = completions
+    for sample, one in enumerate(completions):
+        one["verdict"] = with_new_names(VERDICT_FIELDS, one["verdict"])
         chosen = sample < record["group_size"]
-        one |= {"sample": sample, "chosen": chosen, **_UNSEEN}
+        one |= {"sample": sample, "chosen": chosen, **_NO_TOKEN_VALUES}
         if chosen and record["in_loss"]:
             tokens = slice(token, token + len(one["token_ids"]))
             one |= {name: record[name][sample] for name in ("advantage", "in_loss")}
@@ -73,8 +86,8 @@ def parsed(line: bytes) -> dict[str, Any]:
     return record
 
 
-def lines_of(path: Path) -> Iterator[bytes]:
-    """The whole lines of one file, without their ends."""
+def read_lines(path: Path) -> Iterator[bytes]:
+    """Yields the complete lines of one file, without line ends."""
     with path.open("rb") as file:
         reader = zstandard.ZstdDecompressor().stream_reader(file) if path.suffix == ".zst" else file
         for line in io.BufferedReader(reader, 1 << 20):
@@ -83,25 +96,26 @@ def lines_of(path: Path) -> Iterator[bytes]:
 
 
 def close_file(path: Path) -> None:
-    """Compress a plain file, which is then gone."""
-    with path.open("rb") as plain, written_whole(path.with_name(path.name + ".zst")) as packed:
-        zstandard.ZstdCompressor(level=3).copy_stream(plain, packed, size=path.stat().st_size)
+    """Compresses a plain file and removes it."""
+    with path.open("rb") as plain, atomic_file(path.with_name(path.name + ".zst")) as compressed:
+        zstandard.ZstdCompressor(level=3).copy_stream(plain, compressed, size=path.stat().st_size)
     path.unlink()
 
 
-def keep_until(run_dir: Path, iteration: int) -> None:
-    """Remove every line of a later iteration: those of what a killed run had done after its checkpoint."""
+def remove_later_records(run_dir: Path, iteration: int) -> None:
+    """Removes the records of later iterations, which a killed run had written after its checkpoint."""
     for file in ledger_files(run_dir):
         path = file.path
-        if file.number > iteration:
+        if file.first_iteration > iteration:
             path.unlink()
-        elif not file.evaluated and (
-            path.suffix != ".zst" or any(record["iteration"] > iteration for record in records_of(path))
+        elif not file.eval_set and (
+            path.suffix != ".zst"
+            or any(record["iteration"] > iteration for record in read_file_records(path))
         ):
             plain = path.with_name(path.name.removesuffix(".zst"))
-            kept = [line for line in lines_of(path) if orjson.loads(line)["iteration"] <= iteration]
-            with written_whole(plain) as rewritten:  # without a last line that is not whole, too
-                rewritten.writelines(line + b"\n" for line in kept)
+            lines = [line for line in read_lines(path) if orjson.loads(line)["iteration"] <= iteration]
+            with atomic_file(plain) as rewritten:  # drops an incomplete last line as well
+                rewritten.writelines(line + b"\n" for line in lines)
             if path != plain:
                 path.unlink()
     for path in (run_dir / FOLDER).glob("*.partial"):

@@ -1,7 +1,8 @@
-"""What groups and the batch that was made of them say about themselves. Means are over real tokens and completions.
+"""Rollout metrics of one optimizer step: rewards, lengths, advantages, token ages.
 
-Rewards, errors and utilization are of everything that was generated for a batch, candidates not chosen and replaced
-groups included: else they would be those of the choice, not the policy's.
+Means are over real tokens and completions, without padding. Rewards, error shares and utilization include all
+generated completions, also unselected candidates and replaced groups, so they describe the policy and not the
+selection.
 """
 
 import math
@@ -13,26 +14,26 @@ from typing import Any
 from envs.group import Group, SampledCompletion, Verdict
 from torchgrpo.batches.rollout import Rollout
 
-_CLOCKS = ("time/", "throughput/", "reward_latency/", "idle/", "weight_check/")
+_TIMING_PREFIXES = ("time/", "throughput/", "reward_latency/", "idle/", "weight_check/")
 
 
-def without_clocks(row: dict[str, Any]) -> dict[str, Any]:
-    """A row of metrics less what depends on how fast the machine was."""
+def without_timings(row: dict[str, Any]) -> dict[str, Any]:
+    """Returns a row of metrics without the metrics that depend on the machine's speed."""
     return {
         key: value
         for key, value in row.items()
-        if not key.startswith(_CLOCKS) and not key.endswith("/seconds")  # of an evaluation
+        if not key.startswith(_TIMING_PREFIXES) and not key.endswith("/seconds")  # seconds of an evaluation
     }
 
 
 def rollout_metrics(rollout: Rollout, policy_version: int, members: Sequence[str] = ()) -> dict[str, float]:
-    """Rewards, lengths, advantages and ages of one optimizer step's rollout, which is credited.
+    """Returns rewards, lengths, advantages and ages of one optimizer step's rollout.
 
-    members: the data sets of a mixture.
+    rollout: has advantages. members: names of the data sets of a mixture.
     """
     groups, batch = rollout.groups, rollout.batch
-    generated = [one for group in groups for one in group.chain()]
-    metrics = reward_metrics(generated)
+    generated_groups = [one for group in groups for one in group.replacement_chain()]
+    metrics = reward_metrics(generated_groups)
     completions = [one for group in groups for one in group.completions]
     lengths = [len(one.token_ids) for one in completions]
     metrics |= {
@@ -40,25 +41,28 @@ def rollout_metrics(rollout: Rollout, policy_version: int, members: Sequence[str
         "length/response_max": float(max(lengths)),
         "length/truncated": [one.finish_reason for one in completions].count("length") / len(lengths),
     }
-    if not all(all(one.sampled) for one in completions):  # the environment wrote some of the tokens
-        # A turn, and one more wherever a token of the environment's is followed by one of the model's.
-        metrics["turns/mean"] = _mean([1 + bytes(one.sampled).count(b"\0\1") for one in completions])
-        metrics["turns/drawn_tokens"] = _mean([one.num_drawn for one in completions])
+    if not all(all(one.sampled_mask) for one in completions):  # the environment wrote some of the tokens
+        # One turn, plus one for each token of the environment that is followed by a sampled token.
+        metrics["turns/mean"] = _mean([1 + bytes(one.sampled_mask).count(b"\0\1") for one in completions])
+        metrics["turns/sampled_tokens"] = _mean([one.num_sampled_tokens for one in completions])
     assert batch.advantage is not None and batch.mask is not None
-    trained = list(compress(batch.advantage[:, 0].tolist(), batch.mask.any(-1).tolist()))
+    trained_advantages = list(compress(batch.advantage[:, 0].tolist(), batch.mask.any(-1).tolist()))
     metrics |= {
-        "advantage/mean": _mean(trained),
-        "advantage/std": _deviation(trained),
-        "sample_utilization": len(trained) / sum(len(group.candidates) for group in generated),
+        "advantage/mean": _mean(trained_advantages),
+        "advantage/std": _deviation(trained_advantages),
+        "sample_utilization": len(trained_advantages)
+        / sum(len(group.candidates) for group in generated_groups),
         "rollout/temperature": _mean([group.sampling.temperature for group in groups]),
         "policy_version": float(policy_version),
     }
     if batch.length_reward is not None:
         verdicts = [verdict for group in groups for verdict in group.verdicts]
-        added = zip(batch.length_reward[:, 0].tolist(), verdicts, strict=True)
-        metrics["reward/length"] = _mean([value for value, verdict in added if verdict.judged])
-    metrics |= member_metrics(generated, members)
-    # Versions between the one that drew a token in the loss and the one that it trains.
+        penalties = zip(batch.length_reward[:, 0].tolist(), verdicts, strict=True)
+        metrics["reward/overlong_penalty"] = _mean(
+            [value for value, verdict in penalties if verdict.has_score]
+        )
+    metrics |= member_metrics(generated_groups, members)
+    # Number of policy versions between sampling and training, for each token in the loss.
     ages = (policy_version - batch.policy_version.masked_select(batch.mask)).bincount().tolist()
     metrics["age/mean"] = sum(age * count for age, count in enumerate(ages)) / max(sum(ages), 1)
     metrics["age/max"] = float(max(len(ages) - 1, 0))
@@ -69,15 +73,20 @@ def _verdicts(completions: Sequence[SampledCompletion]) -> list[Verdict]:
     return [verdict for one in completions if (verdict := one.verdict) is not None]
 
 
-def reward_metrics(generated: Sequence[Group]) -> dict[str, float]:
-    """Of all completions of these groups. Those that could not be judged are counted, and left out of the rest."""
-    of_groups = [_verdicts(group.candidates) for group in generated]
-    verdicts = list(chain.from_iterable(of_groups))
+def reward_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    """Returns metrics of the rewards of all completions in these groups.
+
+    Completions without a score, because of an error, count only in `reward/errors`.
+    """
+    verdicts_of_groups = [_verdicts(group.candidates) for group in groups]
+    verdicts = list(chain.from_iterable(verdicts_of_groups))
     outcomes = [verdict.outcome for verdict in verdicts]
-    rewards_of_groups = [[verdict.score for verdict in group if verdict.judged] for group in of_groups]
+    rewards_of_groups = [
+        [verdict.score for verdict in group if verdict.has_score] for group in verdicts_of_groups
+    ]
     rewards = list(chain.from_iterable(rewards_of_groups))
-    judged = [verdict for verdict in verdicts if verdict.judged]
-    # Equal as float32, which the learner reads: such a group teaches nothing.
+    with_score = [verdict for verdict in verdicts if verdict.has_score]
+    # Compared as float32, the learner's dtype. A group of equal rewards has no gradient.
     equal = [len(set(array("f", scores))) <= 1 for scores in rewards_of_groups]
     metrics = {
         "reward/mean": _mean(rewards),
@@ -85,27 +94,30 @@ def reward_metrics(generated: Sequence[Group]) -> dict[str, float]:
         "reward/zero_variance_groups": _mean(equal),
         "reward/errors": outcomes.count("error") / max(1, len(outcomes)),
         "reward/invalid": outcomes.count("invalid") / max(1, len(outcomes)),
-        "groups/generated": float(len(generated)),
-        "groups/success": _mean([verdict.success for verdict in judged]),
+        "groups/generated": float(len(groups)),
+        "groups/success": _mean([verdict.success for verdict in with_score]),
     }
     scored = [verdict.score for verdict in verdicts if verdict.outcome == "scored"]
     invalid = [verdict.score for verdict in verdicts if verdict.outcome == "invalid"]
     if scored and invalid:
         metrics["reward/invalid_gap"] = _mean(scored) - _mean(invalid)
-    names = sorted(set[str]().union(*[verdict.parts for verdict in verdicts]))
-    parts = [verdict.parts for verdict in judged]
-    return metrics | {f"reward/{name}": _mean([each.get(name, 0.0) for each in parts]) for name in names}
+    names = sorted(set[str]().union(*[verdict.components for verdict in verdicts]))
+    components = [verdict.components for verdict in with_score]
+    return metrics | {f"reward/{name}": _mean([each.get(name, 0.0) for each in components]) for name in names}
 
 
-def member_metrics(generated: Sequence[Group], members: Sequence[str]) -> dict[str, float]:
-    """Completions, mean reward and mean length of the data sets of a mixture; no means where there are none."""
+def member_metrics(groups: Sequence[Group], members: Sequence[str]) -> dict[str, float]:
+    """Returns number, mean reward and mean length of completions by data set.
+
+    A data set without completions has no means.
+    """
     metrics: dict[str, float] = {}
     for name in members:
-        mine = [one for group in generated if group.example.source == name for one in group.candidates]
-        rewards = [verdict.score for verdict in _verdicts(mine) if verdict.judged]
-        metrics[f"completions/{name}"] = float(len(mine))
-        if mine:
-            metrics[f"length/response_mean/{name}"] = _mean([len(one.token_ids) for one in mine])
+        completions = [one for group in groups if group.example.source == name for one in group.candidates]
+        rewards = [verdict.score for verdict in _verdicts(completions) if verdict.has_score]
+        metrics[f"completions/{name}"] = float(len(completions))
+        if completions:
+            metrics[f"length/response_mean/{name}"] = _mean([len(one.token_ids) for one in completions])
         if rewards:
             metrics[f"reward/mean/{name}"] = _mean(rewards)
     return metrics

@@ -1,4 +1,4 @@
-"""Progress of a run, live: a bar at the end of a terminal, lines in a log."""
+"""Progress display of a run: a bar in a terminal, lines in a log."""
 
 import math
 import sys
@@ -15,143 +15,150 @@ _CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if
 
 
 class Progress:
-    """Steps, reward and stage of a run, shown on standard error.
+    """Shows steps, reward and stage of a run on standard error.
 
-    A terminal sees them up to twice a second, a file gets a line every ten seconds. The training loop shows them in
-    passing: there is no thread, so nothing is shown while nothing is told.
+    A terminal is updated up to twice a second, a file gets a line every ten seconds. The calls of the training
+    loop update the display: there is no thread, so nothing changes between calls.
 
     Args:
-        total_steps: optimizer steps of the whole run; 0: it trains nothing.
+        total_steps: optimizer steps of the whole run; 0: the run does not train.
     """
 
     def __init__(self, logging: LoggingConfig, total_steps: int) -> None:
         self.total_steps = total_steps
         self.steps = 0
         self.reward = self.length = math.nan
-        self.stage_name, self.done, self.of = "", 0, 0
-        self.began = self.counting_since = time.monotonic()
-        self._training_since: float | None = None
+        self.stage_name, self.num_done, self.stage_total = "", 0, 0
+        self.start_time = self.stage_start_time = time.monotonic()
+        self._training_start_time: float | None = None
         self._steps_before = 0
-        self._view = Silent()
+        self._view = SilentView()
         if logging.progress:
             console = _Console(stderr=True, highlight=False, markup=False, emoji=False)
-            # A console takes FORCE_COLOR for a terminal; colours are all that it may force.
+            # rich reports a terminal if FORCE_COLOR is set; the variable must only force colours.
             terminal = sys.stderr.isatty() and console.is_terminal and not console.is_dumb_terminal
-            alone = parent_process() is None  # jobs side by side would erase each other's bars
-            self._view = Bar(console, total_steps) if terminal and alone else Lines()
-        self._due = 0.0
+            is_main_process = parent_process() is None  # parallel jobs would erase each other's bars
+            self._view = BarView(console, total_steps) if terminal and is_main_process else LineView()
+        self._next_update_time = 0.0
 
     @property
-    def erase(self) -> str:
-        """The characters that a signal handler, which must not print, writes before its own message."""
-        return self._view.erase
+    def erase_sequence(self) -> str:
+        """Characters that erase the bar; a signal handler writes them before its message."""
+        return self._view.erase_sequence
 
-    def begin(self, stage: str) -> None:
-        """Show a stage before the first step, which may take long, at once."""
-        self._due = 0.0
-        self.stage(stage)
+    def start_stage(self, stage: str) -> None:
+        """Shows a stage at once, for example a long stage before the first step."""
+        self._next_update_time = 0.0
+        self.set_stage(stage)
 
     def resume(self, first_step: int) -> None:
-        """Count clocks from here, with so many steps done."""
+        """Restarts the clocks of a resumed run that has already done some steps."""
         self.steps = self._steps_before = first_step
-        self.began = time.monotonic()
+        self.start_time = time.monotonic()
 
-    def stage(self, name: str, done: int = 0, total: int = 0) -> None:
-        """Tell the present stage, such as `collect 40/128`. Most calls note it and look at the clock."""
+    def set_stage(self, name: str, done: int = 0, total: int = 0) -> None:
+        """Sets the present stage, such as `collect 40/128`.
+
+        Most calls only store the stage, because the display is updated at intervals.
+        """
         now = time.monotonic()
-        if name != self.stage_name or done < self.done:
-            self.counting_since = now
-        if name == "collect" and self._training_since is None:
-            self._training_since = now
-        self.stage_name, self.done, self.of = name, done, total
-        if now >= self._due:
+        if name != self.stage_name or done < self.num_done:
+            self.stage_start_time = now
+        if name == "collect" and self._training_start_time is None:
+            self._training_start_time = now
+        self.stage_name, self.num_done, self.stage_total = name, done, total
+        if now >= self._next_update_time:
             self._view.show(self)
-            self._due = now + self._view.interval
+            self._next_update_time = now + self._view.interval
 
-    def step(self, reward: float, length: float) -> None:
-        """Count an optimizer step."""
+    def count_step(self, reward: float, length: float) -> None:
+        """Counts an optimizer step and stores its mean reward and length."""
         self.steps += 1
         self.reward, self.length = reward, length
 
-    def say(self, text: str) -> None:
-        """Print a text above the bar."""
-        self._view.say(text)
+    def print_text(self, text: str) -> None:
+        """Prints a text above the bar."""
+        self._view.print_text(text)
 
     def close(self) -> None:
-        """Leave the numbers of the last step, and nothing of a run that made none. A second call does nothing."""
+        """Shows the final numbers, or removes the display of a run without a step.
+
+        A second call does nothing.
+        """
         self.stage_name = ""
         self._view.close(self)
-        self._view = Silent()
+        self._view = SilentView()
 
-    def told(self) -> dict[str, str]:
-        """The numbers in words, those that are known: step, reward, length, so far, left, stage."""
+    def status_texts(self) -> dict[str, str]:
+        """Returns the known values as texts, by name: step, reward, length, so far, left, stage."""
         now = time.monotonic()
-        words = {}
-        if self.total_steps and (self.steps or self._training_since is not None):
-            words["step"] = f"step {self.steps}/{self.total_steps}"
+        texts = {}
+        if self.total_steps and (self.steps or self._training_start_time is not None):
+            texts["step"] = f"step {self.steps}/{self.total_steps}"
             if not math.isnan(self.reward):
-                words |= {"reward": f"reward {self.reward:.3f}", "length": f"length {self.length:.1f}"}
-            words["so far"] = f"{clock(now - self.began)} so far"
-            since, steps = self._training_since, self.steps - self._steps_before
-            if since is not None and steps and self.stage_name:
-                left = (now - since) / steps * (self.total_steps - self.steps)
-                words["left"] = f"{clock(left)} left"
+                texts |= {"reward": f"reward {self.reward:.3f}", "length": f"length {self.length:.1f}"}
+            texts["so far"] = f"{format_clock(now - self.start_time)} so far"
+            start, steps = self._training_start_time, self.steps - self._steps_before
+            if start is not None and steps and self.stage_name:
+                left = (now - start) / steps * (self.total_steps - self.steps)
+                texts["left"] = f"{format_clock(left)} left"
         if self.stage_name:
-            counted = f" {self.done}/{self.of}" if self.of else ""
-            words["stage"] = f"{printable(self.stage_name)}{counted}"
-            if self.done and not self.total_steps:
-                each = (now - self.counting_since) / self.done
-                words["left"] = f"{clock(each * (self.of - self.done))} to go"
-        return words
+            counts = f" {self.num_done}/{self.stage_total}" if self.stage_total else ""
+            texts["stage"] = f"{escape_control_characters(self.stage_name)}{counts}"
+            if self.num_done and not self.total_steps:
+                seconds = (now - self.stage_start_time) / self.num_done
+                texts["left"] = f"{format_clock(seconds * (self.stage_total - self.num_done))} to go"
+        return texts
 
 
 class _Console(Console):
-    """A console that never hides the cursor, so that a run that is killed leaves a terminal that works."""
+    """Console that never hides the cursor, so a killed run leaves a usable terminal."""
 
     def show_cursor(self, show: bool = True) -> bool:
         return False
 
 
-class Silent:
-    """No view; texts are printed all the same.
+class SilentView:
+    """View without progress; texts are printed nevertheless.
 
-    interval: least seconds between two updates. erase: takes what is shown from the screen.
+    interval: minimum seconds between two updates. erase_sequence: characters that erase the view from the
+    screen.
     """
 
     interval = float("inf")
-    erase = ""
+    erase_sequence = ""
 
     def show(self, progress: Progress) -> None:
         pass
 
-    def say(self, text: str) -> None:
-        print(printable(text), file=sys.stderr, flush=True)
+    def print_text(self, text: str) -> None:
+        print(escape_control_characters(text), file=sys.stderr, flush=True)
 
     def close(self, progress: Progress) -> None:
         pass
 
 
-class Lines(Silent):
-    """A line for each update."""
+class LineView(SilentView):
+    """View that prints a line for each update."""
 
     interval = 10.0
 
     def show(self, progress: Progress) -> None:
-        self.say(", ".join(progress.told().values()))
+        self.print_text(", ".join(progress.status_texts().values()))
 
     def close(self, progress: Progress) -> None:
         if not math.isnan(progress.reward):
             self.show(progress)
 
 
-class Bar(Silent):
-    """A bar of rich's in the last line of a terminal.
+class BarView(SilentView):
+    """View with a progress bar of rich in the last line of a terminal.
 
-    Standard streams stay as they are, for processes that are forked from this one would else draw bars too.
+    Standard streams are not redirected: forked processes would inherit the redirection and print bars too.
     """
 
     interval = 0.5
-    erase = "\r\x1b[2K"
+    erase_sequence = "\r\x1b[2K"
 
     def __init__(self, console: Console, total_steps: int) -> None:
         self.total_steps = total_steps
@@ -169,13 +176,13 @@ class Bar(Silent):
         self._bars.start()
 
     def show(self, progress: Progress) -> None:
-        told = progress.told()
-        names = ("step", "reward", "left" if "left" in told else "so far", "stage")
-        words = "  ".join(told[name].removeprefix("step ") for name in names if name in told)
-        self._bars.update(self._task, completed=progress.steps, description=words, refresh=True)
+        texts = progress.status_texts()
+        names = ("step", "reward", "left" if "left" in texts else "so far", "stage")
+        description = "  ".join(texts[name].removeprefix("step ") for name in names if name in texts)
+        self._bars.update(self._task, completed=progress.steps, description=description, refresh=True)
 
-    def say(self, text: str) -> None:
-        self._bars.console.print(Text(printable(text)), soft_wrap=True)
+    def print_text(self, text: str) -> None:
+        self._bars.console.print(Text(escape_control_characters(text)), soft_wrap=True)
 
     def close(self, progress: Progress) -> None:
         self._bars.live.transient = math.isnan(progress.reward)
@@ -183,8 +190,8 @@ class Bar(Silent):
         self._bars.stop()
 
 
-def clock(seconds: float) -> str:
-    """`02:03`, `1:02:03`, `3 d 04:05`."""
+def format_clock(seconds: float) -> str:
+    """Formats seconds as `02:03`, `1:02:03` or `3 d 04:05`."""
     minutes, second = divmod(round(seconds), 60)
     hours, minute = divmod(minutes, 60)
     days, hour = divmod(hours, 24)
@@ -193,6 +200,9 @@ def clock(seconds: float) -> str:
     return f"{hour}:{minute:02}:{second:02}" if hours else f"{minute:02}:{second:02}"
 
 
-def printable(text: str) -> str:
-    """A model's text without what would move a terminal's cursor or change its colours; lines stay lines."""
+def escape_control_characters(text: str) -> str:
+    """Escapes control characters, which could move the cursor or change colours.
+
+    Newlines and tabs are kept.
+    """
     return text.translate(_CONTROL)

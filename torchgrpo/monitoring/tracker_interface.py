@@ -1,6 +1,7 @@
-"""Interface of a tracker: one run in one of the services that `logging.backend` names, a file of `trackers/` for each.
+"""Interface of the trackers, to which a run sends its metrics.
 
-All of its methods may raise or hang: `tracking.py` calls them from a thread of their own.
+A tracker is one run in one service that `logging.backend` names; each service has a module in `trackers/`. All
+methods may raise or hang, because `tracker_threads.py` calls them from a separate thread.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,12 +13,12 @@ from config.schema.errors import RunOutcome
 from config.schema.logging import LoggingConfig
 
 CLOSE_S = 60.0
-"""How long a tracker may take at the end of a run to send what it still holds."""
+"""Maximum seconds for a tracker to send its remaining data at the end of a run."""
 
 
 @dataclass(frozen=True)
-class ShownCompletion:
-    """One row of the table of completions that trackers get now and then."""
+class CompletionRow:
+    """Row of the table of completions that trackers get at intervals."""
 
     prompt: str
     completion: str
@@ -25,42 +26,47 @@ class ShownCompletion:
     advantage: float
 
 
-COLUMNS: list[Any] = ["step", *(field.name for field in fields(ShownCompletion))]
+COLUMNS: list[Any] = ["step", *(field.name for field in fields(CompletionRow))]
 
 
 class Tracker(Protocol):
-    """One run in one tracker."""
+    """One run in one tracking service."""
 
     def metrics(self, numbers: Mapping[str, float], step: int) -> None:
-        """Numbers of an optimizer step or of an evaluation."""
+        """Logs the metrics of an optimizer step or of an evaluation."""
 
-    def completions(self, shown: Sequence[ShownCompletion], step: int) -> None:
-        """A table of some of what was written in the step."""
+    def completions(self, rows: Sequence[CompletionRow], step: int) -> None:
+        """Logs a table of some completions of an optimizer step."""
 
     def close(self, outcome: RunOutcome) -> None:
-        """Send what is left and end the run, so that the next one of a sweep is another."""
+        """Sends the remaining data and ends the run.
+
+        The next run of a sweep is then a separate run in the service.
+        """
 
 
-Tell = Callable[[str], None]
+OnMessage = Callable[[str], None]
+"""Receives a message for the user."""
 
 
 @dataclass(frozen=True)
-class OpenTracker:
-    """The way to a tracker: OPEN of its file.
+class TrackerFactory:
+    """Factory of a tracker: `FACTORY` in the tracker's module.
 
-    package: that it imports. open: makes it, of the `logging` section, the run's folder, a title, all settings and what
-    tells the user a line. install: what pip takes where the package is missing; None: its name.
+    package: package that the tracker imports. install: arguments of `pip install` for a missing package; None:
+    the package's name. open: creates the tracker from the `logging` section, the run's folder, a title, all
+    settings, and a callback for messages to the user.
     """
 
     package: str
-    open: Callable[[LoggingConfig, Path, str, dict[str, Any], Tell], Tracker]
+    open: Callable[[LoggingConfig, Path, str, dict[str, Any], OnMessage], Tracker]
     install: str | None = None
 
 
-def flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Settings with dotted keys; `env.options`, which is empty, stays."""
+def iterate_dotted(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields settings with dotted keys; an empty section such as `env.options` is kept."""
     for key, value in settings.items():
         if isinstance(value, Mapping) and value:
-            yield from flat(value, f"{prefix}{key}.")
+            yield from iterate_dotted(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value

@@ -1,4 +1,7 @@
-"""Estimates of disk space: checkpoints, and the models that are made of them. No torch here."""
+"""Estimates sizes of one checkpoint and exported model, and how many are stored at once.
+
+The module imports no torch.
+"""
 
 from config.schema.config import Config
 from torchgrpo.plan.activations import FLOAT
@@ -7,12 +10,15 @@ from torchgrpo.plan.model_shape import DTYPE_BYTES, ModelShape
 
 
 def checkpoint_bytes(config: Config, shape: ModelShape) -> float:
-    """One checkpoint: the trained weights (adapters under LoRA) with all their bits, and the optimizer's state."""
+    """Bytes of one checkpoint: trained weights (or adapters) in float32, and optimizer state."""
     return trained_parameters(config, shape) * FLOAT + optimizer_state_bytes(config, shape)
 
 
-def model_bytes(config: Config, shape: ModelShape) -> float:
-    """The folder in Hugging Face format of one checkpoint (`train.export`): merged weights, an adapter beside them."""
+def exported_model_bytes(config: Config, shape: ModelShape) -> float:
+    """Bytes of one exported model folder in Hugging Face format (`train.export`).
+
+    The folder contains merged weights, and under LoRA the adapter.
+    """
     if not config.train.export:
         return 0.0
     lora = config.train_model.lora
@@ -20,9 +26,11 @@ def model_bytes(config: Config, shape: ModelShape) -> float:
     return shape.parameters * DTYPE_BYTES[config.model.dtype] + adapter
 
 
-def checkpoints_kept(config: Config) -> int:
-    """How many checkpoints, and models of them, lie on disk at most: the newest, the best where it is kept, and one
-    more while it is written."""
+def max_stored_checkpoints(config: Config) -> int:
+    """Maximum number of checkpoints, and of their exported models, on disk at one time.
+
+    The maximum is the newest ones, the best one under `train.keep_best`, and one that is being written.
+    """
     train = config.train
     frequencies = (train.checkpoint_frequency, config.eval.frequency if train.keep_best else 0)
     written = 1 + sum(config.total_iterations // frequency for frequency in frequencies if frequency)

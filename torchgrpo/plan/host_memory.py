@@ -1,87 +1,100 @@
-"""What a run takes of a node's memory: everything on a CPU, beside GPUs what lives there for them. No torch here."""
+"""Estimates host memory of one node, and chooses how many scorers share a reference.
+
+On a CPU the estimate covers learner, scorers and engines; beside GPUs it covers offloaded tensors and copies. The
+module imports no torch.
+"""
 
 from dataclasses import replace
 
 from torchgrpo.plan import memory
 from torchgrpo.plan.disk import checkpoint_bytes
-from torchgrpo.plan.memory import Use
+from torchgrpo.plan.memory import MemoryUse
 from torchgrpo.plan.model_shape import GIB, ModelShape
-from torchgrpo.plan.plan import SCORER_KNOBS, Plan, cache_on_device, fits_gpu, most_on_a_node, scorer_phase
+from torchgrpo.plan.plan import (
+    SCORER_KNOBS,
+    Plan,
+    kv_cache_per_device,
+    max_scorers_per_node,
+    scorer_fits_gpu,
+    scorer_phase,
+)
 
 
-def host_uses(plan: Plan, shape: ModelShape) -> list[Use]:
-    """Memory of the machine that the run takes.
+def host_uses(plan: Plan, shape: ModelShape) -> list[MemoryUse]:
+    """Returns the uses of host memory on one node.
 
-    Everything on a CPU; beside GPUs a reference that visits them.
-
-    To that come the copies that a checkpoint is written from and that the last push leaves, or the whole models that
-    shards of scorers are filled from before there are any, whichever are more.
+    On a CPU they are learner, scorers and engines; beside GPUs a reference in host memory and offloaded tensors. In
+    addition, the larger of two sums counts: the copies for a checkpoint and of the last push, or the whole models from
+    which sharded scorers load.
     """
     config, devices = plan.config, plan.devices
     if devices.on_cpu:
         on_vllm = plan.engine.backend == "vllm"
-        weights = memory.engine_weights(config, shape, plan.engine.dtype, on_cpu=on_vllm)
-        apart = plan.overlapped or devices.ranks > 1 or not devices.in_process
-        if apart and not on_vllm:
-            # Packed too (running_decoder.py): only a learner of the same process uses that memory again.
+        weights = memory.engine_weight_bytes(config, shape, plan.engine.dtype, on_cpu=on_vllm)
+        has_packed_copy = plan.is_overlapped or devices.ranks > 1 or not devices.in_process
+        if has_packed_copy and not on_vllm:
+            # continuous_batching_decoder.py also holds packed weights; only a learner in the same process reuses
+            # their memory.
             weights *= 2
-        engines = config.inference_model.num_devices * (weights + (cache_on_device(plan, shape) or 0.0))
+        engines = config.inference_model.num_devices * (weights + (kv_cache_per_device(plan, shape) or 0.0))
         learner = devices.ranks_per_node * max(phase.bytes for phase in plan.phases)
         scorer = scorer_phase(plan)
         scorers = 0.0 if scorer is None else devices.scorers_per_node * scorer.bytes
         uses = [
-            Use("learner", learner, "train.gradient_accumulation_steps"),
-            Use("scorers", scorers, SCORER_KNOBS),
-            Use("engines", engines, "inference_model.num_devices, max_num_seqs"),
+            MemoryUse("learner", learner, "train.gradient_accumulation_steps"),
+            MemoryUse("scorers", scorers, SCORER_KNOBS),
+            MemoryUse("engines", engines, "inference_model.num_devices, max_num_seqs"),
         ]
     else:
-        frozen = plan.reference_shape if plan.reference.home == "host memory" else None
-        visits = 0.0 if frozen is None else memory.reference_bytes(config, frozen, devices.ranks)
-        uses = [Use(f"visiting {memory.frozen_role(config)}", visits, "ref_model.num_devices")]
+        shape_on_host = plan.reference_shape if plan.reference.home == "host memory" else None
+        size = 0.0 if shape_on_host is None else memory.reference_bytes(config, shape_on_host, devices.ranks)
+        uses = [MemoryUse(f"{memory.reference_role(config)} in host memory", size, "ref_model.num_devices")]
         offload, ranks = config.train_model.offload, devices.ranks_per_node
-        # A reference that is sharded with the policy goes where it goes.
-        kept = () if offload == "none" else memory.learner_states(config, shape)
+        # Not counted: a sharded reference, which is offloaded together with the policy.
+        kept = () if offload == "none" else memory.optimizer_state_uses(config, shape)
         if offload == "all":
-            kept += (*memory.learner_weights(config, shape), memory.learner_gradients(config, shape))
+            kept += (*memory.weight_uses(config, shape), memory.gradient_use(config, shape))
         for use in kept:
-            uses.append(Use(f"{use.what} of {ranks} rank(s)", ranks * use.bytes, "train_model.offload"))
-    here = devices.ranks_per_node / devices.ranks  # each rank writes its shards
-    state = checkpoint_bytes(config, shape) * here if config.train.async_checkpoint else 0.0
+            uses.append(MemoryUse(f"{use.name} of {ranks} rank(s)", ranks * use.bytes, "train_model.offload"))
+    node_share = devices.ranks_per_node / devices.ranks  # each rank writes its shards
+    state = checkpoint_bytes(config, shape) * node_share if config.train.async_checkpoint else 0.0
     copy = 0.0 if plan.transport == "in_process" else memory.pushed_bytes(config, shape, plan.weight_dtype)
     copies = [
-        Use("copy for a checkpoint", state, "train.async_checkpoint"),
-        Use("copy of the last push", copy, "model.name, inference_model.dtype"),
+        MemoryUse("copy for a checkpoint", state, "train.async_checkpoint"),
+        MemoryUse("copy of the last push", copy, "model.name, inference_model.dtype"),
     ]
-    teacher, shards, whole = plan.reference_shape, plan.reference.shard_size, 0.0
-    if teacher is not None and shards > 1:  # whole models, from which the ranks of copies fill their shards
-        copies_here = -(-min(devices.scorers_per_node, most_on_a_node(plan)) // shards)
-        whole = copies_here * memory.reference_bytes(config, teacher, shards)
-    loading = [Use("scorers while they load", whole, SCORER_KNOBS)]
+    reference, shards, loaded_bytes = plan.reference_shape, plan.reference.shard_size, 0.0
+    if reference is not None and shards > 1:  # one rank of each copy loads a whole model for the shards
+        node_copies = -(-min(devices.scorers_per_node, max_scorers_per_node(plan)) // shards)
+        loaded_bytes = node_copies * memory.reference_bytes(config, reference, shards)
+    loading = [MemoryUse("scorers while they load", loaded_bytes, SCORER_KNOBS)]
     uses += max(copies, loading, key=lambda moment: sum(use.bytes for use in moment))
     return [use for use in uses if use.bytes]
 
 
 def host_bytes(plan: Plan, shape: ModelShape) -> float:
+    """Bytes of host memory that the run takes on one node."""
     return sum(use.bytes for use in host_uses(plan, shape))
 
 
-def share_copies(plan: Plan) -> Plan:
-    """Choose the fewest scorers on one node whose memory a copy fits.
+def choose_shard_size(plan: Plan) -> Plan:
+    """Chooses the smallest number of scorers per copy of the reference that fits.
 
-    Every copy scores microbatches of its own, so more copies are better. As many as can share one where it does not
-    fit at all; where a size is not known, each has a copy.
+    The scorers of a copy are on one node. Copies score different microbatches, so more copies are faster. Where no
+    number fits, all scorers of a node share one copy; where a size is unknown, each scorer has a copy.
     """
     ranks = plan.reference.ranks
     if not ranks or plan.config.ref_model.shard_size is not None:
         return plan
-    divisors = [size for size in range(1, most_on_a_node(plan) + 1) if ranks % size == 0]
-    split = [replace(plan, reference=replace(plan.reference, shard_size=size)) for size in divisors]
-    for each in split:
-        host = each.machine.host_memory_gib
+    divisors = [size for size in range(1, max_scorers_per_node(plan) + 1) if ranks % size == 0]
+    candidates = [replace(plan, reference=replace(plan.reference, shard_size=size)) for size in divisors]
+    for candidate in candidates:
+        host = candidate.machine.host_memory_gib
         if not plan.devices.on_cpu:
-            fits = fits_gpu(scorer_phase(each), each.machine.gpu_memory_gib)
+            fits = scorer_fits_gpu(scorer_phase(candidate), candidate.machine.gpu_memory_gib)
         else:
-            fits = host is None or each.shape is None or host_bytes(each, each.shape) <= host * GIB
+            shape = candidate.shape
+            fits = host is None or shape is None or host_bytes(candidate, shape) <= host * GIB
         if fits:
-            return each
-    return split[-1]
+            return candidate
+    return candidates[-1]

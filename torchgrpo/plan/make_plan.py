@@ -1,4 +1,4 @@
-"""Makes the plan of a run (`Plan`) from its config and its machine, one decision after the other."""
+"""Makes the plan of a run (`Plan`) from its config and its machine."""
 
 import math
 import os
@@ -10,114 +10,125 @@ from config.schema.config import Config
 from config.schema.errors import ConfigError
 from torchgrpo.plan import model_shape
 from torchgrpo.plan import plan as plans
-from torchgrpo.plan.devices import DevicePlan, plan_devices, transport
-from torchgrpo.plan.host_memory import share_copies
+from torchgrpo.plan.devices import DevicePlan, choose_transport, plan_devices
+from torchgrpo.plan.host_memory import choose_shard_size
+from torchgrpo.plan.log_prob_bounds import BOUNDS, coarsest_dtype
 from torchgrpo.plan.machine import Machine
-from torchgrpo.plan.memory import CONTEXT_BYTES, gib, kv_bytes_per_sequence, usable_bytes
-from torchgrpo.plan.microbatches import chunk_size, longest_row, microbatch_rows, packs, rank_microbatches
+from torchgrpo.plan.memory import CONTEXT_BYTES, format_gib, kv_bytes_per_sequence, usable_bytes
+from torchgrpo.plan.microbatch_sizes import (
+    chunk_size,
+    longest_row_tokens,
+    microbatch_rows,
+    rank_microbatches,
+    uses_packing,
+)
 from torchgrpo.plan.model_shape import DTYPE_BYTES, GIB, ModelShape
 from torchgrpo.plan.plan import EnginePlan, LearnerPlan, Plan, ReferencePlan, WeightCheckPlan
-from torchgrpo.plan.weight_bounds import BOUNDS, coarsest
 
-AUTOCAST = {"fp32": None, "bf16": "bfloat16", "fp16": "float16"}
-GPU_SEQUENCES, CPU_SEQUENCES = 512, 256
-ROOM_TO_STAY = 0.9
-"""Share of a GPU up to which a reference may fill it: what is only estimated keeps the rest."""
-SEQUENCES_IN_TURNS, SMALLEST_CACHE = 2, GIB
-"""What an engine that sleeps has a cache for, times `max_num_seqs`: those that run, and as much for what waits."""
-ROOM_FOR_A_CACHE = 0.75
-"""Share of the estimated room up to which a size is given; above it vLLM measures what is left."""
+AUTOCAST_DTYPES = {"fp32": None, "bf16": "bfloat16", "fp16": "float16"}
+GPU_MAX_NUM_SEQS, CPU_MAX_NUM_SEQS = 512, 256
+MAX_RESIDENT_SHARE = 0.9
+"""Share of a GPU up to which a resident reference may fill it; the rest covers errors of the estimate."""
+SLEEPING_CACHE_FACTOR, MIN_SLEEPING_CACHE = 2, GIB
+"""KV cache of a sleeping engine: its sequences as a multiple of `max_num_seqs`, and the minimum bytes.
+
+The multiple covers the running sequences and as many waiting ones.
+"""
+MAX_CACHE_SHARE = 0.75
+"""Share of the estimated free memory up to which the plan sets the cache size; above it vLLM measures the memory."""
 
 
-def make_plan(config: Config, overlapped: bool, machine: Machine, folder: Path = Path()) -> Plan:
-    """The plan of a run, whether it can work (`check`) or not.
+def make_plan(config: Config, is_overlapped: bool, machine: Machine, folder: Path = Path()) -> Plan:
+    """Makes the plan of a run; `check_plan` decides whether the plan can work.
 
     Args:
-        overlapped: the script is grpo_async.py.
-        folder: where checkpoints will lie.
+        is_overlapped: whether the script is grpo_async.py.
+        folder: folder of the checkpoints.
     Raises:
-        ConfigError: devices that cannot be allocated, a backend that is not there.
+        ConfigError: devices cannot be allocated, or a backend is not installed.
     """
     gpus = 0 if config.device == "cpu" else machine.num_gpus
-    # Another machine has no cluster of this one.
-    on_cluster = machine.nodes > 1 or (config.ray.address is not None and config.plan.gpus is None)
+    # A configured machine does not use this machine's Ray cluster.
+    on_cluster = machine.nodes > 1 or (config.ray.address is not None and config.machine.gpus is None)
     if config.device == "cuda" and on_cluster and config.train_model.ranks > 1:
-        gpus = max(gpus, 1)  # those of the cluster's nodes: the driver's own needs none
+        gpus = max(gpus, 1)  # the GPUs are on the cluster's nodes; this node needs none
     if config.device == "cuda" and gpus == 0:
         raise ConfigError(
-            "device=cuda: this machine has no NVIDIA GPU; `--config-name grpo_quickstart` trains on a CPU, "
-            "device=cpu tries this config there, and run=plan plan.gpus=N plan.gpu_memory_gib=G plans for a "
-            "machine that has some"
+            "device=cuda: this machine has no NVIDIA GPU; train on a CPU with `--config-name "
+            "grpo_quickstart`, try this config on the CPU with device=cpu, or plan for a machine with GPUs "
+            "with run=plan machine.gpus=N machine.gpu_memory_gib=G"
         )
-    devices = plan_devices(config, gpus, overlapped, on_cluster)
+    devices = plan_devices(config, gpus, is_overlapped, on_cluster)
     shape = model_shape.find_shape(config.model.name)
     name = config.ref_model.name
-    frozen = (
+    reference_shape = (
         model_shape.find_shape(name, "ref_model.name") if name and config.policy.uses_reference else shape
     )
-    engine = _engine(config, overlapped, machine, devices, shape)
-    learner = _learner(config, overlapped, devices, shape)
-    # Adapters are files to vLLM, and offloaded shards are gathered in host memory.
-    full = config.inference_model.lora == "merge" and config.train_model.offload != "all"
+    engine = _engine(config, is_overlapped, machine, devices, shape)
+    learner = _learner(config, is_overlapped, devices, shape)
+    # vLLM reads adapters from files, and offloaded shards are gathered in host memory.
+    has_full_weights = config.inference_model.lora == "merge" and config.train_model.offload != "all"
     plan = Plan(
         config=config,
         machine=machine,
         devices=devices,
         shape=shape,
-        reference_shape=frozen,
-        overlapped=overlapped,
+        reference_shape=reference_shape,
+        is_overlapped=is_overlapped,
         folder=folder,
         engine=engine,
         learner=learner,
-        reference=_reference(config, overlapped, devices, frozen),
-        transport=transport(devices, engine.backend == "vllm" and full),
+        reference=_reference(config, is_overlapped, devices, reference_shape),
+        transport=choose_transport(devices, engine.backend == "vllm" and has_full_weights),
         weight_check=_weight_check(config, engine, learner, shape),
         notes=devices.notes,
     )
     ranks, rows = config.train_model.ranks, config.optim_batch_size
     if rows < ranks:
         idle = (
-            f"an optimizer step has {rows} completions, so {ranks - rows} of {ranks} learner ranks have nothing to do: "
+            f"an optimizer step has {rows} completions, so {ranks - rows} of {ranks} learner ranks are idle: "
             "raise train.optim_batch_size, or lower train_model.num_devices"
         )
         plan = replace(plan, notes=(*plan.notes, idle))
-    for decide in (_place_reference, share_copies, _share_gpu, _bound_cache):
-        plan = decide(plan)
+    for complete in (_choose_reference_home, choose_shard_size, _limit_gpu_share, _limit_kv_cache):
+        plan = complete(plan)
     return replace(plan, notes=(*plan.notes, *_notes(plan)))
 
 
 def _notes(plan: Plan) -> Iterator[str]:
-    """Sentences on the plan as it was decided."""
+    """Yields notes about the plan, one sentence each."""
     config, machine, shape = plan.config, plan.machine, plan.shape
-    split, there = config.inference_model.tensor_parallel_size, machine.num_gpus * machine.nodes
-    unused = there - plans.gpus_used(plan)
-    known = machine.imagined or not plan.devices.on_cluster
-    if not plan.devices.on_cpu and known and unused >= split:
+    split, gpus = config.inference_model.tensor_parallel_size, machine.num_gpus * machine.nodes
+    unused = gpus - plans.count_used_gpus(plan)
+    has_known_gpus = machine.is_hypothetical or not plan.devices.on_cluster
+    if not plan.devices.on_cpu and has_known_gpus and unused >= split:
         more = split * (len(plan.devices.engines) + unused // split)
         yield (
-            f"{unused} of {there} GPU(s) are unused: inference_model.num_devices={more} generates on them too"
+            f"{unused} of {gpus} GPU(s) are unused: set inference_model.num_devices={more} to generate on "
+            "all GPUs"
         )
     if config.train.packing and not plan.learner.packs:
         yield (
-            f"{config.model.name} is not known to be plain causal attention in every layer: train.packing has no "
-            "effect, its microbatches are whole rows, padded to the longest"
+            f"model.name={config.model.name}: not every layer is known to use plain causal attention, so "
+            "train.packing has no effect; microbatches are whole rows, padded to the longest"
         )
-    if shape is not None and not shape.plain and plan.engine.backend == "transformers":
+    if shape is not None and not shape.has_plain_attention and plan.engine.backend == "transformers":
         yield (
-            f"engines decode {config.model.name} by transformers' own generate, prompts of one length at a time: "
-            "inference_model.backend=vllm is faster, where vLLM has the model"
+            f"model.name={config.model.name}: engines decode with transformers' own generate, prompts of one "
+            "length at a time; set inference_model.backend=vllm to decode faster, where vLLM supports the "
+            "model"
         )
     if shape is not None and config.train_model.lora.quantized:
         width = DTYPE_BYTES[config.model.dtype]
         small, whole = model_shape.quantized_bytes(shape, width), shape.parameters * width
         yield (
-            f"the base of the adapters is in 4 bits (nf4): {gib(small)} in place of {gib(whole)}; "
-            f"engines hold it out of 4 bits in {plan.weight_dtype}, the adapter added to it"
+            f"the base of the adapters is in 4 bits (nf4): {format_gib(small)} in place of {format_gib(whole)}; "
+            f"engines hold it dequantized in {plan.weight_dtype}, with the adapter added"
         )
 
 
 def _engine(
-    config: Config, overlapped: bool, machine: Machine, devices: DevicePlan, shape: ModelShape | None
+    config: Config, is_overlapped: bool, machine: Machine, devices: DevicePlan, shape: ModelShape | None
 ) -> EnginePlan:
     inference, on_cpu = config.inference_model, devices.on_cpu
     backend, dtype = inference.backend, inference.dtype
@@ -125,14 +136,14 @@ def _engine(
         backend = "vllm" if not on_cpu and machine.vllm is not None else "transformers"
     if backend == "vllm" and machine.vllm is None:
         raise ConfigError(
-            "inference_model.backend=vllm: vLLM is not installed; install it (`make vllm`: the CUDA build where an "
-            "NVIDIA GPU is, else the CPU build), or take inference_model.backend=transformers"
+            "inference_model.backend=vllm: vLLM is not installed; install it (`make vllm`: the CUDA build "
+            "where an NVIDIA GPU is, else the CPU build), or set inference_model.backend=transformers"
         )
-    if backend == "transformers":  # which is the learner's model once more
+    if backend == "transformers":  # a copy of the learner's model
         dtype = config.model.dtype
     elif dtype == "auto":
         dtype = "float32" if on_cpu else "bfloat16"
-    sequences = inference.max_num_seqs or (CPU_SEQUENCES if on_cpu else GPU_SEQUENCES)
+    sequences = inference.max_num_seqs or (CPU_MAX_NUM_SEQS if on_cpu else GPU_MAX_NUM_SEQS)
     cache = None if inference.kv_cache_gib is None else int(inference.kv_cache_gib * GIB)
     if cache is None and on_cpu and backend == "vllm" and shape is not None:
         cache = model_shape.kv_cache_bytes(shape, config.max_model_len, sequences, DTYPE_BYTES[dtype])
@@ -146,7 +157,7 @@ def _engine(
         max_num_seqs=sequences,
         max_num_batched_tokens=(inference.max_num_batched_tokens or 8192) if gpu_vllm else None,
         enforce_eager=on_cpu if inference.enforce_eager is None else inference.enforce_eager,
-        async_scheduling=gpu_vllm and (not overlapped or inference.update == "wait"),
+        async_scheduling=gpu_vllm and (not is_overlapped or inference.update == "wait"),
         sleeps=backend == "vllm" and devices.colocated,
     )
 
@@ -154,117 +165,134 @@ def _engine(
 def _weight_check(
     config: Config, engine: EnginePlan, learner: LearnerPlan, shape: ModelShape | None
 ) -> WeightCheckPlan:
-    of_learner = coarsest([config.model.dtype, learner.autocast, learner.gathered_dtype])
-    of_both = coarsest([of_learner, engine.arithmetic, config.inference_model.quantization and "fp8"])
+    learner_dtype = coarsest_dtype([config.model.dtype, learner.autocast, learner.gathered_dtype])
+    shared_dtype = coarsest_dtype(
+        [learner_dtype, engine.arithmetic, config.inference_model.quantization and "fp8"]
+    )
     longest = config.max_model_len
     return WeightCheckPlan(
-        dtype=of_both,
-        bounds=BOUNDS[of_both],
-        learner=BOUNDS[of_learner],
+        dtype=shared_dtype,
+        bounds=BOUNDS[shared_dtype],
+        learner=BOUNDS[learner_dtype],
         count=3 if engine.backend == "vllm" else 1,
         length=min(160 if engine.backend == "vllm" else 24, longest),
-        prompts=_checked_prompts(shape, longest),
+        prompts=_checked_prompt_lengths(shape, longest),
     )
 
 
-def _checked_prompts(shape: ModelShape | None, longest: int) -> tuple[int, ...]:
-    """Lengths of the prompts that a forward pass is checked with. longest: tokens of prompt and response."""
+def _checked_prompt_lengths(shape: ModelShape | None, longest: int) -> tuple[int, ...]:
+    """Returns the prompt lengths of the forward check. longest: tokens of prompt and response."""
     window = shape.window if shape is not None and shape.window < longest else 0
     prompts = [8, 12, *([window + 4] if window else [])]
     return tuple(max(1, min(length, longest - 8)) for length in prompts)
 
 
-def _learner(config: Config, overlapped: bool, devices: DevicePlan, shape: ModelShape | None) -> LearnerPlan:
-    half = AUTOCAST[config.train.mixed_precision]
+def _learner(
+    config: Config, is_overlapped: bool, devices: DevicePlan, shape: ModelShape | None
+) -> LearnerPlan:
+    half = AUTOCAST_DTYPES[config.train.mixed_precision]
     return LearnerPlan(
         shard_size=config.train_model.shards,
         autocast=half if devices.ranks == 1 else None,
         gathered_dtype=None if devices.ranks == 1 else half,
-        packs=packs(config, shape),
+        packs=uses_packing(config, shape),
         microbatch_rows=microbatch_rows(config),
         microbatches=rank_microbatches(config, shape),
         chunk_size=None if shape is None else chunk_size(config, shape, devices.on_cpu),
-        num_threads=config.train_model.num_threads or _threads(overlapped, devices),
+        num_threads=config.train_model.num_threads or _num_threads(is_overlapped, devices),
     )
 
 
 def _reference(
-    config: Config, overlapped: bool, devices: DevicePlan, shape: ModelShape | None
+    config: Config, is_overlapped: bool, devices: DevicePlan, shape: ModelShape | None
 ) -> ReferencePlan:
-    """The reference, before a place is found for one that has none."""
+    """Plans the reference; a reference without devices starts in host memory."""
     home, scorers = devices.reference_home, devices.scorers
-    rounding = coarsest([config.reference_model.dtype, AUTOCAST[config.train.mixed_precision]])
+    rounding = coarsest_dtype([config.reference_model.dtype, AUTOCAST_DTYPES[config.train.mixed_precision]])
     return ReferencePlan(
         "host memory" if home == "shared" else home,
         devices.reference,
         scorers,
         shard_size=(config.ref_model.shard_size or 1) if scorers else 1,
-        num_threads=_threads(overlapped, devices) if scorers else None,
-        packs=packs(config, shape),
+        num_threads=_num_threads(is_overlapped, devices) if scorers else None,
+        packs=uses_packing(config, shape),
         chunk_size=None if shape is None else chunk_size(config, shape, devices.on_cpu),
-        prompts=_checked_prompts(shape, longest_row(config)),
+        prompts=_checked_prompt_lengths(shape, longest_row_tokens(config)),
         bounds=BOUNDS[rounding],
     )
 
 
-def _threads(overlapped: bool, devices: DevicePlan) -> int | None:
-    """CPU threads of a learner rank or scorer, one core left to engines beside it; None: all that torch takes."""
-    beside = overlapped and devices.on_cpu
-    sharing = devices.ranks_per_node + (devices.scorers_per_node if devices.on_cpu else 0)
-    if sharing == 1 and not beside:
+def _num_threads(is_overlapped: bool, devices: DevicePlan) -> int | None:
+    """Returns the CPU threads of a learner rank or scorer; None for torch's default.
+
+    One core is left to engines that work at the same time on the CPU.
+    """
+    beside_engines = is_overlapped and devices.on_cpu
+    processes = devices.ranks_per_node + (devices.scorers_per_node if devices.on_cpu else 0)
+    if processes == 1 and not beside_engines:
         return None
-    cores = len(os.sched_getaffinity(0)) - (1 if beside else 0)
-    return max(1, cores // sharing)
+    cores = len(os.sched_getaffinity(0)) - (1 if beside_engines else 0)
+    return max(1, cores // processes)
 
 
-def _place_reference(plan: Plan) -> Plan:
-    """A reference without a GPU of its own stays on the training GPU where it fits beside all that the learner holds;
-    where an engine needs that room too, it lives in host memory and visits."""
+def _choose_reference_home(plan: Plan) -> Plan:
+    """Chooses the location of a reference without a GPU of its own.
+
+    The reference stays on the training GPU if it fits beside the learner's memory. Otherwise, or where an engine needs
+    that memory too, the reference stays in host memory and is copied to the GPU for scoring.
+    """
     if plan.devices.on_cpu or plan.devices.reference_home != "shared":
         return plan
     staying = replace(plan, reference=replace(plan.reference, home="training GPU"))
     size = plan.machine.gpu_memory_gib
-    known = plan.shape is not None and plan.reference_shape is not None and size is not None
-    fits = known and not plan.devices.colocated
-    left = "no GPU is left for ref_model"
+    has_known_sizes = plan.shape is not None and plan.reference_shape is not None and size is not None
+    may_stay = has_known_sizes and not plan.devices.colocated
+    reason = "no GPU is left for ref_model"
     if plan.devices.on_cluster:
-        left = "ref_model.num_devices is unset, so it takes no GPU of the Ray cluster"
-    if fits and max(phase.bytes for phase in staying.phases) <= ROOM_TO_STAY * usable_bytes(size or 0.0):
-        return replace(staying, notes=(*plan.notes, f"{left}: it stays on the training GPU"))
-    note = f"{left}: it lives in host memory and visits the first training GPU to score"
+        reason = "ref_model.num_devices is unset, so no GPU of the Ray cluster is used for ref_model"
+    if may_stay and max(phase.bytes for phase in staying.phases) <= MAX_RESIDENT_SHARE * usable_bytes(
+        size or 0.0
+    ):
+        return replace(staying, notes=(*plan.notes, f"{reason}: the reference stays on the training GPU"))
+    note = f"{reason}: the reference stays in host memory and is copied to the first training GPU to score"
     return replace(plan, notes=(*plan.notes, note))
 
 
-def _share_gpu(plan: Plan) -> Plan:
-    """An engine that takes turns with the learner may have what the learner keeps on the GPU between its steps leaves:
-    the learner's weights are there before the engine starts, its optimizer states whenever the engine wakes."""
+def _limit_gpu_share(plan: Plan) -> Plan:
+    """Limits the GPU share of an engine that takes turns with the learner.
+
+    The engine gets the memory that the learner leaves between optimizer steps: the learner's weights are on the GPU
+    before the engine starts, and its optimizer states whenever the engine wakes.
+    """
     size = plan.machine.gpu_memory_gib
     if not plan.devices.colocated or plan.engine.backend != "vllm" or size is None or plan.shape is None:
         return plan
-    asked = plan.engine.gpu_memory_utilization
-    left = 1 - (plans.resident(plan, plan.shape) + CONTEXT_BYTES) / (size * GIB)
-    share = max(0.0, math.floor(100 * min(asked, left)) / 100)
-    if share >= asked:
+    configured_share = plan.engine.gpu_memory_utilization
+    free_share = 1 - (plans.resident_bytes(plan, plan.shape) + CONTEXT_BYTES) / (size * GIB)
+    share = max(0.0, math.floor(100 * min(configured_share, free_share)) / 100)
+    if share >= configured_share:
         return plan
     note = (
-        f"the engine takes {share:g} of the GPU and not inference_model.gpu_memory_utilization={asked:g}: "
-        "the learner's weights and optimizer state stay there beside it"
+        f"inference_model.gpu_memory_utilization={configured_share:g}: the engine gets only {share:g} of the "
+        "GPU, since the learner's weights and optimizer state stay on the same GPU"
     )
     engine = replace(plan.engine, gpu_memory_utilization=share)
     return replace(plan, engine=engine, notes=(*plan.notes, note))
 
 
-def _bound_cache(plan: Plan) -> Plan:
-    """An engine that takes turns with the learner has a KV cache for `SEQUENCES_IN_TURNS` times the sequences that run
-    at once, though more would fit: each GiB is given back and taken again at every turn, and no prefix outlives a push.
+def _limit_kv_cache(plan: Plan) -> Plan:
+    """Limits the KV cache of an engine that takes turns with the learner.
+
+    The cache holds `SLEEPING_CACHE_FACTOR` times `max_num_seqs` sequences even if more would fit: every GiB is freed
+    and allocated again at each turn, and a push invalidates all cached prefixes.
     """
     engine, shape = plan.engine, plan.shape
     if not engine.sleeps or engine.kv_cache_bytes is not None or shape is None:
         return plan
-    sequences = SEQUENCES_IN_TURNS * engine.max_num_seqs
-    needed = max(SMALLEST_CACHE, sequences * kv_bytes_per_sequence(plan.config, shape, engine.dtype))
-    left = plans.cache_on_device(plan, shape)
-    if left is None or needed > ROOM_FOR_A_CACHE * left:
+    sequences = SLEEPING_CACHE_FACTOR * engine.max_num_seqs
+    needed = max(MIN_SLEEPING_CACHE, sequences * kv_bytes_per_sequence(plan.config, shape, engine.dtype))
+    free_bytes = plans.kv_cache_per_device(plan, shape)
+    if free_bytes is None or needed > MAX_CACHE_SHARE * free_bytes:
         return plan
-    whole = int(needed) * plan.config.inference_model.tensor_parallel_size
-    return replace(plan, engine=replace(engine, kv_cache_bytes=whole))
+    cache_bytes = int(needed) * plan.config.inference_model.tensor_parallel_size
+    return replace(plan, engine=replace(engine, kv_cache_bytes=cache_bytes))

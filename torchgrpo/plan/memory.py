@@ -1,7 +1,8 @@
-"""Estimates of memory from sizes alone, each with the knobs that change it. No torch here.
+"""Estimates the memory of learner ranks and engines, with the config keys that change it.
 
-The formulas count what scales: weights, gradients, optimizer state, activations of one microbatch, one chunk of
-logits, KV cache. What libraries and allocators add is not in them (about 1 GiB on a GPU).
+The formulas count what grows with the model or the batch: weights, gradients, optimizer state, activations of one
+microbatch, one chunk of logits, KV cache. Libraries and allocators are not included (about 1 GiB on a GPU). The module
+imports no torch.
 """
 
 from collections.abc import Sequence
@@ -10,41 +11,41 @@ from typing import Literal
 
 from config.schema.config import Config
 from torchgrpo.plan import activations
-from torchgrpo.plan.activations import FLOAT, Arithmetic
-from torchgrpo.plan.gathering import gathered, kept_of_sums, last_sum_bytes
-from torchgrpo.plan.microbatches import microbatch, rank_microbatches
+from torchgrpo.plan.activations import FLOAT, ElementWidths
+from torchgrpo.plan.fsdp_buffers import gathered_bytes, kept_sum_share, last_sum_bytes
+from torchgrpo.plan.microbatch_sizes import longest_microbatch, rank_microbatches
 from torchgrpo.plan.model_shape import DTYPE_BYTES, GIB, NF4_BYTES, ModelShape, quantized_bytes
 
 ADAM_STATES = 2
 MIXED_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 CONTEXT_BYTES = 1.5 * GIB
-"""CUDA context, libraries, and what an engine that sleeps keeps (captured graphs)."""
+"""CUDA context, libraries, and the captured graphs that a sleeping engine keeps."""
 MASTER_BUCKET, MASTER_BUCKET_BYTES = 1 << 26, 10
-"""Parameters of a bfloat16 model that exist in float32 at one time in the optimizer step, and bytes of each."""
+"""Parameters that the optimizer step of a bfloat16 model converts to float32 at one time, and bytes per parameter."""
 BATCH_KNOBS = "train.max_tokens_per_microbatch, gradient_accumulation_steps, inference_model.max_tokens"
 CHECKPOINTING = "train.gradient_checkpointing"
 HEAD_KNOBS = "train.log_prob_chunk_size"
-GATHERED, GATHERING_KNOB = "gathered parameters", "train_model.num_devices=1 gathers none"
+GATHERED_PARAMETERS, GATHERED_KNOB = "gathered parameters", "train_model.num_devices=1 gathers none"
 
-ReferenceAt = Literal["elsewhere", "resident", "sharded", "visiting"]
-"""Where the reference is as a learner rank sees it: `visiting` while it scores, and gone again."""
+ReferenceLocation = Literal["elsewhere", "resident", "sharded", "visiting"]
+"""Location of the reference for a learner rank; a `visiting` reference is on the GPU only while it scores."""
 
 
 @dataclass(frozen=True)
-class Use:
-    """One use of memory in bytes, and the keys that change it."""
+class MemoryUse:
+    """A use of memory in bytes, and the keys that change it."""
 
-    what: str
+    name: str
     bytes: float
     knobs: str
 
 
 @dataclass(frozen=True)
 class Phase:
-    """What one device holds while one thing happens."""
+    """Memory of one device in one phase of an iteration."""
 
     name: str
-    uses: tuple[Use, ...]
+    uses: tuple[MemoryUse, ...]
 
     @property
     def bytes(self) -> float:
@@ -56,74 +57,97 @@ def trained_parameters(config: Config, shape: ModelShape) -> int:
     return shape.lora_parameters(lora.r) if lora.enabled else shape.parameters
 
 
-def arithmetic(config: Config, on_cpu: bool) -> Arithmetic:
-    """Widths of the learner's numbers. Under autocast a matrix never multiplies wider than its weights are. Ranks
-    gather their parameters in half precision instead, and so the residual stream is."""
+def learner_widths(config: Config, on_cpu: bool) -> ElementWidths:
+    """Returns the element widths of the learner's tensors.
+
+    Under autocast, matrix factors are never wider than the weights. Several ranks gather their parameters in half
+    precision instead, so their residual stream is in half precision too.
+    """
     stream = DTYPE_BYTES[config.model.dtype]
     factor = min(stream, MIXED_BYTES[config.train.mixed_precision])
     if config.train_model.ranks > 1:
         stream = factor
     lora = config.train_model.lora
-    return Arithmetic(stream, factor, not lora.enabled, not on_cpu, NF4_BYTES if lora.quantized else factor)
+    return ElementWidths(
+        stream, factor, not lora.enabled, not on_cpu, NF4_BYTES if lora.quantized else factor
+    )
 
 
-def frozen_arithmetic(config: Config, on_cpu: bool, ranks: int) -> Arithmetic:
-    """Widths of the reference's numbers. ranks: that share a copy of it, and so gather its parameters."""
+def reference_widths(config: Config, on_cpu: bool, ranks: int) -> ElementWidths:
+    """Returns the element widths of the reference's tensors.
+
+    ranks: number of ranks that share a copy, and so gather its parameters.
+    """
     stream = DTYPE_BYTES[config.reference_model.dtype]
     factor = min(stream, MIXED_BYTES[config.train.mixed_precision])
-    return Arithmetic(factor if ranks > 1 else stream, factor, True, not on_cpu, factor)
+    return ElementWidths(factor if ranks > 1 else stream, factor, True, not on_cpu, factor)
 
 
-def between_steps(
-    config: Config, shape: ModelShape, reference: ReferenceAt = "elsewhere", frozen: ModelShape | None = None
+def resident_phase(
+    config: Config,
+    shape: ModelShape,
+    reference: ReferenceLocation = "elsewhere",
+    reference_shape: ModelShape | None = None,
 ) -> Phase:
-    """Memory that a learner rank keeps on its GPU all the time; arguments as those of `train_phases`."""
+    """Memory that a learner rank keeps on its GPU between optimizer steps.
+
+    The arguments are those of `train_phases`.
+    """
     offload = config.train_model.offload
-    weights = learner_weights(config, shape)
+    weights = weight_uses(config, shape)
     if reference not in ("elsewhere", "visiting"):
         shards = config.train_model.shards if reference == "sharded" else 1
-        weights += (_reference(config, frozen or shape, shards),)
+        weights += (_reference_use(config, reference_shape or shape, shards),)
     kept = () if offload == "all" else weights
     if offload == "none":
-        kept += learner_states(config, shape)
+        kept += optimizer_state_uses(config, shape)
     return Phase("generate", tuple(use for use in kept if use.bytes))
 
 
-def learner_weights(config: Config, shape: ModelShape) -> tuple[Use, ...]:
-    """The policy's weights that one rank holds: its shard of all, adapters apart."""
+def weight_uses(config: Config, shape: ModelShape) -> tuple[MemoryUse, ...]:
+    """Memory of one rank's shard of the policy's weights; adapters are a separate use."""
     shards, width = config.train_model.shards, DTYPE_BYTES[config.model.dtype]
-    uses = [Use("weights", shape.parameters * width / shards, "model.dtype, train_model.num_devices")]
+    uses = [MemoryUse("weights", shape.parameters * width / shards, "model.dtype, train_model.num_devices")]
     if config.train_model.lora.quantized:
-        uses = [Use("weights, linear layers in 4 bits", quantized_bytes(shape, width, shards), "model.dtype")]
+        uses = [
+            MemoryUse(
+                "weights, linear layers in 4 bits", quantized_bytes(shape, width, shards), "model.dtype"
+            )
+        ]
     if config.train_model.lora.enabled:
-        uses.append(Use("adapters", trained_parameters(config, shape) * FLOAT / shards, "train_model.lora.r"))
+        uses.append(
+            MemoryUse("adapters", trained_parameters(config, shape) * FLOAT / shards, "train_model.lora.r")
+        )
     return tuple(uses)
 
 
-def learner_states(config: Config, shape: ModelShape) -> tuple[Use, ...]:
-    """What the optimizer of one rank keeps of its shard."""
+def optimizer_state_uses(config: Config, shape: ModelShape) -> tuple[MemoryUse, ...]:
+    """Memory of the optimizer state of one rank's shard."""
     shards, width = config.train_model.shards, DTYPE_BYTES[config.model.dtype]
     uses = []
     if not config.train_model.lora.enabled and width < FLOAT:
         remainders = trained_parameters(config, shape) * (FLOAT - width) / shards
-        uses.append(Use("rest of the weights to float32", remainders, "train_model.lora.enabled"))
+        uses.append(MemoryUse("float32 remainders of the weights", remainders, "train_model.lora.enabled"))
     state = optimizer_state_bytes(config, shape) / shards
-    return (*uses, Use("optimizer state", state, "train_model.lora.enabled, optimizer.name"))
+    return (*uses, MemoryUse("optimizer state", state, "train_model.lora.enabled, optimizer.name"))
 
 
-def _reference(config: Config, frozen: ModelShape, shards: int = 1) -> Use:
-    size = reference_bytes(config, frozen, config.train_model.ranks) / shards
+def _reference_use(config: Config, reference_shape: ModelShape, shards: int = 1) -> MemoryUse:
+    size = reference_bytes(config, reference_shape, config.train_model.ranks) / shards
     without = "ref_model.name" if config.policy.distill_coef != 0 else "policy.kl_coef"
-    return Use(frozen_role(config), size, f"ref_model.num_devices, ref_model.dtype, {without}")
+    return MemoryUse(reference_role(config), size, f"ref_model.num_devices, ref_model.dtype, {without}")
 
 
-def frozen_role(config: Config) -> str:
-    """What the frozen model is to the run, in a word."""
+def reference_role(config: Config) -> str:
+    """Role of the frozen model in the objective: teacher or reference."""
     return "teacher" if config.policy.distill_coef != 0 else "reference"
 
 
 def optimizer_state_bytes(config: Config, shape: ModelShape) -> float:
-    """Two float32 numbers a trained parameter for AdamW, one for Muon, which takes the layers' matrices."""
+    """Bytes of the optimizer state of all trained parameters.
+
+    AdamW has two float32 numbers per trained parameter. Muon, which updates the layers' matrices, has one.
+    """
     trained = trained_parameters(config, shape)
     if config.optimizer.name != "muon_adamw":
         return trained * FLOAT * ADAM_STATES
@@ -136,139 +160,156 @@ def train_phases(
     config: Config,
     shape: ModelShape,
     on_cpu: bool,
-    reference: ReferenceAt = "elsewhere",
-    frozen: ModelShape | None = None,
+    reference: ReferenceLocation = "elsewhere",
+    reference_shape: ModelShape | None = None,
 ) -> list[Phase]:
-    """The peaks of a learner rank: scoring, forward and backward pass, optimizer step.
+    """Returns the memory peaks of a learner rank, one for each phase.
 
-    The scoring is without gradients, the passes are a microbatch's.
-    reference: where the frozen reference is. frozen: its sizes; None: those of the policy.
+    The phases are scoring without gradients, forward and backward pass of a microbatch, and optimizer step.
+    reference: location of the frozen reference. reference_shape: its sizes; None: those of the policy.
     """
-    frozen, ranks = frozen or shape, config.train_model.ranks
-    resident = between_steps(config, shape, reference, frozen).uses
-    gradients, model = learner_gradients(config, shape), config.train_model
+    reference_shape, ranks = reference_shape or shape, config.train_model.ranks
+    resident = resident_phase(config, shape, reference, reference_shape).uses
+    gradients, model = gradient_use(config, shape), config.train_model
     if model.offload == "all":
         gradients = replace(gradients, bytes=0.0)
 
-    def phase(name: str, *uses: Use) -> Phase:
+    def phase(name: str, *uses: MemoryUse) -> Phase:
         return Phase(name, (*resident, *(use for use in uses if use.bytes)))
 
-    visitor = [_reference(config, frozen)] if reference == "visiting" else []
-    scored = scoring(config, shape, arithmetic(config, on_cpu), ranks)
+    visitor = [_reference_use(config, reference_shape)] if reference == "visiting" else []
+    score_uses = scoring_uses(config, shape, learner_widths(config, on_cpu), ranks)
     if reference != "elsewhere":
-        widths = frozen_arithmetic(config, on_cpu, ranks)
-        scored = max(scored, scoring(config, frozen, widths, ranks), key=_sum)
-    factor = arithmetic(config, on_cpu).factor if model.lora.quantized else 0
+        widths = reference_widths(config, on_cpu, ranks)
+        reference_uses = scoring_uses(config, reference_shape, widths, ranks)
+        score_uses = max(score_uses, reference_uses, key=_total_bytes)
+    factor = learner_widths(config, on_cpu).factor if model.lora.quantized else 0
     largest = shape.hidden_size * shape.intermediate_size
-    matrix = Use("a matrix out of 4 bits", largest * factor, "model.dtype")
-    # What the step takes for a moment: bfloat16 weights move in float32, a bucket at a time, of which the largest
-    # matrix is alone in its own; states that live on the host visit.
+    matrix = MemoryUse("one dequantized matrix", largest * factor, "model.dtype")
+    # Temporary memory of the step: bfloat16 weights are updated in float32, one bucket at a time (the largest matrix
+    # has a bucket of its own); optimizer states from host memory are copied to the GPU.
     step = []
     if not model.lora.enabled and config.model.dtype != "float32" and model.offload != "all":
         largest_bucket = max(MASTER_BUCKET, shape.head_parameters / model.shards)
         bucket = min(shape.parameters / model.shards, largest_bucket) * MASTER_BUCKET_BYTES
-        step = [Use("weights in float32, a part at a time", bucket, "model.dtype, train_model.lora.enabled")]
+        step = [
+            MemoryUse(
+                "weights in float32, one bucket at a time", bucket, "model.dtype, train_model.lora.enabled"
+            )
+        ]
     if model.offload == "optimizer":
         knobs = "train_model.offload=all, train_model.num_devices"
-        step.append(Use("optimizer state, visiting", _sum(learner_states(config, shape)), knobs))
+        state = _total_bytes(optimizer_state_uses(config, shape))
+        step.append(MemoryUse("optimizer state, copied from host memory", state, knobs))
     return [
-        phase("score", *visitor, matrix, *scored),
-        phase("optimize", matrix, *_peak(config, shape, on_cpu, gradients)),
+        phase("score", *visitor, matrix, *score_uses),
+        phase("optimize", matrix, *_optimize_uses(config, shape, on_cpu, gradients)),
         phase("optimizer step", gradients, *step),
     ]
 
 
-def learner_gradients(config: Config, shape: ModelShape) -> Use:
-    """One rank's shard of them."""
+def gradient_use(config: Config, shape: ModelShape) -> MemoryUse:
+    """Memory of one rank's shard of the gradients."""
     model = config.train_model
     width = FLOAT if model.lora.enabled else DTYPE_BYTES[config.model.dtype]
     size = trained_parameters(config, shape) * width / model.shards
-    return Use("gradients", size, "train_model.lora.enabled, train_model.num_devices")
+    return MemoryUse("gradients", size, "train_model.lora.enabled, train_model.num_devices")
 
 
-def scoring(
-    config: Config, shape: ModelShape, widths: Arithmetic, ranks: int, gathering: str = GATHERING_KNOB
-) -> list[Use]:
-    """Log-probs without gradients: the largest of what the root gathers, a block and the head.
+def scoring_uses(
+    config: Config, shape: ModelShape, widths: ElementWidths, ranks: int, gathered_knob: str = GATHERED_KNOB
+) -> list[MemoryUse]:
+    """Returns the peak memory of a pass for log-probs without gradients.
 
-    ranks: that share a copy of the parameters of the model that scores. gathering: the keys that change what they
-    gather.
+    The peak is in the gathered parameters at the root, in one block, or in the output head.
+    ranks: number of ranks that share a copy of the scoring model's parameters. gathered_knob: keys that change the
+    gathered bytes.
     """
-    batch = microbatch(config, shape, on_cpu=not widths.fused_head)
-    whole = gathered(shape, widths, ranks)
+    batch = longest_microbatch(config, shape, on_cpu=not widths.fused_head)
+    gathered = gathered_bytes(shape, widths, ranks)
     block = activations.block_scoring_bytes(shape, batch, widths) + batch.mask * (1 + widths.factor)
-    layer = Use("one layer's activations", block, BATCH_KNOBS)
-    head = Use("output head", activations.head_forward_bytes(shape, batch, widths, 1), HEAD_KNOBS)
+    layer = MemoryUse("one layer's activations", block, BATCH_KNOBS)
+    head = MemoryUse("output head", activations.head_forward_bytes(shape, batch, widths, 1), HEAD_KNOBS)
     moments = [
-        [Use(GATHERED, 2 * (whole.outside + whole.layer), gathering)],
-        [Use(GATHERED, whole.outside + 2 * whole.layer, gathering), layer],
-        [Use(GATHERED, whole.outside + whole.layer, gathering), head],
+        [MemoryUse(GATHERED_PARAMETERS, 2 * (gathered.outside + gathered.layer), gathered_knob)],
+        [MemoryUse(GATHERED_PARAMETERS, gathered.outside + 2 * gathered.layer, gathered_knob), layer],
+        [MemoryUse(GATHERED_PARAMETERS, gathered.outside + gathered.layer, gathered_knob), head],
     ]
-    return max(moments, key=_sum)
+    return max(moments, key=_total_bytes)
 
 
-def _sum(uses: Sequence[Use]) -> float:
+def _total_bytes(uses: Sequence[MemoryUse]) -> float:
     return sum(use.bytes for use in uses)
 
 
-def _peak(config: Config, shape: ModelShape, on_cpu: bool, gradients: Use) -> list[Use]:
-    """The fullest of some moments: the head's forward pass, its backward pass, the backward pass of the last block
-    and that of the first, the sum over ranks of what is outside the blocks. With one microbatch a step, gradients come
-    into being between the blocks' two, as do the sums over copies of the parameters."""
-    batch, widths = microbatch(config, shape, on_cpu), arithmetic(config, on_cpu)
-    whole = gathered(shape, widths, config.train_model.ranks)
+def _optimize_uses(config: Config, shape: ModelShape, on_cpu: bool, gradients: MemoryUse) -> list[MemoryUse]:
+    """Returns the peak memory of a microbatch's forward and backward pass.
+
+    The peak is the largest of five moments: forward and backward pass of the head, backward pass of the last and of the
+    first block, and the sum over ranks of the gradients outside the blocks. With one microbatch per step, gradients and
+    sums over copies of the parameters grow between the backward passes of the last and the first block.
+    """
+    batch, widths = longest_microbatch(config, shape, on_cpu), learner_widths(config, on_cpu)
+    gathered = gathered_bytes(shape, widths, config.train_model.ranks)
     recomputes = config.train.gradient_checkpointing
     block = activations.block_bytes(shape, batch, widths)
     kept = batch.positions * shape.hidden_size * widths.stream if recomputes else block  # its input alone
-    # The backward pass needs half-precision copies of the weights unless checkpointing casts again. There are none of
-    # weights in 4 bits, which are computed anew whenever they multiply.
-    needed = not recomputes and not config.train_model.lora.quantized
-    copies = activations.weight_copies_bytes(shape, widths) if needed else 0.0
-    several = rank_microbatches(config, shape) > 1
-    held = gradients.bytes if several else 0.0
-    kept_sums = kept_of_sums(config, several)
+    # The backward pass keeps half-precision copies of the weights unless checkpointing casts again. Weights in 4 bits
+    # have no copies: they are dequantized for every product.
+    keeps_copies = not recomputes and not config.train_model.lora.quantized
+    copies = activations.weight_copies_bytes(shape, widths) if keeps_copies else 0.0
+    has_earlier_gradients = rank_microbatches(config, shape) > 1
+    earlier = gradients.bytes if has_earlier_gradients else 0.0
+    kept_share = kept_sum_share(config, has_earlier_gradients)
 
-    def moment(now: Use, units: float, gradient: float = held, layers: int = shape.num_layers) -> list[Use]:
+    def moment(
+        own_use: MemoryUse, units: float, gradient: float = earlier, layers: int = shape.num_layers
+    ) -> list[MemoryUse]:
         activations = layers * kept + batch.mask
-        copied, sums = copies * layers / shape.num_layers, kept_sums * whole.layer_sum
+        copied, sums = copies * layers / shape.num_layers, kept_share * gathered.layer_sum
         return [
-            Use(gradients.what, gradient, gradients.knobs),
-            Use("gradients summed over copies", sums * (shape.num_layers - layers), "train_model.shard_size"),
-            Use(f"activations of {batch.positions} tokens", activations, f"{BATCH_KNOBS}, {CHECKPOINTING}"),
-            Use("half-precision weights", copied, f"{CHECKPOINTING}, model.dtype"),
-            Use(GATHERED, units, GATHERING_KNOB),
-            now,
+            MemoryUse(gradients.name, gradient, gradients.knobs),
+            MemoryUse(
+                "gradients summed over copies", sums * (shape.num_layers - layers), "train_model.shard_size"
+            ),
+            MemoryUse(
+                f"activations of {batch.positions} tokens", activations, f"{BATCH_KNOBS}, {CHECKPOINTING}"
+            ),
+            MemoryUse("half-precision weights", copied, f"{CHECKPOINTING}, model.dtype"),
+            MemoryUse(GATHERED_PARAMETERS, units, GATHERED_KNOB),
+            own_use,
         ]
 
     backward = activations.block_backward_bytes(shape, batch, widths) + (block if recomputes else 0.0)
-    waiting = activations.waiting_head_gradient_bytes(shape, widths, config.train_model.ranks)
-    summed = max(backward, whole.layer_gradient + whole.layer_sum)
+    delayed = activations.delayed_head_gradient_bytes(shape, widths, config.train_model.ranks)
+    layer_bytes = max(backward, gathered.layer_gradient + gathered.layer_sum)
 
-    def layer(beside: float) -> Use:
-        return Use("backward pass of one layer", summed + beside, BATCH_KNOBS)
+    def layer(head_gradient: float) -> MemoryUse:
+        return MemoryUse("backward pass of one layer", layer_bytes + head_gradient, BATCH_KNOBS)
 
-    forward = Use("output head", activations.head_forward_bytes(shape, batch, widths, 2), HEAD_KNOBS)
+    forward = MemoryUse("output head", activations.head_forward_bytes(shape, batch, widths, 2), HEAD_KNOBS)
     head_back = activations.head_backward_bytes(shape, batch, widths, 2 if config.policy.uses_entropy else 1)
-    back = Use("backward pass of the output head", head_back, HEAD_KNOBS)
-    outside = last_sum_bytes(config, whole, kept_sums)
-    last = Use("gradients of embedding and head", outside, "train_model.lora.enabled")
-    two, one = whole.outside + 2 * whole.layer, whole.outside + whole.layer
-    # Among all gradients is that of a tied head, which waits until the end.
+    back = MemoryUse("backward pass of the output head", head_back, HEAD_KNOBS)
+    outside = last_sum_bytes(config, gathered, kept_share)
+    last = MemoryUse("gradients of embedding and head", outside, "train_model.lora.enabled")
+    two, one = gathered.outside + 2 * gathered.layer, gathered.outside + gathered.layer
+    # `gradients` already includes the gradient of a tied head, which is kept until the end.
     moments = [
-        moment(layer(waiting), two),
+        moment(layer(delayed), two),
         moment(layer(0.0), two, gradients.bytes, layers=1),
         moment(forward, one),
         moment(back, one),
         moment(last, 0.0, gradients.bytes, layers=0),
     ]
-    return max(moments, key=_sum)
+    return max(moments, key=_total_bytes)
 
 
 def reference_bytes(config: Config, shape: ModelShape, ranks: int) -> float:
-    """A whole copy of the frozen reference, in bytes.
+    """Bytes of a whole copy of the frozen reference.
 
-    Its linear layers are in the dtype that the learner computes in, its embedding, which may be the head too, in that
-    of the weights. ranks: that share the copy; several gather all of it in the dtype that they compute in.
+    The linear layers are in the learner's compute dtype. The embedding, which may also be the head, is in the dtype of
+    the weights. Several ranks gather all parameters in the compute dtype.
+    ranks: number of ranks that share the copy.
     """
     width = DTYPE_BYTES[config.reference_model.dtype]
     if ranks > 1:
@@ -278,36 +319,45 @@ def reference_bytes(config: Config, shape: ModelShape, ranks: int) -> float:
 
 
 def pushed_bytes(config: Config, shape: ModelShape, dtype: str) -> float:
-    """What a push carries: full weights in `dtype`, or the adapter in its own."""
+    """Bytes of a weight push: full weights in `dtype`, or a float32 adapter."""
     if config.inference_model.lora == "adapter":
         return trained_parameters(config, shape) * FLOAT
     return shape.parameters * DTYPE_BYTES[dtype]
 
 
 def usable_bytes(gpu_memory_gib: float) -> float:
-    """What a process may plan to use of a GPU: less the CUDA context, libraries and fragmentation (3%)."""
+    """GPU memory that a process can plan with, in bytes.
+
+    The CUDA context, libraries and fragmentation (3%) are subtracted.
+    """
     return gpu_memory_gib * GIB * (1 - 0.03) - CONTEXT_BYTES
 
 
-def engine_weights(config: Config, shape: ModelShape, dtype: str, on_cpu: bool) -> float:
-    """Weights on one of an engine's devices. vLLM on a CPU keeps a tied head apart, packed."""
+def engine_weight_bytes(config: Config, shape: ModelShape, dtype: str, on_cpu: bool) -> float:
+    """Bytes of the weights on one device of an engine.
+
+    vLLM on a CPU keeps a separate packed copy of a tied head.
+    """
     width = DTYPE_BYTES["fp8" if config.inference_model.quantization else dtype]
     parameters = shape.parameters + (shape.head_parameters if on_cpu and shape.tied else 0)
     return parameters * width / config.inference_model.tensor_parallel_size
 
 
 def engine_work_bytes(shape: ModelShape, batched_tokens: int, sequences: int, split: int) -> float:
-    """What one device of a vLLM engine needs beside weights and cache: activations of a step, float32 logits of
-    every sequence three times over (raw, processed, sorted), 1 GiB of captured graphs."""
+    """Bytes that one device of a vLLM engine needs beside weights and cache.
+
+    They are the activations of a step, the float32 logits of every sequence three times (raw, processed, sorted), and
+    1 GiB of captured graphs. split: devices of one engine.
+    """
     step = batched_tokens * (4 * shape.hidden_size + 3 * shape.intermediate_size / split) * 2
     return step + 3 * sequences * shape.vocab_size * FLOAT + GIB
 
 
 def kv_bytes_per_sequence(config: Config, shape: ModelShape, dtype: str) -> float:
-    """Keys and values of one sequence of the full length, on one of an engine's devices."""
+    """Bytes of keys and values of one full-length sequence on one device of an engine."""
     per_token = shape.kv_bytes_per_token(DTYPE_BYTES[dtype])
     return config.max_model_len * per_token / config.inference_model.tensor_parallel_size
 
 
-def gib(number: float) -> str:
+def format_gib(number: float) -> str:
     return f"{number / GIB:.2f} GiB" if number >= 0.01 * GIB else f"{number / 2**20:.1f} MiB"

@@ -1,4 +1,7 @@
-"""Sizes of a causal language model read from its config.json alone: parameters, KV cache. No torch here."""
+"""Finds a model's config.json, and derives sizes, parameter counts and attention kind from it.
+
+The module imports no torch.
+"""
 
 import json
 from collections.abc import Mapping
@@ -9,21 +12,25 @@ from typing import Any
 
 from config.schema.errors import ConfigError
 
-PACKAGE = Path(__file__).resolve().parents[1]
-"""Holds `models/quickstart`."""
+PACKAGE_DIR = Path(__file__).resolve().parents[1]
+"""Folder of the package, which contains `models/quickstart`."""
 GIB = 1024**3
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1}
 NF4_BYTES, _SCALE_BYTES = 1 / 2, 1 / 64 + 4 / (64 * 256)
-"""Of a parameter in 4 bits: itself; an 8-bit scale for each 64, and a float32 scale for each 256 of those."""
+"""Bytes per parameter in 4 bits, and bytes of its scales.
+
+There is an 8-bit scale per 64 parameters, and a float32 scale per 256 of these scales.
+"""
 _KV_BLOCK = 128
-"""Tokens of a block of the KV cache."""
+"""Tokens of one KV cache block."""
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """What memory and batch arithmetic need to know of a decoder-only transformer.
+    """Sizes of a decoder-only transformer.
 
-    plain: of every layer (`plain_attention`). rope_limit: `rope_limit`. window: `attention_window`.
+    tied: whether embedding and head share their weights. has_plain_attention, rope_limit, window: results of
+    `plain_attention`, `rope_limit` and `attention_window`.
     """
 
     vocab_size: int
@@ -37,7 +44,7 @@ class ModelShape:
     max_positions: int
     gated_mlp: bool = True
     num_experts: int = 1
-    plain: bool = True
+    has_plain_attention: bool = True
     rope_limit: int = 0
     window: int = 0
 
@@ -47,13 +54,16 @@ class ModelShape:
 
     @property
     def parameters(self) -> int:
-        """All parameters; biases are left out, so the number is exact for bias-free models (Llama)."""
+        """Number of parameters without biases, which is exact for models without biases (Llama)."""
         layers = self.num_layers * (self._attention + self.num_experts * self._mlp + 2 * self.hidden_size)
         return layers + self.hidden_size + self.head_parameters * (1 if self.tied else 2)
 
     @property
     def linear_parameters(self) -> int:
-        """Of the linear layers but the head. Several experts are tensors of their own kind."""
+        """Parameters of the linear layers without the head.
+
+        The MLPs of a model with several experts are no linear layers.
+        """
         return self.num_layers * (self._attention + (self._mlp if self.num_experts == 1 else 0))
 
     @property
@@ -65,45 +75,60 @@ class ModelShape:
         return (3 if self.gated_mlp else 2) * self.hidden_size * self.intermediate_size
 
     def lora_parameters(self, rank: int) -> int:
-        """Parameters of rank-`rank` adapters on every linear layer but the head (dense MLP)."""
+        """Parameters of adapters of rank `rank` on every linear layer except the head (dense MLP)."""
         query, key = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         widths = 2 * (self.hidden_size + query) + 2 * (self.hidden_size + key)
         widths += (3 if self.gated_mlp else 2) * (self.hidden_size + self.intermediate_size)
         return self.num_layers * rank * widths
 
     def kv_bytes_per_token(self, dtype_bytes: int) -> int:
-        """Keys and values of one token in all layers."""
+        """Bytes of the keys and values of one token in all layers."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * dtype_bytes
 
 
 def kv_cache_bytes(shape: ModelShape, max_model_len: int, max_num_seqs: int, dtype_bytes: int) -> int:
-    """KV cache for `max_num_seqs` full sequences in whole blocks: 4 GiB at most, one sequence at least."""
+    """Bytes of the KV cache for `max_num_seqs` full-length sequences in whole blocks.
+
+    The cache has at most 4 GiB, but at least two sequences.
+    """
     blocks = -(-max_model_len // _KV_BLOCK)
     one = blocks * _KV_BLOCK * shape.kv_bytes_per_token(dtype_bytes)
     return max(2 * one, min(max_num_seqs * one, 4 * GIB))
 
 
 def quantized_bytes(shape: ModelShape, width: int, shards: int = 1) -> float:
-    """The linear layers but the head in 4 bits, all else in numbers of `width` bytes. Scales are in every shard."""
+    """Bytes of one shard of a model with linear layers in 4 bits.
+
+    The head and all other parameters have `width` bytes each. Every shard contains all scales.
+    """
     others = (shape.parameters - shape.linear_parameters) * width
     return (shape.linear_parameters * NF4_BYTES + others) / shards + shape.linear_parameters * _SCALE_BYTES
 
 
 def model_path(name: str) -> str:
-    """A local folder (looked up from the working directory, then from the project) or the hub name itself."""
-    for candidate in (Path(name), PACKAGE / name):
+    """Returns the local folder of a model, else the name itself as a hub name.
+
+    The folder is looked up from the working directory, then from the package.
+    """
+    for candidate in (Path(name), PACKAGE_DIR / name):
         if candidate.is_dir():
             return str(candidate)
     return name
 
 
-def find_file(model: str, key: str = "model.name") -> Path | None:
-    """The config.json of a model in its folder or the hub's cache, or None. key: the setting that names the model."""
+def find_config_file(model: str, key: str = "model.name") -> Path | None:
+    """Finds the config.json of a model in its folder or in the hub's cache.
+
+    key: the setting that names the model.
+
+    Raises:
+        ConfigError: the folder has no config.json, or the name is not a hub name.
+    """
     folder = Path(model_path(model))
     if folder.is_dir():
         path = folder / "config.json"
         if not path.is_file():
-            raise ConfigError(f"{key}={model}: no config.json in it; give a Hugging Face folder")
+            raise ConfigError(f"{key}={model}: the folder has no config.json; give a Hugging Face folder")
         return path
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
@@ -117,40 +142,45 @@ def find_file(model: str, key: str = "model.name") -> Path | None:
     return Path(cached) if isinstance(cached, str) else None
 
 
-def find_config(model: str) -> dict[str, Any] | None:
-    """What config.json of `model.name` says: that of `find_file`, else what is known by the model's name."""
-    path = find_file(model)
+def find_model_config(model: str) -> dict[str, Any] | None:
+    """Returns the config.json of a model, else the entry in `KNOWN_MODELS`, else None."""
+    path = find_config_file(model)
     if path is None:
-        return KNOWN.get(model)
+        return KNOWN_MODELS.get(model)
     raw: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return raw
 
 
 @cache
 def find_shape(model: str, key: str = "model.name") -> ModelShape | None:
-    """The sizes of a model, None where they are not known. key: the setting that names the model."""
-    path = find_file(model, key)
+    """Returns the sizes of a model, or None if they are unknown.
+
+    key: the setting that names the model.
+    """
+    path = find_config_file(model, key)
     if path is not None:
         return read_shape(path)
-    return shape_of(KNOWN[model], model) if model in KNOWN else None
+    return make_shape(KNOWN_MODELS[model], model) if model in KNOWN_MODELS else None
 
 
 def read_shape(path: Path) -> ModelShape:
-    """As `shape_of`, of a Hugging Face config.json."""
-    return shape_of(json.loads(path.read_text(encoding="utf-8")), str(path))
+    """Reads the sizes of a model from a Hugging Face config.json."""
+    return make_shape(json.loads(path.read_text(encoding="utf-8")), str(path))
 
 
-NAMES = {
+SIZE_ALIASES = {
     "vocab_size": (),
     "hidden_size": ("n_embd", "d_model", "emb_dim"),
     "num_hidden_layers": ("n_layer", "n_layers", "num_layers", "decoder_layers"),
     "num_attention_heads": ("n_head", "n_heads", "num_heads", "attention_heads", "decoder_attention_heads"),
 }
-"""Sizes that every model has, and what some architectures call them."""
+"""Required sizes by key of config.json, with the keys of other architectures."""
 
 
-def shape_of(raw: dict[str, Any], place: str) -> ModelShape:
-    """The sizes that a Hugging Face config.json says. place: where it stands.
+def make_shape(raw: dict[str, Any], source: str) -> ModelShape:
+    """Makes the sizes of a model from the contents of a config.json.
+
+    source: file or model name for messages.
 
     Raises:
         ConfigError: a size that every decoder-only transformer has is missing.
@@ -158,13 +188,13 @@ def shape_of(raw: dict[str, Any], place: str) -> ModelShape:
     raw = raw.get("text_config") or raw
     raw = {
         name: next((raw[one] for one in (name, *others) if one in raw), None)
-        for name, others in NAMES.items()
+        for name, others in SIZE_ALIASES.items()
     } | raw
     if raw["num_attention_heads"] is None and {"state_size", "attention_hidden_size"} & raw.keys():
-        raw["num_attention_heads"] = 1  # recurrent layers alone
-    absent = [name for name in NAMES if raw[name] is None]
+        raw["num_attention_heads"] = 1  # a model of recurrent layers without attention
+    absent = [name for name in SIZE_ALIASES if raw[name] is None]
     if absent:
-        raise ConfigError(f"{place}: no {', '.join(absent)}; the sizes of this architecture are not known")
+        raise ConfigError(f"{source}: no {', '.join(absent)}; the sizes of this architecture are not known")
     hidden, heads = raw["hidden_size"], raw["num_attention_heads"]
     return ModelShape(
         vocab_size=raw["vocab_size"],
@@ -178,29 +208,31 @@ def shape_of(raw: dict[str, Any], place: str) -> ModelShape:
         max_positions=raw.get("max_position_embeddings") or 0,
         gated_mlp=raw.get("hidden_act", "silu") in ("silu", "swish"),
         num_experts=raw.get("num_experts") or raw.get("num_local_experts") or 1,
-        plain=plain_attention(raw),
+        has_plain_attention=plain_attention(raw),
         rope_limit=rope_limit(raw),
         window=attention_window(raw),
     )
 
 
 # fmt: off
-PLAIN = frozenset({
+PLAIN_MODEL_TYPES = frozenset({
     "apertus", "arcee", "bitnet", "ernie4_5", "ernie4_5_moe", "flex_olmo", "gemma", "glm", "glm4", "glm4_moe", "gpt2",
     "gpt_neox", "granite", "granitemoe", "helium", "hunyuan_v1_dense", "hunyuan_v1_moe", "hyperclovax", "jais2",
     "llama", "minimax_m2", "ministral3", "mistral", "mixtral", "olmo", "olmo2", "olmoe", "opt", "persimmon", "phi",
     "phi3", "phimoe", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "seed_oss", "smollm3", "solar_open", "starcoder2",
 })
 # fmt: on
-"""`model_type` of what packed rows and our own decoding are held equal to the model's forward pass for, by
-tests/test_architectures.py; a name gets here by an entry in tests/architectures.py."""
+"""Values of `model_type` for which packed rows and our own decoding equal the model's forward pass.
+
+tests/test_architectures.py verifies each of them; a new name needs an entry in tests/architectures.py.
+"""
 
 
 def plain_attention(config: Mapping[str, Any]) -> bool:
-    """Whether every layer is causal attention to all tokens before, by a config.json."""
-    if config.get("model_type") not in PLAIN:
+    """Whether a config.json describes causal attention to all previous tokens in every layer."""
+    if config.get("model_type") not in PLAIN_MODEL_TYPES:
         return False
-    # These read `use_sliding_window`; the others' window is on where it has a size.
+    # These types read `use_sliding_window`; other types have a window whenever `sliding_window` is set.
     reads_switch = config["model_type"] in ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3")
     switched_off = reads_switch and config.get("use_sliding_window") is False
     if config.get("sliding_window") and not switched_off:
@@ -209,39 +241,40 @@ def plain_attention(config: Mapping[str, Any]) -> bool:
 
 
 def rope_limit(config: Mapping[str, Any]) -> int:
-    """Length up to which rotary embeddings do not depend on a sequence's length; 0: any."""
+    """Returns the length beyond which rotary embeddings depend on the sequence length; 0: none."""
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    kinds = [one for one in rope.values() if isinstance(one, Mapping)] or [rope]
-    known = ("original_max_position_embeddings", "max_position_embeddings")
+    kinds = [kind for kind in rope.values() if isinstance(kind, Mapping)] or [rope]
+    limit_keys = ("original_max_position_embeddings", "max_position_embeddings")
     limits = [
-        next((int(place[key]) for key in known for place in (one, config) if place.get(key)), 0)
-        for one in kinds
-        if one.get("rope_type", one.get("type")) in ("dynamic", "longrope", "su")
+        next((int(fields[key]) for key in limit_keys for fields in (kind, config) if fields.get(key)), 0)
+        for kind in kinds
+        if kind.get("rope_type", kind.get("type")) in ("dynamic", "longrope", "su")
     ]
     return min(limits, default=0)
 
 
-def beyond_rope_limit(name: str, longest: int, limit: int, key: str = "model.name") -> str:
-    """The message on sequences beyond a model's rope limit.
+def rope_limit_message(name: str, longest: int, limit: int, key: str = "model.name") -> str:
+    """Returns the error message about sequences beyond a model's rope limit.
 
-    longest: tokens of such a sequence. limit: as `rope_limit`. key: the setting that is `name`.
+    longest: tokens of such a sequence. limit: result of `rope_limit`. key: the setting with the value `name`.
     """
     return (
-        f"prompt plus response may reach {longest} tokens, but the rotary embeddings of {key}={name} change with "
-        f"the length beyond {limit} tokens (rope_type dynamic or longrope), so that a token has no log-prob of its "
-        "own: lower env.max_prompt_tokens or inference_model.max_tokens"
+        f"{key}={name}: the rotary embeddings change with the length beyond {limit} tokens (rope_type dynamic "
+        f"or longrope), and prompt plus response may reach {longest} tokens, so that the log-prob of a token "
+        "would depend on the length of its sequence: lower env.max_prompt_tokens or "
+        "inference_model.max_tokens"
     )
 
 
 def attention_window(config: Mapping[str, Any]) -> int:
-    """The shortest window or chunk that a layer works with; 0 where none is named."""
+    """Returns the shortest attention window or chunk of any layer; 0 without one."""
     windows = ("sliding_window", "attention_window_size", "window_size", "local_attention")
     names = (*windows, "attention_chunk_size", "chunk_size", "mamba_chunk_size")
     sizes = [config.get(name) for name in names]
     return min((size for size in sizes if isinstance(size, int) and size > 0), default=0)
 
 
-KNOWN = {
+KNOWN_MODELS = {
     f"Qwen/Qwen2.5-{kind}{size}{suffix}": {
         "model_type": "qwen2",
         "hidden_size": hidden,
@@ -265,5 +298,7 @@ KNOWN = {
     for kind in ("", "Coder-")
     for suffix in ("", "-Instruct")
 }
-"""What the models' own config.json says, by hub name, so that a plan and a rehearsal need no download. The positions of
-base models differ by size and are left to their own file."""
+"""Contents of config.json by hub name, so that a plan or a dry run needs no download.
+
+The number of positions of a base model differs by size, so it is only known from the model's own file.
+"""

@@ -1,10 +1,11 @@
-"""The plan of a run: every value that depends on more than one field, or on the machine, resolved once.
+"""Dataclasses of a run's plan, and device and memory figures derived from them.
 
     Config ─┐
-            ├─▶ make_plan ─▶ Plan ─▶ problems (plan/problems.py), remedies (plan/remedies.py), text (plan/plan_text.py)
-    Machine ┘                  └────▶ the objects of the run, which resolve none of this again
+            ├─▶ make_plan ─▶ Plan ─▶ problems (problems.py), remedies (remedies.py), table (plan_report.py)
+    Machine ┘                  └────▶ the objects of the run, which read the resolved values
 
-`plan/make_plan.py` makes it. No device is touched, no weight loaded, no torch imported.
+`plan/make_plan.py` makes the plan, whose values depend on several fields or the machine. The
+module touches no device, loads no weight and imports no torch.
 """
 
 from dataclasses import dataclass
@@ -15,9 +16,9 @@ from typing import Literal
 from config.schema.config import Config
 from torchgrpo.plan import memory
 from torchgrpo.plan.devices import DevicePlan
+from torchgrpo.plan.log_prob_bounds import BOUNDS, Bounds
 from torchgrpo.plan.machine import Machine
 from torchgrpo.plan.model_shape import GIB, ModelShape
-from torchgrpo.plan.weight_bounds import BOUNDS, Bounds
 
 ReferenceHome = Literal[
     "none", "own devices", "base of the LoRA policy", "learner ranks", "training GPU", "host memory"
@@ -27,14 +28,13 @@ SCORER_KNOBS = "ref_model.num_devices, ref_model.shard_size, ref_model.dtype"
 
 @dataclass(frozen=True)
 class EnginePlan:
-    """Every rollout engine of the run.
+    """Settings of each rollout engine.
 
-    dtype: of its weights. arithmetic: the same, or `tf32` where products of float32 take ten bits of each factor, as
-    vLLM's attention does on a GPU. gpu_memory_utilization: share of a GPU that vLLM takes. kv_cache_bytes: of
-    one engine, all its devices together; None: what that share leaves. max_num_batched_tokens: None leaves it to the
-    engine. async_scheduling: vLLM prepares a step while the one before it runs; only where no push can fall between the
-    two, for nothing is in flight then or all of it is finished first. sleeps: while the learner works, for they take
-    turns on its GPUs.
+    dtype: dtype of the weights. arithmetic: the same dtype, or `tf32` if float32 products use ten bits of each factor,
+    as in vLLM's attention on a GPU. gpu_memory_utilization: share of a GPU for vLLM. kv_cache_bytes: cache of one
+    engine on all its devices; None: the memory that the share leaves. max_num_batched_tokens: None for the engine's
+    default. async_scheduling: whether vLLM prepares a step while the previous step runs, which requires that no push
+    falls between the two steps. sleeps: whether the engine sleeps while the learner works on the same GPUs.
     """
 
     backend: str
@@ -51,12 +51,12 @@ class EnginePlan:
 
 @dataclass(frozen=True)
 class WeightCheckPlan:
-    """The sequences that engines and learner score, and the bounds on their difference.
+    """Sequences of the weight check, and bounds on the difference between engine and learner.
 
-    dtype: the coarsest arithmetic of both sides, whose `bounds` hold. learner: bounds within the learner alone.
-    count, length: of the fixed sequences, longer than a block of the engine's prefix cache (128 tokens on a CPU), if it
-    has one. prompts: lengths of those that are decoded at the start; one reaches beyond the model's window, if it has
-    one.
+    dtype: the coarsest arithmetic of engine and learner, which determines `bounds`. learner: bounds within the learner
+    alone. count, length: number and length of the fixed sequences, which are longer than a block of the engine's prefix
+    cache (128 tokens on a CPU), if there is one. prompts: prompt lengths of the forward check at the start; one prompt
+    is longer than the model's attention window, if there is one.
     """
 
     dtype: str
@@ -69,17 +69,17 @@ class WeightCheckPlan:
 
 @dataclass(frozen=True)
 class LearnerPlan:
-    """The learner, or each of its ranks.
+    """Settings of the learner, or of each learner rank.
 
-    shard_size: ranks that share one copy of the parameters; the others hold copies of their own.
-    autocast: dtype of forward and backward under autocast, None: that of the weights.
-    gathered_dtype: several ranks have no autocast; they gather their parameters in this dtype and compute in it. None:
-        in that of the weights.
-    packs: a microbatch is one sequence, where the model can.
-    microbatch_rows: completions that one rank takes at a time without a limit on positions. microbatches: that it takes
-        in an optimizer step.
-    chunk_size: response tokens whose logits exist at one time; None: by the head, which is not known yet.
-    num_threads: of its process; None: all that torch takes.
+    shard_size: ranks that share one copy of the parameters; each group of that size has a copy.
+    autocast: autocast dtype of forward and backward pass; None: the dtype of the weights.
+    gathered_dtype: dtype in which several ranks, which use no autocast, gather their parameters and compute. None: the
+        dtype of the weights.
+    packs: whether a microbatch is one packed sequence, if the model supports that.
+    microbatch_rows: completions of one rank's microbatch without a limit on positions. microbatches: microbatches of
+        one rank in an optimizer step.
+    chunk_size: response tokens whose logits exist at one time; None if the size of the head is unknown.
+    num_threads: CPU threads of a rank's process; None: torch's default.
     """
 
     shard_size: int
@@ -94,14 +94,14 @@ class LearnerPlan:
 
 @dataclass(frozen=True)
 class ReferencePlan:
-    """The reference model. With `host memory` it visits the training GPU to score; on a CPU it lives there. With
-    `learner ranks` it is sharded over them and scores in turns with the policy.
+    """Location and settings of the reference model.
 
-    With `own devices` it is `ranks` Ray actors that score while the learner works, `shard_size` of which share one copy
-    of its parameters. devices: a GPU index for each; empty on a CPU, and on a cluster only their number counts.
-    num_threads: of each; None: all that torch takes.
-    packs, chunk_size: as those of `LearnerPlan`, of this model. prompts, bounds: as `prompts` and `learner` of
-    `WeightCheckPlan`, of this model.
+    home: `host memory` copies the reference to the training GPU for scoring (on a CPU it stays where it is). `learner
+    ranks` shards the reference over them; it scores in turns with the policy. `own devices` runs `ranks` Ray actors
+    that score while the learner works, and `shard_size` of them share one copy of the parameters.
+    devices: a GPU index for each actor; empty on a CPU, and on a cluster only their number counts. num_threads: CPU
+    threads of each actor; None: torch's default. packs, chunk_size: as in `LearnerPlan`, for this model. prompts,
+    bounds: as `prompts` and `learner` of `WeightCheckPlan`, for this model.
     """
 
     home: ReferenceHome
@@ -117,18 +117,19 @@ class ReferencePlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """A resolved run: machine, devices, engines, learner and reference.
+    """Resolved settings of a run: machine, devices, engines, learner and reference.
 
-    shape: None for a hub model whose config.json is not known here. reference_shape: likewise, of the model that is
-    the reference. folder: of the checkpoints. weight_dtype: that full weights travel in. notes: what was decided for
-    the user, one sentence each."""
+    shape: sizes of the policy; None for a hub model whose config.json is not on this machine. reference_shape: sizes
+    of the reference model, or None. folder: folder of the checkpoints. notes: decisions that the plan made for the
+    user, one sentence each.
+    """
 
     config: Config
     machine: Machine
     devices: DevicePlan
     shape: ModelShape | None
     reference_shape: ModelShape | None
-    overlapped: bool
+    is_overlapped: bool
     folder: Path
     engine: EnginePlan
     learner: LearnerPlan
@@ -139,11 +140,12 @@ class Plan:
 
     @property
     def weight_dtype(self) -> str:
+        """The dtype in which full weights are sent."""
         return self.engine.dtype
 
     @property
     def ray_cpus(self) -> int:
-        """CPU cores that a local Ray runtime promises to engines, learner ranks and scorers."""
+        """CPU cores that a local Ray runtime reserves for engines, learner ranks and scorers."""
         devices = self.devices
         engines = 0 if devices.in_process else len(devices.engines)
         ranks = devices.ranks if devices.ranks > 1 else 0
@@ -151,52 +153,55 @@ class Plan:
 
     @property
     def phases(self) -> list[memory.Phase]:
-        """What a learner rank holds, phase by phase; empty where the model's sizes are not known."""
+        """Memory of a learner rank by phase; empty if the model's sizes are unknown."""
         if self.shape is None:
             return []
-        at, frozen = reference_at(self), self.reference_shape
-        return memory.train_phases(self.config, self.shape, self.devices.on_cpu, at, frozen)
+        location, on_cpu = reference_location(self), self.devices.on_cpu
+        return memory.train_phases(self.config, self.shape, on_cpu, location, self.reference_shape)
 
 
-def gpus_used(plan: Plan) -> int:
-    """GPUs of all nodes that anything of the run is on."""
+def count_used_gpus(plan: Plan) -> int:
+    """Number of GPUs that the run uses on all nodes."""
     devices = plan.devices
-    if devices.on_cluster:  # which chooses them: only their number counts
+    if devices.on_cluster:  # the cluster chooses the GPUs, so only their number counts
         return len(devices.train) + len(devices.reference) + sum(map(len, devices.engines))
     return len({*devices.train, *devices.reference, *chain.from_iterable(devices.engines)})
 
 
-def resident(plan: Plan, shape: ModelShape) -> float:
-    """Bytes that a learner rank keeps on its GPU between two steps, a reference that stays there included."""
-    return memory.between_steps(plan.config, shape, reference_at(plan), plan.reference_shape).bytes
+def resident_bytes(plan: Plan, shape: ModelShape) -> float:
+    """Bytes that a learner rank keeps on its GPU between steps, including a resident reference."""
+    return memory.resident_phase(plan.config, shape, reference_location(plan), plan.reference_shape).bytes
 
 
 def scorer_phase(plan: Plan) -> memory.Phase | None:
-    """Memory of each scorer; None without scorers, or where their model's sizes are not known."""
+    """Memory of each scorer; None without scorers or for a model of unknown sizes."""
     shape, ranks = plan.reference_shape, plan.reference.shard_size
     if shape is None or not plan.reference.ranks:
         return None
-    what = f"weights of the {memory.frozen_role(plan.config)}"
-    weights = memory.Use(what, memory.reference_bytes(plan.config, shape, ranks) / ranks, SCORER_KNOBS)
-    widths = memory.frozen_arithmetic(plan.config, plan.devices.on_cpu, ranks)
-    uses = (weights, *memory.scoring(plan.config, shape, widths, ranks, SCORER_KNOBS))
+    name = f"weights of the {memory.reference_role(plan.config)}"
+    weights = memory.MemoryUse(name, memory.reference_bytes(plan.config, shape, ranks) / ranks, SCORER_KNOBS)
+    widths = memory.reference_widths(plan.config, plan.devices.on_cpu, ranks)
+    uses = (weights, *memory.scoring_uses(plan.config, shape, widths, ranks, SCORER_KNOBS))
     return memory.Phase("scorer", tuple(use for use in uses if use.bytes))
 
 
-def fits_gpu(scorer: memory.Phase | None, gpu_memory_gib: float | None) -> bool:
-    """Whether a scorer fits a GPU, as far as both sizes are known."""
+def scorer_fits_gpu(scorer: memory.Phase | None, gpu_memory_gib: float | None) -> bool:
+    """Whether a scorer fits a GPU; True if either size is unknown."""
     return scorer is None or gpu_memory_gib is None or scorer.bytes <= memory.usable_bytes(gpu_memory_gib)
 
 
-def most_on_a_node(plan: Plan) -> int:
-    """Scorers that one node can have: as many as it has GPUs, if known."""
+def max_scorers_per_node(plan: Plan) -> int:
+    """Maximum number of scorers on one node: one per GPU if there are several nodes."""
     ranks, machine = plan.reference.ranks, plan.machine
-    several = machine.nodes > 1 and not plan.devices.on_cpu
-    return min(ranks, max(1, machine.num_gpus)) if several else ranks
+    has_several_nodes = machine.nodes > 1 and not plan.devices.on_cpu
+    return min(ranks, max(1, machine.num_gpus)) if has_several_nodes else ranks
 
 
-def reference_at(plan: Plan) -> memory.ReferenceAt:
-    """Place of the reference as a learner rank sees it; one of unknown sizes takes no room in an estimate."""
+def reference_location(plan: Plan) -> memory.ReferenceLocation:
+    """Returns the location of the reference for a learner rank.
+
+    A reference of unknown sizes counts as `elsewhere`, so that an estimate contains no memory for it.
+    """
     home = plan.reference.home
     if plan.reference_shape is None:
         return "elsewhere"
@@ -207,8 +212,8 @@ def reference_at(plan: Plan) -> memory.ReferenceAt:
     return "visiting" if home == "host memory" else "elsewhere"
 
 
-def cache_on_device(plan: Plan, shape: ModelShape) -> float | None:
-    """KV cache on one device of an engine in bytes; None where a GPU's memory is not known."""
+def kv_cache_per_device(plan: Plan, shape: ModelShape) -> float | None:
+    """Bytes of KV cache on one device of an engine; None for unknown GPU memory."""
     split = plan.config.inference_model.tensor_parallel_size
     if plan.engine.backend != "vllm":
         rows = min(plan.engine.max_num_seqs, plan.config.completions_per_iteration)
@@ -218,7 +223,7 @@ def cache_on_device(plan: Plan, shape: ModelShape) -> float | None:
     size = plan.machine.gpu_memory_gib
     if size is None:
         return None
-    taken = memory.engine_weights(plan.config, shape, plan.engine.dtype, plan.devices.on_cpu)
+    weights = memory.engine_weight_bytes(plan.config, shape, plan.engine.dtype, plan.devices.on_cpu)
     batched = plan.engine.max_num_batched_tokens or 0
     work = memory.engine_work_bytes(shape, batched, plan.engine.max_num_seqs, split)
-    return plan.engine.gpu_memory_utilization * size * GIB - taken - work
+    return plan.engine.gpu_memory_utilization * size * GIB - weights - work

@@ -1,8 +1,8 @@
-"""The smallest set of changes that makes a plan work.
+"""Searches for the fewest and mildest setting changes that make a plan work.
 
-Every key that could help is tried with its values from mild to strong. Sets of one key are tried first, then of
-two, three and four, each at its strongest values; in the first set that works every value is then made as mild as it
-can be. Keys that cost the run least come first, so that among sets of one size the mildest wins.
+Each candidate key has values from mild to strong. The search tries sets of one key, then of two, three and four keys,
+each with the strongest values. In the first set that works it chooses the mildest values that still work. Keys with the
+smallest cost for the run come first, so that the mildest of the sets of one size is found.
 """
 
 import copy
@@ -13,18 +13,18 @@ from itertools import chain, combinations
 from operator import attrgetter
 from typing import Any
 
-from config.schema.checks import check
+from config.schema.checks import check_config
 from config.schema.errors import ConfigError
 from torchgrpo.plan.machine import Machine
 from torchgrpo.plan.make_plan import make_plan
-from torchgrpo.plan.microbatches import chunk_size
-from torchgrpo.plan.plan import Plan, gpus_used
-from torchgrpo.plan.problems import problems
+from torchgrpo.plan.microbatch_sizes import chunk_size
+from torchgrpo.plan.plan import Plan, count_used_gpus
+from torchgrpo.plan.problems import find_problems
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One `key=value` for the command line."""
+    """A `key=value` setting of the command line."""
 
     key: str
     value: Any
@@ -35,10 +35,13 @@ class Setting:
         return f"{self.key}={value}"
 
 
-def remedy(plan: Plan, machine: Machine) -> tuple[Setting, ...] | None:
-    """The settings that make the plan's configuration work on `machine`; None where no set of up to four does.
+def find_remedy(plan: Plan, machine: Machine) -> tuple[Setting, ...] | None:
+    """Finds the smallest set of settings that makes the plan's configuration work on `machine`.
 
-    plan: of that machine, or of the nearest one that has the devices it asks for. Empty: it works as it is.
+    plan: a plan for `machine`, or for the smallest larger machine that has the requested devices.
+
+    Returns:
+        The settings, which are empty if the configuration already works; None if no set of up to four works.
     """
 
     def works(settings: Sequence[Setting]) -> bool:
@@ -47,32 +50,34 @@ def remedy(plan: Plan, machine: Machine) -> tuple[Setting, ...] | None:
             for setting in settings:
                 section, _, name = setting.key.rpartition(".")
                 setattr(attrgetter(section)(changed), name, setting.value)
-                replace(attrgetter(section)(changed))  # a section checks itself when it is made
-            check(changed)
-            return not problems(make_plan(changed, plan.overlapped, machine, plan.folder))
+                replace(attrgetter(section)(changed))  # the constructor of a section checks its fields
+            check_config(changed)
+            return not find_problems(make_plan(changed, plan.is_overlapped, machine, plan.folder))
         except ConfigError:
             return False
 
     if works(()):
         return ()
-    changes = [(key, values) for key, values in _changes(plan, machine) if values]
-    for chosen in chain.from_iterable(combinations(changes, size) for size in (1, 2, 3, 4)):
-        settings = [Setting(key, values[-1]) for key, values in chosen]
+    changes = [(key, values) for key, values in _candidate_changes(plan, machine) if values]
+    for key_set in chain.from_iterable(combinations(changes, size) for size in (1, 2, 3, 4)):
+        settings = [Setting(key, values[-1]) for key, values in key_set]
         if not works(settings):
             continue
-        for place, (key, values) in enumerate(chosen):
+        for position, (key, values) in enumerate(key_set):
             for value in values:
-                tried = [*settings[:place], Setting(key, value), *settings[place + 1 :]]
-                if works(tried):
-                    settings = tried
+                milder = [*settings[:position], Setting(key, value), *settings[position + 1 :]]
+                if works(milder):
+                    settings = milder
                     break
         return tuple(settings)
     return None
 
 
-def _changes(plan: Plan, machine: Machine) -> Iterator[tuple[str, tuple[Any, ...]]]:
-    """Keys that could help, as the command line writes them, the cheapest first; each with its values from mild to
-    strong, none of them set already. Without values a key cannot help here."""
+def _candidate_changes(plan: Plan, machine: Machine) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    """Yields candidate keys in command-line form, with their values from mild to strong.
+
+    Keys with the smallest cost come first. Values that are already set are left out; a key without values cannot help.
+    """
     config = plan.config
     train, inference = config.train, config.inference_model
     gpus = machine.num_gpus if not plan.devices.on_cpu else 0
@@ -94,30 +99,32 @@ def _changes(plan: Plan, machine: Machine) -> Iterator[tuple[str, tuple[Any, ...
     fewer_nodes = tuple(count for count in range(nodes - 1, 0, -1) if ranks % count == 0)
     yield "train_model.num_nodes", fewer_nodes
     for section in ("train_model", "ref_model", "inference_model"):
-        by_hand = isinstance(attrgetter(section)(config).devices, list | tuple)
-        yield f"{section}.devices", (None,) if by_hand else ()
-    split = inference.tensor_parallel_size  # one engine less at a time
+        has_list = isinstance(attrgetter(section)(config).devices, list | tuple)
+        yield f"{section}.devices", (None,) if has_list else ()
+    split = inference.tensor_parallel_size  # removes one engine at a time
     fewer = () if inference.devices is not None else tuple(range(inference.num_devices - split, 0, -split))
     yield "inference_model.num_devices", fewer
     yield "ref_model.shard_size", (None,) if config.ref_model.shard_size else ()
-    scorers, there = plan.reference.ranks, gpus * machine.nodes
-    others: tuple[int | None, ...] = ()
-    if scorers and there and config.ref_model.devices is None:
-        left = there - gpus_used(plan)  # with some more scorers, else fewer, at last none
-        others = tuple(range(scorers + 1, scorers + left + 1))
-        if left < 0:
-            others = (*range(scorers - 1, 0, -1), None)
-    yield "ref_model.num_devices", others
+    scorers, cluster_gpus = plan.reference.ranks, gpus * machine.nodes
+    scorer_counts: tuple[int | None, ...] = ()
+    if scorers and cluster_gpus and config.ref_model.devices is None:
+        free = cluster_gpus - count_used_gpus(plan)
+        scorer_counts = tuple(
+            range(scorers + 1, scorers + free + 1)
+        )  # more scorers if GPUs are free, else fewer or none
+        if free < 0:
+            scorer_counts = (*range(scorers - 1, 0, -1), None)
+    yield "ref_model.num_devices", scorer_counts
     halves = scorers > 0 and config.reference_model.dtype == "float32"
     yield "ref_model.dtype", ("bfloat16",) if halves else ()
     half_shards = config.train.mixed_precision == "fp16" and plan.reference.shard_size > 1
     yield "train.mixed_precision", ("bf16",) if half_shards else ()
     on_gpu = plan.engine.backend == "vllm" and not plan.devices.on_cpu
-    in_eight_bits = on_gpu and inference.quantization is None
-    yield "inference_model.quantization", ("fp8",) if in_eight_bits else ()
+    can_quantize = on_gpu and inference.quantization is None
+    yield "inference_model.quantization", ("fp8",) if can_quantize else ()
     yield "policy.kl_coef", () if config.policy.kl_coef == 0 else (0.0,)
     yield "train_model.lora.quantization", ("none",) if config.train_model.lora.quantized else ()
     yield "train_model.lora.enabled", () if config.train_model.lora.enabled else (True,)
     yield "model.dtype", () if config.model.dtype == "bfloat16" else ("bfloat16",)
-    shorter = tuple(inference.max_tokens // part for part in (2, 4, 8))
+    shorter = tuple(inference.max_tokens // divisor for divisor in (2, 4, 8))
     yield "inference_model.max_tokens", tuple(length for length in shorter if length >= 128)

@@ -1,4 +1,4 @@
-"""`python -m torchgrpo.reports RUN`: the report of a run, made in a process that leaves the machine to others."""
+"""Command `python -m torchgrpo.reports RUN`: writes the report at low CPU priority."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""The curves of a run: which metrics stand together, in which unit, and the values themselves."""
+"""Curves of a run: layout of the charts, units, and values of the metrics."""
 
 import math
 from collections.abc import Sequence
@@ -9,14 +9,17 @@ from typing import Any
 from torchgrpo.monitoring.metric_table import meaning_of, pattern_of
 from torchgrpo.reports.run_folder import Row
 
-MOST_POINTS = 2000
-"""Of a curve; a longer run shows means of equally many steps each."""
-_NO_CURVES = ("optimizer_step", "iteration", "age/histogram/*")
+MAX_POINTS = 2000
+"""Maximum points of a curve; a point of a longer run is a mean of several steps."""
+_METRICS_WITHOUT_CURVE = ("optimizer_step", "iteration", "age/histogram/*")
 
 
 @dataclass(frozen=True)
 class Chart:
-    """One picture. metrics: names or patterns, each that is logged is a line. unit: of the y axis."""
+    """One chart with a line for each logged metric.
+
+    metrics: names or patterns of metrics. unit: unit of the y axis.
+    """
 
     title: str
     metrics: tuple[str, ...]
@@ -24,7 +27,10 @@ class Chart:
 
 
 class Section:
-    """Charts that answer one question. how_to_read: one sentence."""
+    """Section of related charts.
+
+    how_to_read: explanation for the reader, one sentence.
+    """
 
     def __init__(self, title: str, how_to_read: str, *charts: Chart) -> None:
         self.title, self.how_to_read, self.charts = title, how_to_read, charts
@@ -33,52 +39,51 @@ class Section:
 SECTIONS = (
     Section(
         "Learning",
-        "Reward and evaluation should rise together; where only the reward rises, it is being gamed or overfitted.",
-        Chart("Reward", ("reward/mean",), "mean of a completion"),
+        "Reward and evaluation should rise together; if only the reward rises, suspect reward hacking or overfitting.",
+        Chart("Reward", ("reward/mean",), "mean per completion"),
         Chart("Evaluation, pass@1", ("eval/*/pass@1",), "share of problems"),
-        Chart("Parts of the reward", ("reward/PART",), "mean"),
-        Chart("Groups with equal rewards", ("reward/zero_variance_groups",), "share, teach nothing"),
+        Chart("Reward components", ("reward/COMPONENT",), "mean"),
+        Chart("Groups with equal rewards", ("reward/zero_variance_groups",), "share, no gradient"),
     ),
     Section(
         "Distance",
-        "How far the policy is: from reference or teacher, from the policy that drew the tokens, and within one step.",
-        Chart("KL", ("kl/ref", "kl/teacher", "kl/inference"), "nats a token"),
+        "Distance of the policy to the reference or teacher, to the policy that sampled the tokens, and within a step.",
+        Chart("KL", ("kl/ref", "kl/teacher", "kl/inference"), "nats per token"),
         Chart("Importance ratio", ("ratio/mean", "ratio/max"), "ratio"),
-        Chart("Clipped", ("loss/clip_fraction_low", "loss/clip_fraction_high"), "share of tokens"),
+        Chart("Clip fraction", ("loss/clip_fraction_low", "loss/clip_fraction_high"), "share of tokens"),
         Chart("Effective sample size", ("ess", "ess/age_*"), "1 = on-policy"),
     ),
     Section(
         "Text",
-        "Entropy near zero ends exploration; truncated completions mean that the limit of tokens is too low.",
-        Chart("Entropy", ("entropy",), "nats a token"),
+        "Entropy near zero ends exploration; many truncated completions mean that the token limit is too low.",
+        Chart("Entropy", ("entropy",), "nats per token"),
         Chart("Length", ("length/response_mean", "length/response_max"), "tokens"),
         Chart("Truncated", ("length/truncated",), "share of completions"),
-        Chart("Could not be judged", ("reward/errors", "reward/invalid", "reward/control_tokens"), "share"),
+        Chart("Without a score", ("reward/errors", "reward/invalid", "reward/control_tokens"), "share"),
     ),
     Section(
         "Curriculum",
-        "A level opens when the success of the newest one passes the gate; solved prompts that are asked again should "
-        "stay solved.",
+        "A level opens when the success rate of the newest level passes the gate; replayed prompts should stay solved.",
         Chart("Newest open level", ("curriculum/level", "curriculum/level/*"), "1 = easiest"),
-        Chart("Success by level or source", ("curriculum/success/*",), "newest groups"),
-        Chart("Weights of the sources", ("curriculum/weight/*",), "share of the draws"),
-        Chart("Solved prompts asked again", ("curriculum/replay", "curriculum/replay/*"), "success"),
+        Chart("Success by level or source", ("curriculum/success/*",), "success rate, newest groups"),
+        Chart("Weights of the sources", ("curriculum/weight/*",), "share of sampled prompts"),
+        Chart("Replayed solved prompts", ("curriculum/replay", "curriculum/replay/*"), "success rate"),
     ),
     Section(
         "Optimisation",
-        "A gradient norm that grows from step to step, or a loss that leaps, comes before most collapses.",
+        "A growing gradient norm or a jump of the loss precedes most collapses.",
         Chart("Loss", ("loss/objective", "loss/kl", "loss/entropy"), "weighted terms"),
         Chart("Gradient norm", ("grad_norm",), "before clipping"),
         Chart("Learning rate", ("lr",), ""),
-        Chart("Advantage", ("advantage/mean", "advantage/std"), "of the reward's"),
-        Chart("Advantage by the teacher", ("distill/mean", "distill/size"), "nats a token"),
+        Chart("Advantage", ("advantage/mean", "advantage/std"), "from rewards"),
+        Chart("Advantage from the teacher", ("distill/mean", "distill/abs_mean"), "nats per token"),
     ),
     Section(
         "Freshness",
-        "Age counts policy versions between drawing a token and training on it; at age 0 engine and trainer agree.",
+        "Age: policy versions between sampling a token and training on it. At age 0 engine and trainer should agree.",
         Chart("Age", ("age/mean", "age/max"), "versions"),
-        Chart("Engine against trainer", ("mismatch/p50", "mismatch/p99"), "nats a token"),
-        Chart("Used of what was generated", ("sample_utilization",), "share of completions"),
+        Chart("Engine against trainer", ("logprob_diff/p50", "logprob_diff/p99"), "nats per token"),
+        Chart("Completions in the loss", ("sample_utilization",), "share of generated completions"),
         Chart(
             "Groups",
             ("groups/generated", "groups/in_flight", "groups/ready", "groups/dropped_stale"),
@@ -87,60 +92,69 @@ SECTIONS = (
     ),
     Section(
         "Speed",
-        "Seconds of each phase and what came out of them; the part that is idle shows which side waits.",
-        Chart("Throughput", ("throughput/tokens_per_s",), "tokens a second"),
-        Chart("Phases", ("time/collect_s", "time/optimize_s", "time/push_s"), "seconds a step"),
+        "Seconds of each phase, and throughput; the idle shares show which side waits.",
+        Chart("Throughput", ("throughput/tokens_per_s",), "tokens per second"),
+        Chart("Phases", ("time/collect_s", "time/optimize_s", "time/push_s"), "seconds per step"),
         Chart("Idle", ("idle/*",), "share of the time"),
-        Chart("Judging", ("reward_latency/p50_s", "reward_latency/p99_s"), "seconds a completion"),
+        Chart("Reward latency", ("reward_latency/p50_s", "reward_latency/p99_s"), "seconds per completion"),
     ),
 )
 
 
-def layout(names: Sequence[str]) -> list[dict[str, Any]]:
-    """The sections for these metrics: charts without any of them are left out, and what no chart names comes last."""
-    left = [name for name in names if not any(fnmatchcase(name, pattern) for pattern in _NO_CURVES)]
+def chart_layout(names: Sequence[str]) -> list[dict[str, Any]]:
+    """Returns the sections of charts for these metrics.
+
+    Charts without a metric are left out. Metrics that no chart names form the last section.
+    """
+    remaining = [
+        name for name in names if not any(fnmatchcase(name, pattern) for pattern in _METRICS_WITHOUT_CURVE)
+    ]
     sections: list[dict[str, Any]] = []
     for section in SECTIONS:
         charts = []
         for chart in section.charts:
-            mine = [
+            matching = [
                 name
-                for name in left
+                for name in remaining
                 if any(each == pattern_of(name) or fnmatchcase(name, each) for each in chart.metrics)
             ]
-            left = [name for name in left if name not in mine]
-            if mine:
-                charts.append(_chart(chart.title, chart.unit, mine))
+            remaining = [name for name in remaining if name not in matching]
+            if matching:
+                charts.append(_chart_data(chart.title, chart.unit, matching))
         if charts:
             sections.append({"title": section.title, "how": section.how_to_read, "charts": charts})
-    left = [name for name in left if not name.startswith("eval/")]
-    rest = [_chart(name, "", [name]) for name in left]
-    how = "Everything else that was logged, one metric a picture, by its name in metrics.jsonl."
-    if rest:
-        sections.append({"title": "Other metrics", "how": how, "charts": rest, "folded": True})
+    remaining = [name for name in remaining if not name.startswith("eval/")]
+    charts = [_chart_data(name, "", [name]) for name in remaining]
+    how = "All other metrics, one chart each, by their names in metrics.jsonl."
+    if charts:
+        sections.append({"title": "Other metrics", "how": how, "charts": charts, "folded": True})
     return sections
 
 
-def _chart(title: str, unit: str, metrics: list[str]) -> dict[str, Any]:
-    """about: the meaning of each metric, which the page shows where a pointer rests on its name."""
+def _chart_data(title: str, unit: str, metrics: list[str]) -> dict[str, Any]:
+    """Returns the data of a chart.
+
+    "about": meaning of each metric, which the page shows as a tooltip.
+    """
     about = {each: meaning_of(each) for each in metrics}
     return {"title": title, "unit": unit, "metrics": metrics, "about": about}
 
 
-def curves(steps: Sequence[Row], evaluations: Sequence[Row], points: int = MOST_POINTS) -> dict[str, Any]:
-    """{"stride", "x": {"step", "seconds", "tokens"}, "series": {name: values}, "eval": {name: [[step, value], ...]}}.
+def curve_data(steps: Sequence[Row], evaluations: Sequence[Row], points: int = MAX_POINTS) -> dict[str, Any]:
+    """Returns the values of all curves, thinned to at most `points` points.
 
-    points: of a curve at most. stride: optimizer steps that a point is the mean of.
+    The keys are "stride", "x": {"step", "seconds", "tokens"}, "series": {name: values} and
+    "eval": {name: [[step, value], ...]}. "stride" is the number of optimizer steps in the mean of a point.
     """
     stride = max(1, -(-len(steps) // points))
     names = sorted({name for row in steps for name, value in row.items() if _is_number(value)})
-    series = {name: _thinned([row.get(name) for row in steps], stride) for name in names}
+    series = {name: _mean_in_strides([row.get(name) for row in steps], stride) for name in names}
     empty = [None] * len(series.get("optimizer_step", []))
-    evaluated: dict[str, list[list[float]]] = {}
+    evaluation_series: dict[str, list[list[float]]] = {}
     for row in evaluations:
         for name, value in row.items():
             if name.startswith("eval/") and _is_number(value) and math.isfinite(value):
-                evaluated.setdefault(name, []).append([row["optimizer_step"], rounded(value)])
+                evaluation_series.setdefault(name, []).append([row["optimizer_step"], round_number(value)])
     x = {
         "step": series.get("optimizer_step", []),
         "seconds": series.get("time/elapsed_s", empty),
@@ -148,24 +162,25 @@ def curves(steps: Sequence[Row], evaluations: Sequence[Row], points: int = MOST_
     }
     for name in ("optimizer_step", "iteration", "time/unix_s"):
         series.pop(name, None)
-    return {"stride": stride, "x": x, "series": series, "eval": evaluated}
+    return {"stride": stride, "x": x, "series": series, "eval": evaluation_series}
 
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _thinned(values: Sequence[float | None], stride: int) -> list[float | None]:
-    """Means of `stride` values each; None where none of them is finite."""
+def _mean_in_strides(values: Sequence[float | None], stride: int) -> list[float | None]:
+    """Returns means of `stride` values each; None if none of the values is finite."""
     means: list[float | None] = []
     for start in range(0, len(values), stride):
         finite = [
             value for value in values[start : start + stride] if value is not None and math.isfinite(value)
         ]
-        means.append(rounded(sum(finite) / len(finite)) if finite else None)
+        means.append(round_number(sum(finite) / len(finite)) if finite else None)
     return means
 
 
-def rounded(value: float) -> float:
+def round_number(value: float) -> float:
+    """Rounds to five significant digits; whole numbers become integers."""
     short = float(f"{value:.5g}")
     return int(short) if abs(short) < 1e15 and short == int(short) else short

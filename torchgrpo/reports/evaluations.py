@@ -1,4 +1,4 @@
-"""The evaluations of a run as a table with intervals, and what a paired test says of the first and the last."""
+"""A run's evaluations: tables with confidence intervals, and a paired test of first against last."""
 
 import math
 from typing import Any
@@ -6,24 +6,25 @@ from typing import Any
 import numpy as np
 
 from torchgrpo.evaluation.statistics import paired_test
-from torchgrpo.reports.columns import Columns
-from torchgrpo.reports.curves import rounded
+from torchgrpo.reports.curves import round_number
+from torchgrpo.reports.ledger_columns import Columns
 from torchgrpo.reports.run_folder import Row
 
 
 def evaluation_tables(evaluations: list[Row]) -> list[dict[str, Any]]:
-    """One for each set: {"set", "names", "rows": [{"iteration", "step", "values": {name: [value, low, high]}}]}.
+    """Returns a table for each evaluation set.
 
-    low and high: ends of the 95% interval over problems; None where a metric has none.
+    A table is {"set", "names", "rows": [{"iteration", "step", "values": {name: [value, low, high]}}]}. low and
+    high are the ends of the 95% interval over problems; None for a metric without an interval.
     """
     sets: dict[str, list[dict[str, Any]]] = {}
     for row in evaluations:
-        found: dict[str, dict[str, float]] = {}
+        metrics_of_sets: dict[str, dict[str, float]] = {}
         for key, value in row.items():
             if key.startswith("eval/") and isinstance(value, int | float) and math.isfinite(value):
                 _, name, metric = key.split("/", 2)
-                found.setdefault(name, {})[metric] = value
-        for name, metrics in found.items():
+                metrics_of_sets.setdefault(name, {})[metric] = value
+        for name, metrics in metrics_of_sets.items():
             values = {key: _interval(metrics, key) for key in metrics if not key.endswith(("_low", "_high"))}
             sets.setdefault(name, []).append(
                 {"iteration": row.get("iteration"), "step": row["optimizer_step"], "values": values}
@@ -33,11 +34,14 @@ def evaluation_tables(evaluations: list[Row]) -> list[dict[str, Any]]:
 
 def _interval(metrics: dict[str, float], name: str) -> list[float | None]:
     ends = [metrics.get(f"{name}_low"), metrics.get(f"{name}_high")]
-    return [rounded(metrics[name]), *(None if end is None else rounded(end) for end in ends)]
+    return [round_number(metrics[name]), *(None if end is None else round_number(end) for end in ends)]
 
 
 def _names(rows: list[dict[str, Any]]) -> list[str]:
-    """pass@k at powers of two alone, where there are many."""
+    """Returns the metric names of the rows.
+
+    pass@k is included for powers of two and for the largest k only.
+    """
     names = list(dict.fromkeys(name for row in rows for name in row["values"] if name != "seconds"))
     largest = max([int(name[5:]) for name in names if name.startswith("pass@")], default=1)
     shown = {f"pass@{k}" for k in (1, 2, 4, 8, 16, 32, 64, 128, 256, largest)}
@@ -45,45 +49,48 @@ def _names(rows: list[dict[str, Any]]) -> list[str]:
     return sorted(names, key=lambda name: name in ("problems", "errors"))
 
 
-def success_of_problems(columns: Columns, name: str, iteration: int) -> dict[str, float]:
-    """Of one evaluation, by prompt id: the mean success of the completions that could be judged."""
+def problem_success_rates(columns: Columns, name: str, iteration: int) -> dict[str, float]:
+    """Returns the success rate of each problem in one evaluation, by prompt id.
+
+    Completions without a score do not count.
+    """
     groups = columns.groups
-    means = columns.mean_of_groups("success", columns.judged)
-    mine = (
+    means = columns.mean_of_groups("success", columns.has_score)
+    mask = (
         (groups["set"] == columns.sets.index(name)) & (groups["iteration"] == iteration) & np.isfinite(means)
     )
-    return {columns.prompts[groups["prompt"][index]]: float(means[index]) for index in np.flatnonzero(mine)}
+    return {columns.prompts[groups["prompt"][index]]: float(means[index]) for index in np.flatnonzero(mask)}
 
 
-def evaluated_iterations(columns: Columns, name: str) -> list[int]:
-    """Those after which the set of this name was evaluated, as far as the ledger still has them."""
+def evaluation_iterations(columns: Columns, name: str) -> list[int]:
+    """Returns the iterations with an evaluation of the set in the ledger."""
     if name not in columns.sets:
         return []
-    mine = columns.groups["set"] == columns.sets.index(name)
-    return [int(iteration) for iteration in np.unique(columns.groups["iteration"][mine])]
+    mask = columns.groups["set"] == columns.sets.index(name)
+    return [int(iteration) for iteration in np.unique(columns.groups["iteration"][mask])]
 
 
-def first_against_last(columns: Columns) -> list[dict[str, Any]]:
-    """For each set that was evaluated twice: what the paired test says, in numbers and words."""
-    found = []
+def compare_first_and_last(columns: Columns) -> list[dict[str, Any]]:
+    """Compares the first and the last evaluation of each set by a paired test."""
+    comparisons = []
     for name in columns.sets[1:]:
-        iterations = evaluated_iterations(columns, name)
+        iterations = evaluation_iterations(columns, name)
         if len(iterations) > 1:
             first, last = (
-                success_of_problems(columns, name, each) for each in (iterations[0], iterations[-1])
+                problem_success_rates(columns, name, each) for each in (iterations[0], iterations[-1])
             )
-            told = compared(first, last)
-            if told is not None:
-                found.append({"set": name, "from": iterations[0], "to": iterations[-1]} | told)
-    return found
+            comparison = compare_success_rates(first, last)
+            if comparison is not None:
+                comparisons.append({"set": name, "from": iterations[0], "to": iterations[-1]} | comparison)
+    return comparisons
 
 
-def compared(before: dict[str, float], after: dict[str, float]) -> dict[str, Any] | None:
-    """The paired test over the problems that both have; None where they share fewer than two."""
-    shared = sorted(before.keys() & after.keys())
-    if len(shared) < 2:
+def compare_success_rates(before: dict[str, float], after: dict[str, float]) -> dict[str, Any] | None:
+    """Runs the paired test over common problems; None with fewer than two of them."""
+    common = sorted(before.keys() & after.keys())
+    if len(common) < 2:
         return None
-    test = paired_test([before[each] for each in shared], [after[each] for each in shared])
+    test = paired_test([before[each] for each in common], [after[each] for each in common])
     numbers = {"difference": test.difference, "low": test.low, "high": test.high, "p": test.p_value}
-    told = {key: rounded(value) if math.isfinite(value) else None for key, value in numbers.items()}
-    return told | {"words": test.words, "problems": len(shared)}
+    result = {key: round_number(value) if math.isfinite(value) else None for key, value in numbers.items()}
+    return result | {"summary": test.summary, "problems": len(common)}

@@ -1,50 +1,50 @@
-"""How length, age and reward were distributed in the first, the middle and the last third of a run."""
+"""Histograms of length, age and reward for each third of a run."""
 
 from typing import Any
 
 import numpy as np
 
-from torchgrpo.reports.columns import Columns
+from torchgrpo.reports.ledger_columns import Columns
 
-PARTS = ("first third", "middle third", "last third")
-SHOWN = (
+THIRDS = ("first third", "middle third", "last third")
+HISTOGRAMS = (
     ("length", "Length", "tokens"),
     ("age", "Age", "policy versions"),
-    ("score", "Reward", "of a completion"),
+    ("score", "Reward", "per completion"),
 )
 
 
-def histograms(columns: Columns) -> list[dict[str, Any]]:
-    """One for each of length, age, reward that there are values of: {"title", "unit", "edges", "parts": shares}.
+def histogram_data(columns: Columns) -> list[dict[str, Any]]:
+    """Returns the data of a histogram for each of length, age and reward with values.
 
-    Of completions that were generated for training; the thirds are of iterations. A reward that could not be judged is
-    not counted.
+    The data are {"title", "unit", "edges", "thirds": [{"name", "shares", "count", "mean"}]}. Only completions
+    for training with a score count. The thirds are thirds of the iterations.
     """
-    counted = columns.training & columns.judged
+    mask = columns.is_training & columns.has_score
     iterations = columns.groups["iteration"][columns.completions["group"]]
-    found = []
-    for name, title, unit in SHOWN:
+    results = []
+    for name, title, unit in HISTOGRAMS:
         values = columns.completions[name]
-        kept = counted & np.isfinite(values)
-        if not kept.any():
+        known = mask & np.isfinite(values)
+        if not known.any():
             continue
-        values, iteration = values[kept], iterations[kept]
+        values, iteration = values[known], iterations[known]
         low, high = float(values.min()), float(values.max())
-        if np.all(values == np.round(values)):  # at most 40 bins, around whole numbers
+        if np.all(values == np.round(values)):  # at most 40 bins, centred at whole numbers
             width = max(1, -(-int(high - low + 1) // 40))
             edges = np.arange(low, high + width + 1, width) - 0.5
         else:
             spread = (high - low) or 1.0
             edges = np.linspace(low - spread / 60, high + spread / 60, 32)
-        thirds = np.array_split(np.arange(iteration.min(), iteration.max() + 1), len(PARTS))
-        parts = []
-        for part, third in zip(PARTS, thirds, strict=True):
-            mine = values[np.isin(iteration, third)]
-            if len(mine):
-                counts, _ = np.histogram(mine, edges)
-                shares = [round(float(share), 5) for share in counts / len(mine)]
-                mean = round(float(mine.mean(dtype=np.float64)), 5)
-                parts.append({"name": part, "shares": shares, "count": len(mine), "mean": mean})
-        rounded = [round(float(edge), 5) for edge in edges]
-        found.append({"title": title, "unit": unit, "edges": rounded, "parts": parts})
-    return found
+        iterations_of_thirds = np.array_split(np.arange(iteration.min(), iteration.max() + 1), len(THIRDS))
+        thirds = []
+        for third, third_iterations in zip(THIRDS, iterations_of_thirds, strict=True):
+            sample = values[np.isin(iteration, third_iterations)]
+            if len(sample):
+                counts, _ = np.histogram(sample, edges)
+                shares = [round(float(share), 5) for share in counts / len(sample)]
+                mean = round(float(sample.mean(dtype=np.float64)), 5)
+                thirds.append({"name": third, "shares": shares, "count": len(sample), "mean": mean})
+        rounded_edges = [round(float(edge), 5) for edge in edges]
+        results.append({"title": title, "unit": unit, "edges": rounded_edges, "thirds": thirds})
+    return results

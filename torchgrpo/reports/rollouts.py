@@ -1,4 +1,4 @@
-"""The rollouts of a report: every group as numbers, the chosen completions with their texts, some with their tokens."""
+"""Data of the rollout browser: columns of groups, and texts and tokens of selected completions."""
 
 from collections.abc import Sequence
 from itertools import chain
@@ -8,175 +8,204 @@ from typing import Any
 import numpy as np
 import orjson
 
-from torchgrpo.monitoring.ledger_storage import lines_of, parsed
-from torchgrpo.reports.columns import FATES, FINISHES, OUTCOMES, Columns, is_seen, number_of
-from torchgrpo.reports.curves import rounded
-from torchgrpo.reports.pieces import Pieces
-from torchgrpo.reports.selection import LONGEST_TEXT, Selection
+from torchgrpo.monitoring.ledger_storage import parse_record, read_lines
+from torchgrpo.reports.completion_selection import MAX_TEXT_LENGTH, Selection
+from torchgrpo.reports.curves import round_number
+from torchgrpo.reports.ledger_columns import (
+    FATES,
+    FINISH_REASONS,
+    OUTCOMES,
+    Columns,
+    has_token_values,
+    index_of,
+)
+from torchgrpo.reports.token_strings import TokenDecoder
 
-MOST_GROUPS = 60_000
-"""With their numbers; of a longer run every so many, and those of which a text is shown."""
-PROMPT_BYTES = 2_000_000
-"""Of all texts of prompts."""
-LONGEST_PROMPT, SHORTEST_PROMPT = 4000, 200
-"""Characters of a message that are shown at most, whatever the budget; and at least."""
+MAX_GROUPS = 60_000
+"""Maximum number of groups; a longer run has every n-th group, and the groups of the shown texts."""
+PROMPT_TEXT_BUDGET = 2_000_000
+"""Number of characters divided among the prompts. Prompts of several messages may exceed their share."""
+MAX_MESSAGE_LENGTH, MIN_MESSAGE_LENGTH = 4000, 200
+"""Bounds of the number of characters to which a message is truncated."""
 
 
-def rollouts(
+def rollout_data(
     files: Sequence[Path],
     columns: Columns,
     steps: np.ndarray,
-    chosen: Selection,
-    pieces: Pieces | None,
-    no_pieces: str,
+    selection: Selection,
+    token_decoder: TokenDecoder | None,
+    missing_decoder_reason: str,
 ) -> dict[str, Any]:
-    """What the browser of rollouts shows.
+    """Returns the data of the rollout browser.
 
-    files: those that the columns are of. steps: int [groups]. pieces: cuts a completion into tokens; None, and
-    `no_pieces` says why not.
+    files: ledger files of the columns. steps: int [groups], the optimizer step of each group. token_decoder:
+    None if there is none; then `missing_decoder_reason` has the reason.
     """
-    wanted: dict[int, list[int]] = {}
-    for number in chosen.completions.tolist():
-        wanted.setdefault(int(columns.completions["group"][number]), []).append(number)
-    shown, of_page = _groups(columns, steps, sorted(wanted))
-    # Characters of each message, so that those of all prompts fit in the budget.
-    prompts = {int(columns.groups["prompt"][group]) for group in wanted}
-    limit = min(LONGEST_PROMPT, max(SHORTEST_PROMPT, PROMPT_BYTES // max(1, len(prompts))))
-    book = _Book(columns, chosen, pieces, of_page, limit)
-    if wanted:
-        last = max(wanted)
-        for group, line in enumerate(chain.from_iterable(map(lines_of, files))):
-            if group in wanted:
-                book.add(parsed(line), wanted[group])
+    completions_by_group: dict[int, list[int]] = {}
+    for number in selection.completions.tolist():
+        completions_by_group.setdefault(int(columns.completions["group"][number]), []).append(number)
+    groups, group_indices = _group_data(columns, steps, sorted(completions_by_group))
+    # A message has at most the share of one prompt in the budget, within bounds.
+    prompts = {int(columns.groups["prompt"][group]) for group in completions_by_group}
+    limit = min(MAX_MESSAGE_LENGTH, max(MIN_MESSAGE_LENGTH, PROMPT_TEXT_BUDGET // max(1, len(prompts))))
+    collector = _CompletionCollector(columns, selection, token_decoder, group_indices, limit)
+    if completions_by_group:
+        last = max(completions_by_group)
+        for group, line in enumerate(chain.from_iterable(map(read_lines, files))):
+            if group in completions_by_group:
+                collector.add(parse_record(line), completions_by_group[group])
             if group == last:
                 break
     flips = [
-        {"to_right": flip.to_right, "set": flip.set, "prompt": flip.prompt, "first": book.place[flip.first],
-         "last": book.place[flip.last]}
-        for flip in chosen.flips
+        {"to_right": flip.to_right, "set": flip.set, "prompt": flip.prompt, "first": collector.row_numbers[flip.first],
+         "last": collector.row_numbers[flip.last]}
+        for flip in selection.flips
     ]  # fmt: skip
     return {
-        "groups": shown,
-        "completions": book.rows,
-        "tokens": book.tokens,
-        "texts": list(book.texts),
-        "prompts": book.prompts,
+        "groups": groups,
+        "completions": collector.rows,
+        "tokens": collector.tokens,
+        "texts": list(collector.texts),
+        "prompts": collector.prompts,
         "sets": columns.sets,
         "sources": columns.sources,
         "fates": FATES,
-        "finishes": FINISHES,
+        "finish_reasons": FINISH_REASONS,
         "outcomes": OUTCOMES,
         "flips": flips,
-        "of": {
+        "totals": {
             "groups": len(columns.groups["id"]),
             "completions": len(columns.completions["group"]),
-            "flips": chosen.all_flips,
+            "flips": selection.num_flips,
         },
-        "no_tokens": no_pieces,
+        "missing_tokens_reason": missing_decoder_reason,
     }
 
 
-def _groups(
-    columns: Columns, steps: np.ndarray, wanted: list[int]
+def _group_data(
+    columns: Columns, steps: np.ndarray, required_groups: list[int]
 ) -> tuple[dict[str, list[Any]], dict[int, int]]:
-    """The groups' columns, and where in them each group is."""
+    """Returns the columns of the shown groups, and the index of each group there."""
     count = len(columns.groups["id"])
-    kept = np.arange(0, count, max(1, -(-count // MOST_GROUPS)))
-    kept = np.union1d(kept, np.array(wanted, dtype=np.int64))
+    selected = np.arange(0, count, max(1, -(-count // MAX_GROUPS)))
+    selected = np.union1d(selected, np.array(required_groups, dtype=np.int64))
     groups = columns.groups
-    score, success = (columns.mean_of_groups(name, columns.judged)[kept] for name in ("score", "success"))
-    length = columns.mean_of_groups("length", np.ones(len(columns.completions["group"]), dtype=bool))[kept]
-    shown: dict[str, list[Any]] = {
-        name: groups[name][kept].tolist()
+    score, success = (
+        columns.mean_of_groups(name, columns.has_score)[selected] for name in ("score", "success")
+    )
+    length = columns.mean_of_groups("length", np.ones(len(columns.completions["group"]), dtype=bool))[
+        selected
+    ]
+    data: dict[str, list[Any]] = {
+        name: groups[name][selected].tolist()
         for name in ("set", "iteration", "fate", "prompt", "source", "count")
     }
-    shown["id"] = [str(each) for each in groups["id"][kept].tolist()]  # larger than a number of JavaScript
-    shown["step"] = steps[kept].tolist()
+    data["id"] = [
+        str(each) for each in groups["id"][selected].tolist()
+    ]  # may exceed the integers of JavaScript
+    data["step"] = steps[selected].tolist()
     for name, values in (("score", score), ("success", success), ("length", length)):
-        shown[name] = [rounded(value) if np.isfinite(value) else None for value in values.tolist()]
-    return shown, {int(group): place for place, group in enumerate(kept.tolist())}
+        data[name] = [round_number(value) if np.isfinite(value) else None for value in values.tolist()]
+    return data, {int(group): index for index, group in enumerate(selected.tolist())}
 
 
-class _Book:
-    """Collects the chosen completions, line by line of the ledger.
+class _CompletionCollector:
+    """Collects the selected completions from the records of the ledger.
 
-    rows: columns, one entry a completion. tokens: by the number of the row. prompts: by the number of the prompt.
+    rows: columns with one entry per completion. tokens: values of the tokens, by row number. prompts: by prompt
+    index. texts: index of each text. row_numbers: row number of each collected completion.
     """
 
     def __init__(
-        self, columns: Columns, chosen: Selection, pieces: Pieces | None, of_page: dict[int, int], limit: int
+        self,
+        columns: Columns,
+        selection: Selection,
+        token_decoder: TokenDecoder | None,
+        group_indices: dict[int, int],
+        max_message_length: int,
     ) -> None:
-        self.columns, self.chosen, self.pieces = columns, chosen, pieces
-        self.of_page, self.limit = of_page, limit
+        self.columns, self.selection, self.token_decoder = columns, selection, token_decoder
+        self.group_indices, self.max_message_length = group_indices, max_message_length
         names = (
             "group", "sample", "score", "success", "length", "age", "advantage", "finish", "outcome", "flags", "text",
-            "cut", "parts",
+            "num_cut_characters", "components",
         )  # fmt: skip
         self.rows: dict[str, list[Any]] = {name: [] for name in names}
         self.tokens: dict[int, dict[str, Any]] = {}
         self.texts: dict[str, int] = {}
         self.prompts: dict[int, dict[str, Any]] = {}
-        self.place: dict[int, int] = {}
+        self.row_numbers: dict[int, int] = {}
 
     def add(self, record: dict[str, Any], numbers: list[int]) -> None:
-        """The completions of these numbers, which are of this group."""
+        """Adds completions of one group by their numbers.
+
+        record: the group's record.
+        """
         group = int(self.columns.completions["group"][numbers[0]])
         prompt = int(self.columns.groups["prompt"][group])
         if prompt not in self.prompts:
             answer = record["answer"]
-            told = answer if isinstance(answer, str) else orjson.dumps(answer).decode()
+            reference = answer if isinstance(answer, str) else orjson.dumps(answer).decode()
             self.prompts[prompt] = {
                 "id": record["prompt_id"],
                 "row": record["row"],
                 "messages": [
-                    [message["role"], number_of(shortened(message["content"], self.limit), self.texts)]
+                    [
+                        message["role"],
+                        index_of(truncate_text(message["content"], self.max_message_length), self.texts),
+                    ]
                     for message in record["messages"]
                 ],
-                "answer": shortened(told, self.limit),
+                "answer": truncate_text(reference, self.max_message_length),
             }
         first = int(self.columns.groups["first"][group])
         for number in numbers:
-            one = record["completions"][number - first]
-            columns, place = self.columns.completions, len(self.rows["group"])
-            self.place[number] = place
+            completion = record["completions"][number - first]
+            columns, row = self.columns.completions, len(self.rows["group"])
+            self.row_numbers[number] = row
             values: dict[str, Any] = {}
             for name in ("score", "success", "age", "advantage"):
                 value = float(columns[name][number])
-                values[name] = rounded(value) if np.isfinite(value) else None
+                values[name] = round_number(value) if np.isfinite(value) else None
             values |= {name: int(columns[name][number]) for name in ("length", "finish", "outcome", "flags")}
             values |= {
-                "group": self.of_page[group],
-                "sample": one["sample"],
-                "text": one["text"][:LONGEST_TEXT],
+                "group": self.group_indices[group],
+                "sample": completion["sample"],
+                "text": completion["text"][:MAX_TEXT_LENGTH],
             }
-            values["cut"] = max(0, len(one["text"]) - LONGEST_TEXT)
-            values["parts"] = {part: rounded(score) for part, score in one["verdict"]["parts"].items()}
+            values["num_cut_characters"] = max(0, len(completion["text"]) - MAX_TEXT_LENGTH)
+            components = completion["verdict"]["components"]
+            values["components"] = {name: round_number(value) for name, value in components.items()}
             for name, column in self.rows.items():
                 column.append(values[name])
-            if number in self.chosen.with_tokens and self.pieces is not None:
-                self.tokens[place] = token_values(one, self.pieces)
+            if number in self.selection.with_tokens and self.token_decoder is not None:
+                self.tokens[row] = token_data(completion, self.token_decoder)
 
 
-def token_values(one: dict[str, Any], pieces: Pieces) -> dict[str, Any]:
-    """{"pieces", and where they are known "advantage", "log_ratio", "entropy", "sampled"}, one entry a token.
+def token_data(completion: dict[str, Any], token_decoder: TokenDecoder) -> dict[str, Any]:
+    """Returns the strings of a completion's tokens and the known values of each token.
 
-    advantage: one number where all tokens have the same.
+    The keys are "strings", and if known "advantage", "log_ratio", "entropy", "sampled". "advantage" is one
+    number if all tokens have the same advantage.
     """
-    values: dict[str, Any] = {"pieces": pieces(one["token_ids"])}
-    if is_seen(one):
+    values: dict[str, Any] = {"strings": token_decoder(completion["token_ids"])}
+    if has_token_values(completion):
         for name in ("advantage", "log_ratio", "entropy"):
-            value = one[name]
-            values[name] = [short(each) for each in value] if isinstance(value, list) else short(value)
-    if one["sampled"]:
-        values["sampled"] = [int(own) for own in one["sampled"]]
+            value = completion[name]
+            values[name] = (
+                [round_to_3(each) for each in value] if isinstance(value, list) else round_to_3(value)
+            )
+    if completion["sampled_mask"]:
+        values["sampled"] = [int(is_sampled) for is_sampled in completion["sampled_mask"]]
     return values
 
 
-def short(value: float) -> float:
-    """To three digits; what rounds to zero is zero."""
-    return 0 if abs(value) < 5e-4 else rounded(float(f"{value:.3g}"))
+def round_to_3(value: float) -> float:
+    """Rounds to three significant digits, and values near zero to 0."""
+    return 0 if abs(value) < 5e-4 else round_number(float(f"{value:.3g}"))
 
 
-def shortened(text: str, limit: int) -> str:
-    """At most so many characters, and how many there are more."""
+def truncate_text(text: str, limit: int) -> str:
+    """Truncates a text and appends the number of removed characters."""
     return text if len(text) <= limit else f"{text[:limit]} … ({len(text) - limit} characters more)"

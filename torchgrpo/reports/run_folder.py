@@ -1,4 +1,4 @@
-"""What a run's folder says without its ledger: rows of metrics, evaluations, events, settings, the summary."""
+"""Reads the files of a run's folder except the ledger."""
 
 import json
 import shlex
@@ -14,18 +14,18 @@ from config.schema.config import Config
 from config.schema.errors import ConfigError
 from torchgrpo.monitoring.events import read_events
 from torchgrpo.monitoring.metrics_file import MetricsFile
-from torchgrpo.monitoring.tracker_interface import flat
+from torchgrpo.monitoring.tracker_interface import iterate_dotted
 
 Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """One run as its files tell of it.
+    """Metrics, evaluations, events, settings and summary of one run.
 
-    steps: a row for each optimizer step. evaluations: a row for each time that sets were evaluated.
-    settings: every key of the config as it was composed, dotted. overrides: the words of the command line.
-    summary: how it ended; empty while it runs, and where it was killed.
+    steps: a row of metrics for each optimizer step. evaluations: a row of metrics for each evaluation.
+    settings: all keys of the composed config, dotted. overrides: arguments of the command line.
+    summary: content of summary.json; empty for a running or killed run.
     """
 
     path: Path
@@ -38,34 +38,35 @@ class RunFolder:
 
     @classmethod
     def read(cls, path: Path) -> "RunFolder":
-        """Whatever is there of a run.
+        """Reads the present files of a run.
 
         Raises:
-            ConfigError: no run has written to the folder.
+            ConfigError: the folder has no metrics of a run.
         """
         if not (path / METRICS).is_file():
             raise ConfigError(
-                f"run_dir={path}: no run has been here ({METRICS} is missing); name the folder of a run"
+                f"run_dir={path}: this is not the folder of a run ({METRICS} is missing); name the folder "
+                "of a run"
             )
-        rows = MetricsFile(path / METRICS).rows()
+        rows = MetricsFile(path / METRICS).read_rows()
         return cls(
             path,
             [row for row in rows if "reward/mean" in row],
             [row for row in rows if "reward/mean" not in row],
             read_events(path),
-            settings_of(path),
-            overrides_of(path),
-            summary_of(path),
+            read_settings(path),
+            read_overrides(path),
+            read_summary(path),
         )
 
     @property
     def name(self) -> str:
-        """The last two parts of its path: a date and a time where nobody chose another."""
+        """Last two parts of the path, by default a date and a time."""
         return "/".join(self.path.resolve().parts[-2:])
 
     @property
     def command(self) -> str:
-        """The command line, as a shell takes it."""
+        """Command line of the run, quoted for a shell."""
         overlapped = any(event.get("overlapped") for event in self.events)
         words = ["python", "grpo_async.py" if overlapped else "grpo.py"]
         file = self.path / SETTINGS / "hydra.yaml"
@@ -73,38 +74,46 @@ class RunFolder:
         words += ["--config-name", str(name)] if name else []
         return " ".join(shlex.quote(word) for word in [*words, *self.overrides])
 
-    def differences(self) -> list[tuple[str, Any, Any]]:
-        """(key, value, default) of every setting that is not the default; the default of a free key is empty."""
-        given = dotted(asdict(Config()))
+    def changed_settings(self) -> list[tuple[str, Any, Any]]:
+        """Returns (key, value, default) of each setting that differs from its default.
+
+        The default of a free key, such as a key of `env.options`, is empty.
+        """
+        defaults = dotted_settings(asdict(Config()))
         return [
-            (key, value, given.get(key, ""))
+            (key, value, defaults.get(key, ""))
             for key, value in self.settings.items()
-            if value != given.get(key)
+            if value != defaults.get(key)
         ]
 
 
-def settings_of(path: Path) -> dict[str, Any]:
-    """The composed config, dotted; as it was written, so that a run of another version can be read too."""
+def read_settings(path: Path) -> dict[str, Any]:
+    """Returns the composed config with dotted keys.
+
+    The config is not validated, so runs of other versions can be read too.
+    """
     settings = saved_settings(path)
     if settings is None:
         return {}
     composed = OmegaConf.to_container(settings, resolve=True)
-    return dotted(composed) if isinstance(composed, dict) else {}
+    return dotted_settings(composed) if isinstance(composed, dict) else {}
 
 
-def overrides_of(path: Path) -> list[str]:
-    """The words of the command line that set something."""
+def read_overrides(path: Path) -> list[str]:
+    """Returns the arguments of the command line that set a key."""
     file = path / SETTINGS / "overrides.yaml"
     words = OmegaConf.to_container(OmegaConf.load(file)) if file.is_file() else []
     return [str(word) for word in words] if isinstance(words, list) else []
 
 
-def summary_of(path: Path) -> dict[str, Any]:
-    """How the run ended; empty where that is not known."""
+def read_summary(path: Path) -> dict[str, Any]:
+    """Returns the content of summary.json; empty if there is no such file."""
     file = path / SUMMARY
     return dict(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else {}
 
 
-def dotted(settings: dict[Any, Any]) -> dict[str, Any]:
-    """Dotted keys down to what is no section: {"a": {"b": 1}} is {"a.b": 1}."""
-    return {key: list(value) if isinstance(value, tuple) else value for key, value in flat(settings)}
+def dotted_settings(settings: dict[Any, Any]) -> dict[str, Any]:
+    """Flattens nested settings: {"a": {"b": 1}} becomes {"a.b": 1}."""
+    return {
+        key: list(value) if isinstance(value, tuple) else value for key, value in iterate_dotted(settings)
+    }

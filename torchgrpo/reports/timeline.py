@@ -1,4 +1,4 @@
-"""Where the time went: when each side of a run was at work, the share of each phase, and what happened when."""
+"""Timeline of a run: busy intervals of engines, rewards and learner, and event marks."""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -7,139 +7,154 @@ from typing import Any
 
 import numpy as np
 
-from torchgrpo.monitoring.events import learner_of
-from torchgrpo.reports.columns import Columns
-from torchgrpo.reports.curves import rounded
+from torchgrpo.monitoring.events import learner_title
+from torchgrpo.reports.curves import round_number
+from torchgrpo.reports.ledger_columns import Columns
 from torchgrpo.reports.run_folder import RunFolder
 
-MOST_SEGMENTS = 8000
-"""Of a lane, or of all engines together. Of a longer run there are so many equal stretches, each with its share of work
-at its start."""
-LEAST_SEGMENTS = 1000
-"""Of an engine."""
-MOST_ENGINES = 16
-"""That have lanes of their own; more share one."""
-LANES = (
-    ("score", "rewards: score", "a completion of a drawn group is being judged"),
-    ("collect", "{learner}: collect", "the learner has no batch yet"),
-    ("optimize", "{learner}: learn", "advantages, forward, backward, optimizer"),
-    ("push", "weights: push", "weights travel to the engines"),
-    ("evaluate", "engines: evaluate", "held-out sets"),
+MAX_SEGMENTS = 8000
+"""Maximum segments of a row, or of all engine rows together.
+
+A longer run is divided into that many equal intervals; each has its busy time at its start.
+"""
+MIN_ENGINE_SEGMENTS = 1000
+"""Minimum of the maximum number of segments of an engine row."""
+MAX_ENGINE_ROWS = 16
+"""Maximum number of engines with a row each; more engines share one row."""
+PHASE_ROWS = (
+    ("score", "rewards: score", "completions of a group are being scored"),
+    ("collect", "{learner}: collect", "the learner waits for a batch"),
+    ("optimize", "{learner}: optimize", "advantages, forward, backward, optimizer"),
+    ("push", "weights: push", "weights are sent to the engines"),
+    ("evaluate", "engines: evaluate", "evaluation sets are sampled and scored"),
     ("checkpoint", "disk: checkpoint", "the run waits for a checkpoint"),
 )
-"""Key, title, what being at work means."""
+"""Rows after those of the engines: key, title, meaning of a busy interval."""
 
 
 @dataclass(frozen=True)
-class Lane:
-    """One row of the timeline. spans: [n, 2], start and end of each time at work, in seconds since 1970."""
+class TimelineRow:
+    """Row of the timeline with its busy intervals.
+
+    spans: [n, 2], start and end of each interval in seconds since 1970. max_segments: maximum number of
+    segments.
+    """
 
     key: str
     title: str
     meaning: str
     spans: np.ndarray
-    most: int = MOST_SEGMENTS
+    max_segments: int = MAX_SEGMENTS
 
-    def drawn(self, begun: float, length: float) -> dict[str, Any]:
-        """For the page. begun: of the run. length: seconds of it."""
-        united = union(self.spans)
-        segments = drawn_segments(united - begun, length, self.most)
+    def page_data(self, start_time: float, length: float) -> dict[str, Any]:
+        """Returns the data of the row for the page.
+
+        start_time: start of the run. length: seconds of the run.
+        """
+        busy = merge_intervals(self.spans)
+        segments = limit_segments(busy - start_time, length, self.max_segments)
         return {
             "key": self.key,
             "title": self.title,
             "meaning": self.meaning,
             "segments": [round(float(value), 4) for value in segments.ravel()],
-            "seconds": rounded(float((united[:, 1] - united[:, 0]).sum())),
+            "seconds": round_number(float((busy[:, 1] - busy[:, 0]).sum())),
             "count": len(self.spans),
         }
 
 
-def timeline(run: RunFolder, columns: Columns) -> dict[str, Any] | None:
-    """{"begun", "seconds", "lanes": [{"key", "title", "meaning", "segments", "seconds", "count"}]}.
+def timeline_data(run: RunFolder, columns: Columns) -> dict[str, Any] | None:
+    """Returns the data of the timeline, or None if no times are known.
 
-    There is a lane for each engine, then those of `LANES`. segments: start, length, start, ... in seconds since the
-    first thing that is known of the run. None where no times are known.
+    The keys are "start_time", "seconds", "rows": [{"key", "title", "meaning", "segments", "seconds", "count"}].
+    The rows are those of the engines, then `PHASE_ROWS`. segments: start, length, start, ... in seconds since
+    the first interval.
     """
-    lanes = [*_engines(columns)]
-    judged = np.stack([columns.groups["drawn"], columns.groups["judged"]], axis=1)
-    learner = learner_of(run.events)
-    for key, title, meaning in LANES:
-        mine = [event for event in run.events if event["event"] == "phase" and event["name"] == key]
-        phases = [(event["time"] - event["seconds"], event["time"]) for event in mine]
-        spans = judged if key == "score" else np.array(phases, dtype=np.float64).reshape(-1, 2)
-        lanes.append(Lane(key, title.format(learner=learner), meaning, spans))
-    lanes = [lane for lane in lanes if len(lane.spans)]
-    if not lanes:
+    rows = [*_engine_rows(columns)]
+    scoring_spans = np.stack([columns.groups["sampled_at"], columns.groups["scored_at"]], axis=1)
+    learner = learner_title(run.events)
+    for key, title, meaning in PHASE_ROWS:
+        events = [event for event in run.events if event["event"] == "phase" and event["name"] == key]
+        phases = [(event["time"] - event["seconds"], event["time"]) for event in events]
+        spans = scoring_spans if key == "score" else np.array(phases, dtype=np.float64).reshape(-1, 2)
+        rows.append(TimelineRow(key, title.format(learner=learner), meaning, spans))
+    rows = [row for row in rows if len(row.spans)]
+    if not rows:
         return None
-    begun = min(float(lane.spans[:, 0].min()) for lane in lanes)
-    length = max(float(lane.spans[:, 1].max()) for lane in lanes) - begun
+    start_time = min(float(row.spans[:, 0].min()) for row in rows)
+    length = max(float(row.spans[:, 1].max()) for row in rows) - start_time
     return {
-        "begun": begun,
-        "seconds": rounded(length),
-        "lanes": [lane.drawn(begun, length) for lane in lanes],
+        "start_time": start_time,
+        "seconds": round_number(length),
+        "rows": [row.page_data(start_time, length) for row in rows],
     }
 
 
-def _engines(columns: Columns) -> Iterator[Lane]:
-    """When each drew, for training and evaluation. What more than one engine drew counts for each of them."""
-    spans = np.stack([columns.groups["begun"], columns.groups["drawn"]], axis=1)
-    names = {name for team in columns.teams for name in team}
+def _engine_rows(columns: Columns) -> Iterator[TimelineRow]:
+    """Yields the rows of the engines, with their groups of training and evaluation.
+
+    A group that several engines sampled counts for each of them.
+    """
+    spans = np.stack([columns.groups["started_at"], columns.groups["sampled_at"]], axis=1)
+    names = {name for engine_set in columns.engine_sets for name in engine_set}
     engines = sorted(names, key=lambda name: (len(name), name))  # engine 2 before engine 10
-    meaning = "a group is being drawn"
-    if len(engines) > MOST_ENGINES:
-        yield Lane("generate", f"{len(engines)} engines", meaning, spans)
+    meaning = "a group is being sampled"
+    if len(engines) > MAX_ENGINE_ROWS:
+        yield TimelineRow("generate", f"{len(engines)} engines", meaning, spans)
         return
     for engine in engines:
-        mine = [number for number, team in enumerate(columns.teams) if engine in team]
-        drawn = spans[np.isin(columns.groups["team"], mine)]
-        yield Lane("generate", engine, meaning, drawn, max(MOST_SEGMENTS // len(engines), LEAST_SEGMENTS))
+        indices = [index for index, engine_set in enumerate(columns.engine_sets) if engine in engine_set]
+        engine_spans = spans[np.isin(columns.groups["engine_set"], indices)]
+        max_segments = max(MAX_SEGMENTS // len(engines), MIN_ENGINE_SEGMENTS)
+        yield TimelineRow("generate", engine, meaning, engine_spans, max_segments)
 
 
-def drawn_segments(united: np.ndarray, length: float, most: int) -> np.ndarray:
-    """[n, 2] starts and lengths of intervals in 0..length that do not touch; of at most `most` of them.
+def limit_segments(intervals: np.ndarray, length: float, max_segments: int) -> np.ndarray:
+    """Returns starts and lengths of at most `max_segments` segments: [n, 2].
 
-    Where there are more, the time of work in each of so many equal stretches is kept, its place within is not.
+    intervals: [n, 2], sorted, disjoint and within 0..length. If there are too many intervals, `length` is
+    divided into equal segments. The busy time of each segment is exact, its position within the segment is not.
     """
-    if len(united) <= most:
-        return np.stack([united[:, 0], united[:, 1] - united[:, 0]], axis=1)
-    edges = np.linspace(0.0, length, most + 1)
-    worked = np.concatenate(([0.0], np.cumsum(united[:, 1] - united[:, 0])))
-    until = np.interp(edges, united.ravel(), np.stack([worked[:-1], worked[1:]], axis=1).ravel())
-    return np.stack([edges[:-1], np.diff(until)], axis=1)
+    if len(intervals) <= max_segments:
+        return np.stack([intervals[:, 0], intervals[:, 1] - intervals[:, 0]], axis=1)
+    edges = np.linspace(0.0, length, max_segments + 1)
+    busy_time = np.concatenate(([0.0], np.cumsum(intervals[:, 1] - intervals[:, 0])))
+    busy_before_edge = np.interp(
+        edges, intervals.ravel(), np.stack([busy_time[:-1], busy_time[1:]], axis=1).ravel()
+    )
+    return np.stack([edges[:-1], np.diff(busy_before_edge)], axis=1)
 
 
-def union(spans: np.ndarray) -> np.ndarray:
-    """[n, 2] intervals as those that do not touch, in order."""
+def merge_intervals(spans: np.ndarray) -> np.ndarray:
+    """Merges touching and overlapping intervals [n, 2]; returns them sorted."""
     if not len(spans):
         return spans
     ordered = spans[np.argsort(spans[:, 0], kind="stable")]
     ends = np.maximum.accumulate(ordered[:, 1])
-    starts_anew = np.flatnonzero(ordered[1:, 0] > ends[:-1]) + 1
-    first = np.concatenate(([0], starts_anew))
-    last = np.concatenate((starts_anew - 1, [len(ordered) - 1]))
+    gap_indices = np.flatnonzero(ordered[1:, 0] > ends[:-1]) + 1
+    first = np.concatenate(([0], gap_indices))
+    last = np.concatenate((gap_indices - 1, [len(ordered) - 1]))
     return np.stack([ordered[first, 0], ends[last]], axis=1)
 
 
-_TEXTS = {
-    "begun": "the run begins",
-    "resumed": "resumed from {source}",
-    "pushed": "weights pushed, version {version}",
-    "evaluated": "evaluated",
-    "skipped": "step skipped: not finite",
+_EVENT_TEXTS = {
+    "resume": "resumed from {source}",
+    "weight_push": "weights pushed, version {version}",
+    "evaluation": "evaluation",
+    "skipped_step": "step skipped: loss or gradient not finite",
     "checkpoint": "checkpoint",
     "alarm": "{text}",
-    "restarted": "restarted: {text}",
-    "dropped": "{groups} groups dropped as too old",
-    "ended": "{outcome}",
+    "restart": "restarted: {text}",
+    "stale_groups": "{groups} stale groups dropped",
 }
 
 
-def marks(run: RunFolder) -> list[dict[str, Any]]:
-    """What happened, for the curves: {"kind", "step", "text"}; phases are the timeline's."""
-    found = []
+def event_marks(run: RunFolder) -> list[dict[str, Any]]:
+    """Returns the events that the curves mark: {"kind", "step", "text"}."""
+    marks = []
     for event in run.events:
-        template = _TEXTS.get(event["event"])
+        template = _EVENT_TEXTS.get(event["event"])
         if template is not None:
-            text = template.format_map(defaultdict(lambda: "?", event))  # for what an event lacks
-            found.append({"kind": event["event"], "step": event["optimizer_step"], "text": text})
-    return found
+            text = template.format_map(defaultdict(lambda: "?", event))  # "?" for missing fields
+            marks.append({"kind": event["event"], "step": event["optimizer_step"], "text": text})
+    return marks

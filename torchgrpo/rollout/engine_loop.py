@@ -1,23 +1,25 @@
-"""The asyncio loop that engines, graders and groups share. One thread drives it: the caller's, or one of its own.
+"""Asyncio loop that runs coroutines, engine steps and reward polls, optionally in its own thread.
+
+One thread drives the loop: the caller's thread, or a thread that the loop starts.
 
     groups (tasks)                          pump (a task), turn by turn while anything is pending
     ──────────────                          ─────────────────────────────────────────────────────
-    begin, go on ◀──────────────────────    before_step, then the groups that it began
+    start, continue ◀───────────────────    before_step, then the groups that it started
     await generate(request) ── submit ──▶   engine.step          waits 0.05 s at most for a response
-                            ◀─ tokens ───   the group goes on before the next step
-    await judge(completions) ─ submit ──▶   graders polled       waits as long, where no engine has anything to do
-                            ◀─ verdicts ─   the group goes on before the next step
-    await anything else (a tool, HTTP) ◀─   has its turn between two steps;
-                                            with nothing pending there is no pump before a submit or a wake-up
+                            ◀─ tokens ───   the group continues before the next step
+    await scorer(completions) ─ submit ─▶   reward services      polled; waits 0.05 s at most if the engine is idle
+                            ◀─ verdicts ─   the group continues before the next step
+    await anything else (a tool, HTTP) ◀─   runs between two steps;
+                                            with nothing pending, no pump runs before a submit or a wake-up
 
     in lockstep                             in overlap
     ───────────                             ──────────
-    run(coroutine) drives the loop          `with loop.thread():` a thread drives it for as long as the block lasts
-    call(function) calls it                 run, call: from another thread, which waits; a call comes between two steps
+    run(coroutine) drives the loop          `with loop.thread():` a thread drives the loop while the block runs
+    call(function) calls the function       run, call: from another thread, which waits; a call runs between two steps
 
 The thread of overlap.  consumes: calls, coroutines.  waits for: the engine (one step), a verdict, a tool, or a wake-up.
-unblocked by: any response or verdict, `run`, `call`, `wake`.  What fails in it is raised in `run` and `call`, with its
-traceback, and told to `on_failure`. Of a task group that fails, it is the first failure.
+unblocked by: any response or verdict, `run`, `call`, `wake`.  `run` and `call` raise a failure of this thread with its
+traceback, and `on_failure` receives the failure. A task group that fails counts with its first failure.
 """
 
 import asyncio
@@ -33,24 +35,24 @@ import torch
 
 from config.schema.errors import DeadlineError
 from envs.group import SampledCompletion, Verdict
-from envs.judging.blame import Ticket
-from envs.judging.service import RewardService
+from envs.reward_workers.crash_attribution import RewardTicket
+from envs.reward_workers.service import RewardService
 from envs.task import Completion, Example
+from torchgrpo.rollout.engine_idle_clock import EngineIdleClock
 from torchgrpo.rollout.engines.interface import Request, SteppedEngine
-from torchgrpo.rollout.generate import Judge
-from torchgrpo.rollout.idle import IdleClock
+from torchgrpo.rollout.group_rollout import CompletionScorer
 
 Result = TypeVar("Result")
-_STEP_S = 0.05
-_LOOK_S = 0.5
-_END_S = 30.0
+_STEP_TIMEOUT_S = 0.05
+_CHECK_INTERVAL_S = 0.5
+_STOP_TIMEOUT_S = 30.0
 
 
 class EngineLoop:
-    """Makes a sampler of an engine that is stepped, and judges of graders that are polled.
+    """Async sampler over a stepped engine, with async scorers over polled reward services.
 
     Args:
-        timeout: seconds in which the engine must finish something, while it has anything to do.
+        timeout: seconds in which the engine must finish a request while any is in flight.
         wait_timeout: seconds that a call may wait for the thread.
     """
 
@@ -58,150 +60,158 @@ class EngineLoop:
         self.engine = engine
         self.timeout = timeout
         self.wait_timeout = wait_timeout
-        self.idle = IdleClock()
+        self.idle_clock = EngineIdleClock()
         self.on_failure: Callable[[BaseException], None] = lambda error: None
         self.before_step: Callable[[], None] = lambda: None
-        self._ids = count()
-        self._generating: dict[int, asyncio.Future[list[SampledCompletion]]] = {}
-        self._judging: dict[asyncio.Future[list[Verdict]], tuple[RewardService, Ticket]] = {}
-        self._progressed = 0.0
+        self._request_ids = count()
+        self._pending_requests: dict[int, asyncio.Future[list[SampledCompletion]]] = {}
+        self._pending_scores: dict[asyncio.Future[list[Verdict]], tuple[RewardService, RewardTicket]] = {}
+        self._last_progress = 0.0
         self._loop = asyncio.new_event_loop()
         self._failure: asyncio.Future[None] = self._loop.create_future()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._thread: threading.Thread | None = None
-        self._pumping: asyncio.Task[None] | None = None
-        self._woken = False
+        self._pump_task: asyncio.Task[None] | None = None
+        self._wake_requested = False
         self._loop.call_soon(self._resume)
 
     # -- for groups, in the loop
 
     async def generate(self, request: Request) -> list[SampledCompletion]:
-        """See `Sampler`. The engine is given an id of the loop's own."""
-        own = next(self._ids)
-        self.engine.submit(Request(own, request.prompt, request.n, request.sampling, request.seed))
-        if not self._generating:
-            self._progressed = time.monotonic()
-            self.idle.end()
+        """Generates the completions of one request, as `Sampler.generate`.
+
+        The engine receives the request under an id of the loop, so that callers' ids need not be unique.
+        """
+        request_id = next(self._request_ids)
+        self.engine.submit(Request(request_id, request.prompt, request.n, request.sampling, request.seed))
+        if not self._pending_requests:
+            self._last_progress = time.monotonic()
+            self.idle_clock.end()
         answer: asyncio.Future[list[SampledCompletion]] = self._loop.create_future()
-        self._generating[own] = answer
+        self._pending_requests[request_id] = answer
         self._resume()
         try:
             return await answer
         finally:
-            del self._generating[own]  # what the engine finishes of a request that was given up is dropped
+            del self._pending_requests[request_id]  # a response to a cancelled request is ignored
 
-    def judge(self, grader: RewardService) -> Judge:
-        """What awaits the verdicts of this grader."""
+    def make_scorer(self, reward_service: RewardService) -> CompletionScorer:
+        """Returns an async scorer that awaits the verdicts of this reward service."""
 
-        async def judge(completions: Sequence[Completion], examples: Sequence[Example]) -> list[Verdict]:
-            ticket = grader.submit(completions, examples)
-            if not ticket.missing:
-                verdicts = grader.poll(ticket)
+        async def score_completions(
+            completions: Sequence[Completion], examples: Sequence[Example]
+        ) -> list[Verdict]:
+            ticket = reward_service.submit(completions, examples)
+            if not ticket.num_missing:
+                verdicts = reward_service.poll(ticket)
                 assert verdicts is not None
                 return list(verdicts)
             answer: asyncio.Future[list[Verdict]] = self._loop.create_future()
-            self._judging[answer] = grader, ticket
+            self._pending_scores[answer] = reward_service, ticket
             self._resume()
             try:
                 return await answer
             finally:
-                del self._judging[answer]
+                del self._pending_scores[answer]
 
-        return judge
+        return score_completions
 
     def spawn(self, begin: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """A task that nobody awaits; if it fails, so does everything that the loop runs."""
+        """Starts a background task; its failure fails everything that the loop runs."""
         task = self._loop.create_task(begin())
         self._tasks.add(task)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._on_task_end)
 
-    def _ended(self, task: asyncio.Task[Any]) -> None:
+    def _on_task_end(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
         if not self._failure.done():
-            error = _first(error)
+            error = _first_failure(error)
             self._failure.set_exception(error)
-            self._failure.exception()  # else asyncio complains of one that nobody asked for
+            self._failure.exception()  # marks the exception as retrieved, else asyncio logs an error
             self.on_failure(error)
 
     def _resume(self) -> None:
-        """The pump takes at least one more turn."""
-        self._woken = True
-        if self._pumping is None:
-            self._pumping = self._loop.create_task(self._pump())
+        """Starts the pump, or makes a running pump take at least one more turn."""
+        self._wake_requested = True
+        if self._pump_task is None:
+            self._pump_task = self._loop.create_task(self._pump())
 
     async def _pump(self) -> None:
-        """Steps the engine and polls the graders, turn by turn, while anything is pending."""
+        """Steps the engine and polls the reward services, turn by turn, while anything is pending."""
         try:
-            while self._woken or self._generating or self._judging:
-                self._woken = False
+            while self._wake_requested or self._pending_requests or self._pending_scores:
+                self._wake_requested = False
                 self.before_step()
-                # Tasks that can go on come before the pump in asyncio's queue: what was begun is submitted now.
+                # Tasks that can continue precede the pump in asyncio's queue: new groups submit their requests now.
                 await asyncio.sleep(0)
-                if self._generating:
+                if self._pending_requests:
                     answered = self._step() | self._poll(0.0)
                 else:
-                    self.idle.begin()
-                    answered = self._poll(_STEP_S)
+                    self.idle_clock.begin()
+                    answered = self._poll(_STEP_TIMEOUT_S)
                 if answered:
-                    await asyncio.sleep(0)  # the room that they leave is there for `before_step`
+                    await asyncio.sleep(0)  # finished groups free their room before `before_step` runs
         except (Exception, KeyboardInterrupt, SystemExit) as error:
-            self._fail(error)  # there is no other pump
+            self._fail(error)  # no other pump will run
         else:
-            self.idle.begin()
-            self._pumping = None
+            self.idle_clock.begin()
+            self._pump_task = None
 
     def _step(self) -> bool:
-        """Whether the engine finished anything."""
-        responses = self.engine.step(_STEP_S)
+        """Steps the engine once; returns whether any request finished."""
+        responses = self.engine.step(_STEP_TIMEOUT_S)
         now = time.monotonic()
         if responses:
-            self._progressed = now
-        elif now - self._progressed > self.timeout:
+            self._last_progress = now
+        elif now - self._last_progress > self.timeout:
             raise DeadlineError(
                 f"the rollout waited {self.timeout:.0f} s (inference_model.request_timeout_s) for the engine to "
-                f"finish any of {len(self._generating)} requests"
+                f"finish any of {len(self._pending_requests)} requests"
             )
         for response in responses:
-            answer = self._generating.get(response.request_id)
+            answer = self._pending_requests.get(response.request_id)
             if answer is not None and not answer.done():
                 answer.set_result(response.completions)
         return bool(responses)
 
     def _poll(self, timeout: float) -> bool:
-        """Whether any verdicts came, in `timeout` seconds at most."""
-        one_of_each = {id(grader): (grader, ticket) for grader, ticket in self._judging.values()}
-        for grader, ticket in one_of_each.values():
-            grader.poll(ticket, timeout)
+        """Polls the reward services for at most `timeout` seconds; returns whether any batch was scored."""
+        services = {
+            id(reward_service): (reward_service, ticket)
+            for reward_service, ticket in self._pending_scores.values()
+        }
+        for reward_service, ticket in services.values():
+            reward_service.poll(ticket, timeout)
             timeout = 0.0
         came = False
-        for answer, (grader, ticket) in self._judging.items():
-            verdicts = None if ticket.missing else grader.poll(ticket)
+        for answer, (reward_service, ticket) in self._pending_scores.items():
+            verdicts = None if ticket.num_missing else reward_service.poll(ticket)
             if verdicts is not None and not answer.done():
                 answer.set_result(list(verdicts))
                 came = True
         return came
 
-    # -- for whoever drives it, or another thread while its own does
+    # -- for the thread that drives the loop, or for another thread while the loop's own thread runs
 
     def run(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
-        """What the coroutine returns, or raises.
+        """Runs a coroutine in the loop and returns its result.
 
         Raises:
-            DeadlineError: the thread did nothing for `wait_timeout` seconds.
-            BaseException: what an engine, a grader or a spawned task failed with.
+            DeadlineError: the thread did not respond for `wait_timeout` seconds.
+            BaseException: the failure of the coroutine, an engine, a reward service or a spawned task.
         """
         if self._thread is None:
-            return self._loop.run_until_complete(self._guarded(coroutine))
-        future = asyncio.run_coroutine_threadsafe(self._guarded(coroutine), self._loop)
+            return self._loop.run_until_complete(self._run_until_failure(coroutine))
+        future = asyncio.run_coroutine_threadsafe(self._run_until_failure(coroutine), self._loop)
         try:
             while True:
                 try:
-                    return future.result(_LOOK_S)
-                except TimeoutError:  # of the wait, or the coroutine's own
+                    return future.result(_CHECK_INTERVAL_S)
+                except TimeoutError:  # raised by the wait or by the coroutine itself
                     if future.done():
                         return future.result()
                     self.call(lambda: None)
@@ -209,7 +219,7 @@ class EngineLoop:
             future.cancel()
 
     def run_all(self, coroutines: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]:
-        """The results of coroutines that run side by side, in their order; raises as `run`."""
+        """Runs coroutines concurrently and returns their results in order; raises as `run`."""
 
         async def run_together() -> list[Result]:
             async with asyncio.TaskGroup() as running:
@@ -218,7 +228,8 @@ class EngineLoop:
 
         return self.run(run_together())
 
-    async def _guarded(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
+    async def _run_until_failure(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
+        """Awaits the coroutine, and cancels the coroutine when anything else in the loop fails."""
         task = self._loop.create_task(coroutine)
         try:
             await asyncio.wait((task, self._failure), return_when=asyncio.FIRST_COMPLETED)
@@ -226,36 +237,37 @@ class EngineLoop:
             if not task.done():
                 task.cancel()
                 await asyncio.wait((task,))
-        self._check()
+        self._raise_failure()
         if not task.cancelled() and (error := task.exception()) is not None:
-            raise _first(error)
+            raise _first_failure(error)
         return task.result()
 
     def call(self, function: Callable[[], Result]) -> Result:
-        """Run `function` where the engines may be used, between two of their steps; what it returns, or raises.
+        """Runs `function` between two engine steps, where engines may be used, and returns its result.
 
         Raises:
-            DeadlineError: the thread did not come to it in time.
+            DeadlineError: the thread did not run the function in time.
+            BaseException: the failure of the function or of the thread.
         """
         if self._thread is None:
-            return self._obey(function)
+            return self._run_in_loop(function)
         future: Future[Result] = Future()
 
-        def obey() -> None:
+        def run_and_report() -> None:
             try:
-                future.set_result(self._obey(function))
+                future.set_result(self._run_in_loop(function))
             except BaseException as error:
                 future.set_exception(error)
 
-        self._check()
-        self._loop.call_soon_threadsafe(obey)
+        self._raise_failure()
+        self._loop.call_soon_threadsafe(run_and_report)
         deadline = time.monotonic() + self.wait_timeout
         while not future.done():
-            self._check()
+            self._raise_failure()
             if time.monotonic() > deadline:
                 raise DeadlineError(
                     f"the learner waited {self.wait_timeout:.0f} s (train.wait_timeout_s) for the rollout thread, "
-                    f"which is in an engine step or a reward with {len(self._generating)} requests in flight"
+                    f"which is in an engine step or a reward with {len(self._pending_requests)} requests in flight"
                 )
             try:
                 return future.result(timeout=0.2)
@@ -263,30 +275,33 @@ class EngineLoop:
                 continue
         return future.result()
 
-    def _check(self) -> None:
-        """Raises what the thread failed with, if it did."""
+    def _raise_failure(self) -> None:
+        """Raises the failure of the loop, if any."""
         if self._failure.done():
             self._failure.result()
 
-    def _obey(self, function: Callable[[], Result]) -> Result:
-        """Its seconds are neither the engine's nor idle."""
+    def _run_in_loop(self, function: Callable[[], Result]) -> Result:
+        """Runs a function in the loop's thread.
+
+        Its seconds count neither against the engine's deadline nor as idle.
+        """
         began = time.monotonic()
-        with self.idle.interrupted():
+        with self.idle_clock.pause():
             try:
                 return function()
             finally:
-                self._progressed += time.monotonic() - began
+                self._last_progress += time.monotonic() - began
 
     def wake(self) -> None:
-        """Have `before_step` called soon; from any thread."""
+        """Schedules a call of `before_step`; safe from any thread."""
         self._loop.call_soon_threadsafe(self._resume)
 
     @contextmanager
     def thread(self) -> Iterator[None]:
-        """A thread drives the loop as long as the block lasts. Spawned tasks end with it.
+        """Drives the loop in a thread during the block, which also ends spawned tasks.
 
         Raises:
-            DeadlineError: the thread does not end, and no other exception is on its way.
+            DeadlineError: the thread does not end, and the block raised no exception.
         """
         self._thread = threading.Thread(target=self._drive, name="rollouts", daemon=True)
         self._thread.start()
@@ -296,38 +311,38 @@ class EngineLoop:
             raised = False
         finally:
             self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(_END_S)
+            self._thread.join(_STOP_TIMEOUT_S)
             hangs, self._thread = self._thread.is_alive(), None
             if not hangs:
                 self._end(lambda: self._tasks)
             elif not raised:
                 raise DeadlineError(
-                    f"the run waited {_END_S:.0f} s for the rollout thread to end: an engine step hangs"
+                    f"the run waited {_STOP_TIMEOUT_S:.0f} s for the rollout thread to end: an engine step hangs"
                 )
 
     def _drive(self) -> None:
-        # A thread takes up torch's number of threads when torch first asks there for it; until then OpenMP has its own,
-        # by which a vLLM engine would plan an attention that it then computes with another.
+        # A new thread adopts torch's number of threads at torch's first query there; before it, OpenMP's own number
+        # holds. A vLLM engine would plan its attention with one number and compute with the other.
         torch.get_num_threads()
         self._loop.run_forever()
 
     def close(self) -> None:
-        """Ends all tasks; the engine is the caller's."""
-        if not self._loop.is_running():  # its thread may hang
+        """Ends all tasks and the loop; the caller closes the engine."""
+        if not self._loop.is_running():  # a hanging thread may still run the loop
             self._end(lambda: asyncio.all_tasks(self._loop))
             self._loop.close()
 
     def _end(self, tasks: Callable[[], Collection[asyncio.Task[Any]]]) -> None:
-        """Until there are none: what was due in the loop may begin others."""
+        """Cancels tasks until none is left, since callbacks that were due may start new tasks."""
         while running := tuple(tasks()):
             for task in running:
                 task.cancel()
             self._loop.run_until_complete(asyncio.gather(*running, return_exceptions=True))
-            self._tasks.difference_update(running)  # those that had not begun, too
+            self._tasks.difference_update(running)  # also tasks that had not started
 
 
-def _first(error: BaseException) -> BaseException:
-    """The failure itself, or the first one of a task group and of those inside it."""
+def _first_failure(error: BaseException) -> BaseException:
+    """Returns the first failure inside nested task groups, or the failure itself."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error

@@ -1,18 +1,20 @@
-"""Which groups may start, and which are trained on: the bound on age, as bookkeeping without tensors.
+"""Buffer that admits new groups, and batches finished groups within the limit `train.max_policy_age`.
 
-    admit ─▶ in flight ─▶ put ─▶ ready ─▶ take ─▶ the learner
-      │                                     │
-      └── not before its batch is near ◀────┘  version, taken
+    admit ─▶ in flight ─▶ put ─▶ ready ─▶ take_batch ─▶ learner
+      │                                       │
+      └── not before its batch is near ◀──────┘  version, groups taken
 
-Batches are numbered, and so are the groups as they are admitted: group i is meant for batch i // batch_groups,
-and the trainer's version at every batch is known in advance. A group is admitted only if that version lies at
-most `max_age` above the present one. Then what can go wrong is overtaking: with `keep_order` (`wait`) batches
-are made in the order of admission, so that no group is ever too old; without it (`drop`) in the order of
-completion (of the ready groups the one that began first), and a group that is too old when its turn comes is
-handed back for regeneration. Groups with long answers are the ones that get too old, so `drop` trains on
-shorter answers than the policy gives.
+The buffer decides which groups may start and which are trained on. It holds no tensors.
 
-Every operation costs at most the logarithm of the ready groups, whatever the number of workers.
+Batches and admitted groups are numbered: group i is meant for batch i // batch_groups, and the trainer's version at
+every batch is known in advance. A group is admitted only if that version is at most `max_age` above the current one.
+A group can then become too old only if later groups overtake it. With `keep_order` (`wait`), batches are built in the
+order of admission, so no group is ever too old. Without it (`drop`), batches are built in the order of completion (of
+the ready groups, the group that started first), and a group that is too old at its turn is returned for
+regeneration. Groups with long answers become too old most often, so `drop` trains on shorter answers than the policy
+samples.
+
+Every operation costs at most the logarithm of the number of ready groups, whatever the number of workers.
 """
 
 import heapq
@@ -29,13 +31,13 @@ Group = TypeVar("Group")
 
 @dataclass
 class GroupBuffer(Generic[Group]):
-    """Between one thread that starts and finishes groups and one that takes batches of them.
+    """Buffer between a thread that starts and finishes groups and a thread that takes batches.
 
     batch_groups: groups of one batch. max_age: versions between a group's start and its consumption.
     batches_per_version: batches between two weight pushes. capacity: groups that may be ready and not taken.
-    keep_order: consume in admission order (`train.stale_groups=wait`), else in order of completion (`drop`).
-    first_batch: batches that earlier parts of a resumed run have trained on. version: the trainer's, then and now.
-    made_room: called where groups were taken, or a version was pushed: more groups may start now.
+    keep_order: consume in the order of admission (`train.stale_groups=wait`), else of completion (`drop`).
+    first_batch: number of batches that a resumed run has trained on before. version: current version of the trainer.
+    on_room: called after groups were taken or a version was pushed, when more groups may start.
     """
 
     batch_groups: int
@@ -45,128 +47,141 @@ class GroupBuffer(Generic[Group]):
     keep_order: bool
     first_batch: int = 0
     version: int = 0
-    made_room: Callable[[], None] = lambda: None
-    admitted: int = 0
-    taken: int = 0
-    dropped: int = 0
-    _ready: dict[int, tuple[int, Group]] = field(default_factory=dict)  # by sequence: version, group
-    _order: list[int] = field(default_factory=list)  # without `keep_order`: a heap of their sequences
+    on_room: Callable[[], None] = lambda: None
+    groups_admitted: int = 0
+    groups_taken: int = 0
+    groups_dropped: int = 0
+    _ready: dict[int, tuple[int, Group]] = field(default_factory=dict)  # by sequence number: version, group
+    _order: list[int] = field(default_factory=list)  # heap of the sequence numbers, unless `keep_order`
     _batch: list[Group] = field(default_factory=list)
     _failure: BaseException | None = None
-    _lock: threading.RLock = field(default_factory=threading.RLock)  # entered in C, a condition in Python
+    _lock: threading.RLock = field(default_factory=threading.RLock)  # faster to enter than a Condition
 
     def __post_init__(self) -> None:
-        self._changed = threading.Condition(self._lock)
-        self._bound(self.first_batch)
+        self._condition = threading.Condition(self._lock)
+        self._update_admission_limit(self.first_batch)
 
     def admit(self) -> int | None:
-        """The sequence number of a group that starts now; None where no more may."""
+        """Admits a group and returns its sequence number, or None if no group may start."""
         with self._lock:
-            sequence = self.admitted
-            if len(self._ready) >= self.capacity or sequence - self.dropped >= self._admissible:
+            sequence = self.groups_admitted
+            if len(self._ready) >= self.capacity or sequence - self.groups_dropped >= self._admission_limit:
                 return None
-            self.admitted += 1
+            self.groups_admitted += 1
             return sequence
 
-    def _bound(self, next_batch: int) -> None:
-        """Groups may start up to the last batch of the newest version that is `max_age` above the present one."""
+    def _update_admission_limit(self, next_batch: int) -> None:
+        """Sets how many groups may start: those of batches at most `max_age` versions ahead."""
         versions = next_batch // self.batches_per_version + self.max_age + 1
-        self._admissible = (versions * self.batches_per_version - self.first_batch) * self.batch_groups
+        self._admission_limit = (versions * self.batches_per_version - self.first_batch) * self.batch_groups
 
     @property
-    def ready(self) -> int:
+    def groups_ready(self) -> int:
         return len(self._ready)
 
     @property
-    def gathered(self) -> int:
-        """Groups of the next batch that are there."""
-        return min(self.batch_groups, len(self._batch) + self.ready)
+    def groups_gathered(self) -> int:
+        """Number of groups of the next batch that have arrived."""
+        return min(self.batch_groups, len(self._batch) + self.groups_ready)
 
     def put(self, sequence: int, version: int, group: Group) -> None:
-        """A finished group; `version` is the oldest that drew one of its tokens."""
+        """Stores a finished group; `version` is the oldest policy version among its tokens."""
         with self._lock:
             self._ready[sequence] = version, group
             if not self.keep_order:
                 heapq.heappush(self._order, sequence)
-            too_old = self.version - version > self.max_age  # another can be made at once
+            too_old = self.version - version > self.max_age  # its replacement can start at once
             if too_old or len(self._batch) + len(self._ready) >= self.batch_groups:
-                self._changed.notify_all()
+                self._condition.notify_all()
 
-    def take(
-        self, timeout: float, give_back: Callable[[Group], None], meanwhile: Callable[[], None] = lambda: None
+    def take_batch(
+        self,
+        timeout: float,
+        on_stale_group: Callable[[Group], None],
+        on_wait: Callable[[], None] = lambda: None,
     ) -> list[Group]:
-        """The next batch. Groups too old at this moment go to `give_back` and are counted, never returned.
+        """Waits for the next batch of groups and returns it.
 
-        While it waits, `meanwhile` is called about once a second.
+        Groups that are too old go to `on_stale_group` and are counted, never returned. `on_wait` is called about once
+        a second during the wait.
 
         Raises:
-            DeadlineError: nothing arrived for `timeout` seconds. What did arrive stays for the next call.
-            BaseException: what the producing thread failed with.
+            DeadlineError: no group arrived for `timeout` seconds. Groups that arrived stay for the next call.
+            BaseException: the failure of the producing thread.
         """
-        deadline, had = time.monotonic() + timeout, self.taken
+        deadline, taken_before = time.monotonic() + timeout, self.groups_taken
         while True:
             with self._lock:
-                batch = self.take_now(give_back)
+                batch = self.try_take_batch(on_stale_group)
                 if batch is not None:
                     return batch
-                self.check()
-                if self.taken > had:
-                    deadline, had = time.monotonic() + timeout, self.taken
+                self.check_failure()
+                if self.groups_taken > taken_before:
+                    deadline, taken_before = time.monotonic() + timeout, self.groups_taken
                 remaining = deadline - time.monotonic()
                 if remaining <= 0:
-                    have, flying = len(self._batch), self.admitted - self.taken - self.ready
-                    raise DeadlineError(
-                        f"the learner waited {timeout:.0f} s (train.wait_timeout_s) for the engines: it has {have} of "
-                        f"{self.batch_groups} groups, {flying} are in flight, {self.ready} are ready"
+                    have, in_flight = (
+                        len(self._batch),
+                        self.groups_admitted - self.groups_taken - self.groups_ready,
                     )
-                self._changed.wait(min(remaining, 1.0))
-            meanwhile()
+                    raise DeadlineError(
+                        f"the learner waited {timeout:.0f} s (train.wait_timeout_s) for the engines: the "
+                        f"batch has {have} of {self.batch_groups} groups, {in_flight} are in flight, "
+                        f"{self.groups_ready} are ready"
+                    )
+                self._condition.wait(min(remaining, 1.0))
+            on_wait()
 
-    def take_now(self, give_back: Callable[[Group], None]) -> list[Group] | None:
-        """As `take`, but None where it would wait."""
+    def try_take_batch(self, on_stale_group: Callable[[Group], None]) -> list[Group] | None:
+        """Returns the next batch if all its groups are ready, else None; as `take_batch`."""
         with self._lock:
-            had = self.taken
-            while len(self._batch) < self.batch_groups and (sequence := self._next()) in self._ready:
+            taken_before = self.groups_taken
+            while len(self._batch) < self.batch_groups and (sequence := self._next_sequence()) in self._ready:
                 version, group = self._ready.pop(sequence)
-                self.taken += 1
+                self.groups_taken += 1
                 if self.version - version > self.max_age:
-                    self.dropped += 1
-                    give_back(group)
+                    self.groups_dropped += 1
+                    on_stale_group(group)
                 else:
                     self._batch.append(group)
-            if self.taken > had:
-                self.made_room()
+            if self.groups_taken > taken_before:
+                self.on_room()
             if len(self._batch) < self.batch_groups:
                 return None
             batch, self._batch = self._batch, []
             return batch
 
-    def _next(self) -> int:
-        """Whose turn it is, if that one is ready."""
+    def _next_sequence(self) -> int:
+        """Returns the sequence number of the next group to take, or -1.
+
+        The group may not be ready.
+        """
         if self.keep_order:
-            return self.taken
+            return self.groups_taken
         return heapq.heappop(self._order) if self._order else -1
 
-    def pushed(self, version: int) -> None:
-        """The trainer's weights have a new version: more groups may start."""
+    def set_version(self, version: int) -> None:
+        """Sets the version of the trainer's weights, so that more groups may start."""
         with self._lock:
             self.version = version
-            self._bound(self.first_batch + (self.taken - self.dropped) // self.batch_groups)
-            self._changed.notify_all()
-        self.made_room()
+            self._update_admission_limit(
+                self.first_batch + (self.groups_taken - self.groups_dropped) // self.batch_groups
+            )
+            self._condition.notify_all()
+        self.on_room()
 
     def fail(self, error: BaseException) -> None:
-        """The producing thread ended with an error: `take` raises it."""
+        """Records the error that ended the producing thread, for `take_batch` to raise."""
         with self._lock:
             self._failure = error
-            self._changed.notify_all()
+            self._condition.notify_all()
 
-    def check(self) -> None:
-        """Raises what the producing thread failed with, if it did."""
+    def check_failure(self) -> None:
+        """Raises the failure of the producing thread, if any."""
         if self._failure is not None:
             raise self._failure
 
-    def contents(self) -> list[Group]:
-        """Ready groups that no batch has taken, in the order in which they would be."""
+    def ready_groups(self) -> list[Group]:
+        """Returns the ready groups that no batch has taken, in the order of taking."""
         with self._lock:
             return self._batch + [self._ready[sequence][1] for sequence in sorted(self._ready)]

@@ -1,6 +1,6 @@
-"""Callbacks of a run: evaluation, alarms of the doctor, checkpoints, reports, printed notices and samples.
+"""Run callbacks that start evaluations, diagnostics, checkpoints and reports, and print notices and samples.
 
-Their base is `Callback` in training_run.py. An evaluation comes before the checkpoint that may be its best.
+Their base is `Callback` in training_run.py. An evaluation comes before the checkpoint that may become the best.
 """
 
 import time
@@ -14,26 +14,29 @@ from config.schema.config import Config
 from config.schema.errors import RunError
 from torchgrpo.batches.rollout import Rollout
 from torchgrpo.evaluation.evaluation import Evaluation
-from torchgrpo.monitoring.doctor.doctor import Doctor, Finding
+from torchgrpo.monitoring.diagnostics.diagnostics import Diagnostics, Finding
 from torchgrpo.monitoring.monitor import Monitor
-from torchgrpo.run.checkpoint_model import model_maker
-from torchgrpo.run.checkpoint_retention import is_better
+from torchgrpo.run.checkpoint_model import make_model_exporter
+from torchgrpo.run.checkpoint_retention import is_best_evaluation
 from torchgrpo.run.checkpoint_writer import CheckpointWriter
 from torchgrpo.run.report_writer import ReportWriter
 from torchgrpo.run.training_run import Callback, Run
 
 
 def make_callbacks(config: Config, run_dir: Path, evaluation: Evaluation, monitor: Monitor) -> list[Callback]:
-    """The callbacks of a run, in the order in which they are called."""
-    evaluations, alarms = Evaluations(evaluation), Alarms(Doctor(config))
-    writer = CheckpointWriter(run_dir, config.train, model_maker(config, monitor.say), monitor.say)
-    reports = Reports(ReportWriter(run_dir, monitor.say))
-    return [evaluations, alarms, Checkpoints(writer, evaluations, alarms), Notices(), reports]
+    """Returns the callbacks of a run, in calling order."""
+    evaluations, alarms = EvaluationCallback(evaluation), AlarmCallback(Diagnostics(config))
+    writer = CheckpointWriter(run_dir, config.train, make_model_exporter(config, monitor.log), monitor.log)
+    reports = ReportCallback(ReportWriter(run_dir, monitor.log))
+    return [evaluations, alarms, CheckpointCallback(writer, evaluations, alarms), NoticeCallback(), reports]
 
 
 @dataclass(eq=False)
-class Evaluations(Callback):
-    """Evaluates `eval.sets` where that is due. up_to_date: the evaluation that was due last is made, or none was."""
+class EvaluationCallback(Callback):
+    """Evaluates `eval.sets` where an evaluation is due.
+
+    up_to_date: no evaluation that was due is missing.
+    """
 
     evaluation: Evaluation
     up_to_date: bool = False
@@ -45,128 +48,142 @@ class Evaluations(Callback):
         self.up_to_date = state["evaluated"]
 
     def on_start(self, run: Run) -> None:
-        if not self.up_to_date:  # nothing yet, or the one before the checkpoint was given up
+        if not self.up_to_date:  # a new run, or an evaluation before the checkpoint was interrupted
             self._evaluate(run, run.first_iteration)
 
     def on_iteration(self, run: Run, iteration: int, rollout: Rollout) -> None:
         self._evaluate(run, iteration)
 
     def _evaluate(self, run: Run, iteration: int) -> None:
-        self.up_to_date = not self.evaluation.due(iteration, run.last_iteration)
-        if self.up_to_date or run.stop.requested:
+        self.up_to_date = not self.evaluation.is_due(iteration, run.last_iteration)
+        if self.up_to_date or run.stop.is_requested:
             return
-        weights = run.collector.weights
-        run.checked(lambda: run.collector.loop.call(weights.check))
-        found = evaluate(self.evaluation, run.monitor, iteration, weights.version, lambda: run.stop.requested)
-        self.up_to_date = found is not None
-        if found is None:
+        weight_pusher = run.rollout_components.weight_pusher
+        run.run_weight_check(lambda: run.rollout_components.loop.call(weight_pusher.check))
+        result = evaluate(
+            self.evaluation, run.monitor, iteration, weight_pusher.version, lambda: run.stop.is_requested
+        )
+        self.up_to_date = result is not None
+        if result is None:
             return
-        row, tables = found
+        row, tables = result
         for table in tables:
-            run.monitor.say(table)
+            run.monitor.log(table)
         for callback in run.callbacks:
             callback.on_evaluation(run, row)
 
 
 @dataclass(eq=False)
-class Alarms(Callback):
-    """Says what the doctor finds in a new row. raised: alarms that `train.on_alarm` has not been done for."""
+class AlarmCallback(Callback):
+    """Runs the diagnostics on every new row of metrics and logs the findings.
 
-    doctor: Doctor
-    raised: list[Finding] = field(default_factory=list)
+    pending_alarms: alarms for which `train.on_alarm` has not been carried out yet.
+    """
+
+    diagnostics: Diagnostics
+    pending_alarms: list[Finding] = field(default_factory=list)
 
     def load(self, run: Run, state: dict[str, Any]) -> None:
-        self.doctor.remember(run.monitor.file.rows())
+        self.diagnostics.add_past_rows(run.monitor.metrics_file.read_rows())
 
     def on_step(self, run: Run, row: dict[str, Any]) -> None:
-        for finding in self.doctor.see(row):
-            run.monitor.alarm(finding)
+        for finding in self.diagnostics.check_row(row):
+            run.monitor.log_finding(finding)
             if finding.severity == "alarm":
-                self.raised.append(finding)
+                self.pending_alarms.append(finding)
 
     def on_evaluation(self, run: Run, row: dict[str, Any]) -> None:
         self.on_step(run, row)
 
     def on_finish(self, run: Run) -> None:
-        """Raises RunError: an alarm has ended the run early, or no step taught anything."""
+        """Fails a run that an alarm ended early, or that never had a gradient.
+
+        Raises:
+            RunError: one of these is so.
+        """
         early = run.monitor.iteration < run.last_iteration
-        if early and self.raised and run.config.train.on_alarm == "stop":
-            lines = "\n".join(finding.line for finding in self.raised)
+        if early and self.pending_alarms and run.config.train.on_alarm == "stop":
+            lines = "\n".join(finding.line for finding in self.pending_alarms)
             raise RunError(
-                f"train.on_alarm=stop: an alarm has ended the run, with a checkpoint.\n{lines}\nTo go on all the same "
-                f"(what has been said is not said again):\n  {run.stop.resume}"
+                f"train.on_alarm=stop: an alarm ended the run after writing a checkpoint.\n{lines}\nTo resume "
+                f"anyway (the same alarm is not raised again):\n  {run.stop.resume}"
             )
-        self.doctor.check(run.monitor.optimizer_step)
+        self.diagnostics.check_gradients(run.monitor.optimizer_step)
 
 
 @dataclass(eq=False)
-class Checkpoints(Callback):
-    """Writes checkpoints: when due, after the best evaluation, on an alarm, and before the run ends."""
+class CheckpointCallback(Callback):
+    """Writes checkpoints when due, after the best evaluation, on an alarm, and at the end."""
 
     writer: CheckpointWriter
-    evaluations: Evaluations
-    alarms: Alarms
+    evaluations: EvaluationCallback
+    alarms: AlarmCallback
 
     def on_iteration(self, run: Run, iteration: int, rollout: Rollout) -> None:
         train = run.config.train
-        on_alarm = train.on_alarm if self.alarms.raised else "say"
-        run.leaving = run.stop.requested or on_alarm == "stop"
-        last = iteration == run.last_iteration or run.leaving
-        evaluated = self.evaluations.evaluation.due(iteration, run.last_iteration)
-        best = train.keep_best and evaluated and is_better(run.run_dir, train.keep_best, iteration)
+        on_alarm = train.on_alarm if self.alarms.pending_alarms else "log"
+        run.is_ending = run.stop.is_requested or on_alarm == "stop"
+        last = iteration == run.last_iteration or run.is_ending
+        has_evaluation = self.evaluations.evaluation.is_due(iteration, run.last_iteration)
+        best = (
+            train.keep_best and has_evaluation and is_best_evaluation(run.run_dir, train.keep_best, iteration)
+        )
         due = best or (train.checkpoint_frequency and iteration % train.checkpoint_frequency == 0)
         if last or due or on_alarm == "checkpoint":
             self.write(run, iteration)
-            run.leaving = run.leaving or run.stop.requested
-            self.alarms.raised = self.alarms.raised if on_alarm == "stop" else []
-        if last or run.leaving:
+            run.is_ending = run.is_ending or run.stop.is_requested
+            self.alarms.pending_alarms = self.alarms.pending_alarms if on_alarm == "stop" else []
+        if last or run.is_ending:
             self.writer.wait()
         self.writer.check()
 
     def write(self, run: Run, iteration: int) -> None:
-        """Begin to write all that a resumed run needs; with `train.async_checkpoint` the run goes on meanwhile."""
-        run.monitor.live.stage("checkpoint")
+        """Writes the checkpoint of an iteration; with `train.async_checkpoint` a thread finishes the writing."""
+        run.monitor.progress.set_stage("checkpoint")
         state = run.state(iteration)
         began = time.perf_counter()
         self.writer.write(iteration, state, run.learner.save)
         path = checkpoint_path(run.run_dir, iteration)
-        run.monitor.event("phase", name="checkpoint", seconds=time.perf_counter() - began)
-        run.monitor.event("checkpoint", path=str(path))
+        run.monitor.log_event("phase", name="checkpoint", seconds=time.perf_counter() - began)
+        run.monitor.log_event("checkpoint", path=str(path))
 
     def on_end(self, run: Run) -> None:
-        if self.writer.writing is not None:
-            run.monitor.say(f"{self.writer.writing} is still being written; Ctrl-C gives it up")
+        if self.writer.pending_checkpoint is not None:
+            run.monitor.log(
+                f"{self.writer.pending_checkpoint} is still being written; press Ctrl-C to abandon the "
+                "checkpoint"
+            )
         self.writer.wait()
 
 
-class Notices(Callback):
-    """Says which groups nothing could be learned from, and shows a sample now and then."""
+class NoticeCallback(Callback):
+    """Logs groups that were left out of training, and prints a sample at intervals."""
 
     def on_iteration(self, run: Run, iteration: int, rollout: Rollout) -> None:
         policy, total, keep_group = run.config.policy, len(rollout), run.keep_group
-        judged = [group for group in rollout.groups if any(one.judged for one in group.verdicts)]
-        if len(judged) < total:
-            run.monitor.say(
-                f"{total - len(judged)} of {total} groups hold no completion that could be judged, through no fault "
-                "of the model; this batch was trained on without them. The last error: "
-                f"{run.collector.rewards.last_error}"
+        scored = [group for group in rollout.groups if any(verdict.has_score for verdict in group.verdicts)]
+        if len(scored) < total:
+            run.monitor.log(
+                f"{total - len(scored)} of {total} groups have no scored completion, because of errors and "
+                "not of the model; this batch was trained on without those groups. Last error: "
+                f"{run.rollout_components.rewards.last_error}"
             )
-        outside = [group for group in judged if not keep_group(group)]
+        outside = [group for group in scored if not keep_group(group)]
         if outside:
-            run.monitor.say(
-                f"dynamic sampling: {len(outside)} of {total} groups lie outside policy.filter_range="
-                f"{policy.filter_range} ({policy.filter_on}) even after policy.filter_attempts="
-                f"{policy.filter_attempts} replacements each; this batch was trained on without them. Prompts of a "
-                "fitting difficulty, a larger env.repeats, or env.oversample help"
+            run.monitor.log(
+                f"policy.filter_range={policy.filter_range}: {len(outside)} of {total} groups lie outside the "
+                f"range ({policy.filter_on}) after policy.filter_attempts={policy.filter_attempts} "
+                "replacements each; this batch was trained on without those groups. Choose prompts of "
+                "suitable difficulty, raise env.repeats, or set env.oversample"
             )
         every = run.config.logging.sample_frequency
         if every and (iteration % every == 0 or iteration == 1):
-            run.monitor.show(rollout.groups[-1])
+            run.monitor.log_sample(rollout.groups[-1])
 
 
 @dataclass(eq=False)
-class Reports(Callback):
-    """Renews the run's report after evaluations, and makes it at the end."""
+class ReportCallback(Callback):
+    """Updates the run's report after evaluations, and writes the final one at the end."""
 
     writer: ReportWriter
 
@@ -178,12 +195,15 @@ class Reports(Callback):
 
 
 def evaluate(
-    evaluation: Evaluation, monitor: Monitor, iteration: int, version: int, stopped: Callable[[], bool]
+    evaluation: Evaluation, monitor: Monitor, iteration: int, version: int, is_stopped: Callable[[], bool]
 ) -> tuple[dict[str, Any], list[str]] | None:
-    """Evaluate every set and log it: the row of metrics, and a table for each set. None if it was given up."""
+    """Evaluates every set and writes the row of metrics.
+
+    Returns the row and a table for each set; None if the evaluation was interrupted.
+    """
     began = time.perf_counter()
-    found = evaluation.run(iteration, stopped)
-    if found is None:
+    result = evaluation.run(iteration, is_stopped)
+    if result is None:
         return None
-    metrics, tables = found
-    return monitor.evaluated(metrics, iteration, version, time.perf_counter() - began), tables
+    metrics, tables = result
+    return monitor.write_evaluation_row(metrics, iteration, version, time.perf_counter() - began), tables

@@ -1,8 +1,8 @@
-"""A checkpoint as a model: a run's own export, `model.name=RUN` and `run=eval`.
+"""Exports checkpoints as Hugging Face models, and resolves model names that name checkpoints.
 
-a checkpoint of this run ──model_maker──▶ RUN/models/NAME, in the thread that wrote it
-model.name, ref_model.name=RUN or CHECKPOINT ──with_model──▶ RUN/models/NAME, made where it is missing
-run=eval train.resume=... ──evaluated_model──▶ the same, or a folder that is removed afterwards
+a checkpoint of this run ──make_model_exporter──▶ RUN/models/NAME, in the thread that wrote the checkpoint
+model.name, ref_model.name=RUN or CHECKPOINT ──resolve_checkpoint_models──▶ RUN/models/NAME, written where missing
+run=eval train.resume=... ──model_to_evaluate──▶ the same, or a temporary folder
 """
 
 import sys
@@ -13,190 +13,220 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from config.run_folder.atomic_files import atomic_folder
 from config.run_folder.checkpoints import (
-    FOLDER,
-    MODEL,
+    CHECKPOINTS_FOLDER,
+    MODEL_LINK,
+    checkpoint_model_path,
     checkpoints,
     is_checkpoint,
-    model_of,
     remove_checkpoint,
 )
-from config.run_folder.files import folder_written_whole
 from config.schema.config import Config
 from config.schema.errors import ConfigError
 from config.schema.models import LoraConfig, ModelConfig
 from torchgrpo.plan.model_shape import model_path
-from torchgrpo.run.checkpoint_retention import model_written
-from torchgrpo.run.checkpoint_writer import State, no_model
+from torchgrpo.run.checkpoint_retention import link_newest_model
+from torchgrpo.run.checkpoint_writer import RunState, skip_model_export
 from torchgrpo.run.model_card import model_card
-from torchgrpo.run.overlapped import ScheduleType
-from torchgrpo.run.resume import find, given
+from torchgrpo.run.overlapped_run import ScheduleType
+from torchgrpo.run.resume import find_checkpoint, load_named_checkpoint
 
 if TYPE_CHECKING:  # torch costs seconds
-    from torchgrpo.training.checkpoint import Saved
+    from torchgrpo.training.checkpoint import Checkpoint
     from torchgrpo.training.model_writer import ModelWriter
 
 
-def model_maker(config: Config, say: Callable[[str], None]) -> Callable[[Path, State], None]:
-    """The maker of the models of a run's checkpoints, or `no_model`. say: told why there will be none."""
+def make_model_exporter(config: Config, log: Callable[[str], None]) -> Callable[[Path, RunState], None]:
+    """Returns the function that writes the model of a checkpoint, or `skip_model_export`.
+
+    log: receives a message where models cannot be written beside the run.
+    """
     if not config.train.export:
-        return no_model
+        return skip_model_export
     from torchgrpo.training.model_writer import ModelWriter
 
     writer = ModelWriter(config.model, config.train_model.lora)
-    if not writer.streams:
-        say(
-            f"model.name={config.model.name} is not in safetensors files under its layers' names: models of "
-            "checkpoints are not written beside the run; run=export makes one later"
+    if not writer.can_stream:
+        log(
+            f"model.name={config.model.name}: the weights are not in safetensors files under the names of "
+            "their layers, so no models of checkpoints are written beside the run; make a model later with "
+            "run=export"
         )
-        return no_model
+        return skip_model_export
 
-    def make(checkpoint: Path, state: State) -> None:
-        target = model_of(checkpoint)
-        with folder_written_whole(target) as folder:
-            _fill(writer, checkpoint, state, folder)
-            if target.exists():  # of a checkpoint that had this name, which the run has gone back behind
+    def export_model(checkpoint: Path, state: RunState) -> None:
+        target = checkpoint_model_path(checkpoint)
+        with atomic_folder(target) as folder:
+            _write_model_files(writer, checkpoint, state, folder)
+            if target.exists():  # the model of an abandoned checkpoint with the same name
                 remove_checkpoint(target)
-        model_written(checkpoint)
+        link_newest_model(checkpoint)
 
-    return make
+    return export_model
 
 
-def _fill(writer: "ModelWriter", checkpoint: Path, state: Mapping[str, Any], folder: Path) -> None:
+def _write_model_files(
+    writer: "ModelWriter", checkpoint: Path, state: Mapping[str, Any], folder: Path
+) -> None:
     from torchgrpo.training.checkpoint import LEARNER
 
     writer.write(checkpoint / LEARNER, folder)
-    write_card(checkpoint, state, folder)
+    write_model_card(checkpoint, state, folder)
 
 
-def write_card(checkpoint: Path, state: Mapping[str, Any], folder: Path) -> None:
-    """README.md of a model's folder, of what is known by now."""
+def write_model_card(checkpoint: Path, state: Mapping[str, Any], folder: Path) -> None:
+    """Writes README.md of a model's folder, with the run's metrics so far."""
     from torchgrpo.monitoring.metrics_file import MetricsFile
 
-    rows = MetricsFile(checkpoint.parent.parent / "metrics.jsonl").rows()
+    rows = MetricsFile(checkpoint.parent.parent / "metrics.jsonl").read_rows()
     (folder / "README.md").write_text(model_card(state, rows), encoding="utf-8")
 
 
-def names_checkpoint(name: str) -> bool:
-    """Whether a name is that of a checkpoint or a run, not of a model that was made of one."""
+def is_checkpoint_name(name: str) -> bool:
+    """Whether a model name is the path of a checkpoint or of a run.
+
+    A model's folder beside a checkpoint does not count.
+    """
     path = Path(name)
     if (Path(model_path(name)) / "config.json").is_file():
         return False
-    return is_checkpoint(path) or (path / FOLDER).is_dir() or (path / MODEL).is_dir()
+    return is_checkpoint(path) or (path / CHECKPOINTS_FOLDER).is_dir() or (path / MODEL_LINK).is_dir()
 
 
-def trained_model(saved: "Saved") -> ModelConfig:
-    """What the run of a checkpoint began from."""
-    return ModelConfig(**saved.state["config"]["model"])
+def base_model_config(checkpoint: "Checkpoint") -> ModelConfig:
+    """Returns the config of the model that the run of a checkpoint started from."""
+    return ModelConfig(**checkpoint.state["config"]["model"])
 
 
-def with_model(config: Config) -> tuple[Config, list[str]]:
-    """The config with folders in place of names of runs and checkpoints.
+def resolve_checkpoint_models(config: Config) -> tuple[Config, list[str]]:
+    """Replaces runs and checkpoints in `model.name` and `ref_model.name` by folders of their models.
 
-    The folders are in Hugging Face format; the names are `model.name` and `ref_model.name`.
-    Where the run did not make one, it is made beside the checkpoint, RUN/models/NAME, once: a resumed run finds it
-    again. A plan, which loads nothing, takes the model that the checkpoint's run began from.
+    Returns the config and notices for the user. A missing model is written in Hugging Face format to RUN/models/NAME,
+    where later runs find it. `run=plan` loads no weights, and takes the model that the checkpoint's run started from.
     """
-    name, told = _as_model(config.model.name, "model.name", config.run)
-    config = _named(config, name)
+    name, notices = _resolve_model_name(config.model.name, "model.name", config.run)
+    config = _with_model_name(config, name)
     reference = config.ref_model.name
     if reference is None or not config.policy.uses_reference:
-        return config, told
-    name, more = _as_model(reference, "ref_model.name", config.run)
-    return replace(config, ref_model=replace(config.ref_model, name=name)), told + more
+        return config, notices
+    name, more = _resolve_model_name(reference, "ref_model.name", config.run)
+    return replace(config, ref_model=replace(config.ref_model, name=name)), notices + more
 
 
-def _as_model(name: str, key: str, job: str) -> tuple[str, list[str]]:
-    """The folder or hub name that a setting's value stands for, and what to tell. job: as `Config.run`."""
-    if not names_checkpoint(name):
+def _resolve_model_name(name: str, key: str, job: str) -> tuple[str, list[str]]:
+    """Returns the folder or hub name of a model, and notices for the user.
+
+    key: the setting. job: as `Config.run`.
+    """
+    if not is_checkpoint_name(name):
         return name, []
-    alone = _without_checkpoint(Path(name))
-    if alone is not None:
-        return str(alone), []
-    saved, told = given(Path(name), key)
+    orphan_model = _model_without_checkpoint(Path(name))
+    if orphan_model is not None:
+        return str(orphan_model), []
+    checkpoint, notices = load_named_checkpoint(Path(name), key)
     if job == "plan":
-        return trained_model(saved).name, told
-    folder = model_of(saved.path.resolve())
+        return base_model_config(checkpoint).name, notices
+    folder = checkpoint_model_path(checkpoint.path.resolve())
     if not folder.is_dir():
-        with folder_written_whole(folder) as unfinished:
-            write_model(saved, trained_model(saved), unfinished)
-    return str(folder), [*told, f"{key}: the weights of {saved.path}, in {folder}"]
+        with atomic_folder(folder) as unfinished:
+            write_model(checkpoint, base_model_config(checkpoint), unfinished)
+    return str(folder), [*notices, f"{key}: the weights of {checkpoint.path}, in {folder}"]
 
 
-def _without_checkpoint(path: Path) -> Path | None:
-    """The model of a checkpoint or of a run whose checkpoints are gone; None where there are some, or no model."""
+def _model_without_checkpoint(path: Path) -> Path | None:
+    """Returns the model of a removed checkpoint, or of a run without checkpoints.
+
+    None where there is no model, or where the run has checkpoints.
+    """
     if is_checkpoint(path):
-        return model_of(path) if not path.exists() and model_of(path).is_dir() else None
-    newest = path / MODEL
+        return (
+            checkpoint_model_path(path)
+            if not path.exists() and checkpoint_model_path(path).is_dir()
+            else None
+        )
+    newest = path / MODEL_LINK
     return newest.resolve() if newest.is_dir() and not checkpoints(path) else None
 
 
-def _named(config: Config, name: Path | str) -> Config:
+def _with_model_name(config: Config, name: Path | str) -> Config:
     return replace(config, model=replace(config.model, name=str(name)))
 
 
-def write_model(saved: "Saved", model: ModelConfig, folder: Path) -> None:
-    """The checkpoint's policy in Hugging Face format, adapters merged in, as it goes to engines.
+def write_model(checkpoint: "Checkpoint", model: ModelConfig, folder: Path) -> None:
+    """Writes the checkpoint's policy in Hugging Face format, adapters merged into the weights.
 
     Raises:
         ConfigError: the checkpoint is of another model than `model`.
     """
-    _fill(_writer(saved, model), saved.path, saved.state, folder)
+    _write_model_files(_checked_model_writer(checkpoint, model), checkpoint.path, checkpoint.state, folder)
 
 
-def _writer(saved: "Saved", model: ModelConfig) -> "ModelWriter":
-    """Raises ConfigError: the checkpoint is of another model, or that is not there any more."""
+def _checked_model_writer(checkpoint: "Checkpoint", model: ModelConfig) -> "ModelWriter":
+    """Returns a writer of the model, checked against the checkpoint.
+
+    Raises:
+        ConfigError: the checkpoint is of another model, or the model's folder does not exist.
+    """
     from torchgrpo.training.model_writer import ModelWriter
 
     if Path(model.name).is_absolute() and not Path(model.name).exists():
         raise ConfigError(
-            f"{saved.path}: its run began from the model {model.name}, which is not there; put it back, or export the "
-            f"checkpoint first: run=export checkpoint={saved.path} to=FOLDER model.name=WHERE_IT_IS_NOW"
+            f"{checkpoint.path}: the run started from the model {model.name}, which does not exist; put that "
+            f"model back, or export the checkpoint first: run=export export.checkpoint={checkpoint.path} "
+            "export.to=FOLDER model.name=NEW_LOCATION"
         )
 
-    writer = ModelWriter(model, LoraConfig(**saved.state["config"]["train_model"]["lora"]))
+    writer = ModelWriter(model, LoraConfig(**checkpoint.state["config"]["train_model"]["lora"]))
     try:
-        writer.check(saved.learner, saved.state["learner"])
+        writer.check_checkpoint(checkpoint.learner_folder, checkpoint.state["learner"])
     except ConfigError as error:
-        raise ConfigError(f"{saved.path} with model.name={model.name}: {error}") from error
+        raise ConfigError(f"{checkpoint.path} with model.name={model.name}: {error}") from error
     return writer
 
 
 @contextmanager
-def evaluated_model(
+def model_to_evaluate(
     config: Config, run_dir: Path, schedule: type[ScheduleType]
-) -> Iterator[tuple[Config, "Saved | None"]]:
-    """For `run=eval`: the config with a checkpoint as its model: of `train.resume`, or that `model.name` is.
+) -> Iterator[tuple[Config, "Checkpoint | None"]]:
+    """Yields the config that `run=eval` evaluates, and the checkpoint whose model replaced `model.name`, if any.
+
+    The checkpoint is that of `train.resume`, or the one that `model.name` names.
 
     Raises:
         ConfigError: there is no such checkpoint, or it is of another model than `model.name`.
     """
     path = Path(config.model.name)
-    by_name = names_checkpoint(config.model.name)
-    alone = _without_checkpoint(path) if by_name else None
-    saved, told = find(config, run_dir, schedule)
-    if alone is not None or (saved is None and not by_name):
-        yield config if alone is None else _named(config, alone), None
+    by_name = is_checkpoint_name(config.model.name)
+    orphan_model = _model_without_checkpoint(path) if by_name else None
+    checkpoint, notices = find_checkpoint(config, run_dir, schedule)
+    if orphan_model is not None or (checkpoint is None and not by_name):
+        yield config if orphan_model is None else _with_model_name(config, orphan_model), None
         return
-    if saved is None:
-        saved, told = given(path, "model.name")
-        config = _named(config, trained_model(saved).name)
-    for line in told:
+    if checkpoint is None:
+        checkpoint, notices = load_named_checkpoint(path, "model.name")
+        config = _with_model_name(config, base_model_config(checkpoint).name)
+    for line in notices:
         print(line, file=sys.stderr)
-    with _as_folder(saved, replace(config.model, dtype=trained_model(saved).dtype), run_dir) as folder:
-        print(f"evaluating {saved.path.name} of {saved.run_dir}", file=sys.stderr)
-        yield _named(config, folder), saved
+    with _model_folder(
+        checkpoint, replace(config.model, dtype=base_model_config(checkpoint).dtype), run_dir
+    ) as folder:
+        print(f"evaluating {checkpoint.path.name} of {checkpoint.run_dir}", file=sys.stderr)
+        yield _with_model_name(config, folder), checkpoint
 
 
 @contextmanager
-def _as_folder(saved: "Saved", model: ModelConfig, place: Path) -> Iterator[Path]:
-    """The model of a checkpoint, or one that is made of it in `place` and removed."""
-    there = model_of(saved.path.resolve())
-    if there.is_dir():
-        if model.name != trained_model(saved).name:
-            _writer(saved, model)
-        yield there
+def _model_folder(checkpoint: "Checkpoint", model: ModelConfig, parent: Path) -> Iterator[Path]:
+    """Yields the folder of a checkpoint's model; a missing one is written temporarily.
+
+    parent: where the temporary folder is created.
+    """
+    exported = checkpoint_model_path(checkpoint.path.resolve())
+    if exported.is_dir():
+        if model.name != base_model_config(checkpoint).name:
+            _checked_model_writer(checkpoint, model)
+        yield exported
         return
-    with tempfile.TemporaryDirectory(prefix=".model.", dir=place) as folder:
-        write_model(saved, model, Path(folder))
+    with tempfile.TemporaryDirectory(prefix=".model.", dir=parent) as folder:
+        write_model(checkpoint, model, Path(folder))
         yield Path(folder)

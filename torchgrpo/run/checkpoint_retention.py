@@ -1,4 +1,4 @@
-"""Which checkpoints of a run stay, and which of them is the best; the models that are made of them go with them.
+"""Removes old checkpoints and models, finds and links the best, and reports the newest model.
 
 the newest train.keep_checkpoints ─┐
 the best by train.keep_best ───────┴▶ stay; all others, and those after a resumed one, are removed
@@ -7,87 +7,101 @@ the best by train.keep_best ───────┴▶ stay; all others, and th
 from pathlib import Path
 
 from config.cli.command_line import evaluate_command
+from config.run_folder.atomic_files import replace_link
 from config.run_folder.checkpoints import (
-    BEST,
-    FOLDER,
-    MODEL,
-    MODELS,
+    BEST_LINK,
+    CHECKPOINTS_FOLDER,
+    MODEL_LINK,
+    MODELS_FOLDER,
+    checkpoint_iteration,
+    checkpoint_model_path,
     checkpoints,
-    iteration_of,
-    model_of,
     remove_checkpoint,
     remove_models,
 )
-from config.run_folder.files import link
 from config.schema.config import Config
 from config.schema.errors import ConfigError
 from config.schema.evaluation import EvalSetConfig
 from config.schema.train import TrainConfig
 
 
-def remove_others(path: Path, train: TrainConfig) -> None:
-    """A checkpoint has been written: remove all before it but the newest ones and the best, and those after it, which a
-    run that was resumed from an earlier one has given up."""
+def remove_old_checkpoints(path: Path, train: TrainConfig) -> None:
+    """Removes checkpoints once a new one has been written.
+
+    The newest `train.keep_checkpoints` and the best stay. Checkpoints of later iterations than the new one are left
+    from before a resume, and are removed.
+
+    path: the new checkpoint.
+    """
     run_dir, found = path.parent.parent, checkpoints(path.parent.parent)
-    place = found.index(path)
-    for given_up in found[:place]:
-        remove_checkpoint(given_up)
+    position = found.index(path)
+    for abandoned in found[:position]:
+        remove_checkpoint(abandoned)
     best = None if train.keep_best is None else best_checkpoint(run_dir, train.keep_best)
     if best is not None:
-        link(run_dir / FOLDER / BEST, best.name)
-    for old in found[place + train.keep_checkpoints :] if train.keep_checkpoints else []:
+        replace_link(run_dir / CHECKPOINTS_FOLDER / BEST_LINK, best.name)
+    for old in found[position + train.keep_checkpoints :] if train.keep_checkpoints else []:
         if old != best:
             remove_checkpoint(old)
-    _remove_dangling(run_dir / FOLDER / BEST)
+    _remove_dangling(run_dir / CHECKPOINTS_FOLDER / BEST_LINK)
 
 
 def best_checkpoint(run_dir: Path, metric: str) -> Path | None:
-    """The checkpoint with the highest value, the earliest of equals; None where no checkpoint was evaluated."""
-    found = evaluated(run_dir, metric)
-    known = [path for path in reversed(checkpoints(run_dir)) if iteration_of(path) in found]
-    return max(known, key=lambda path: found[iteration_of(path)], default=None)
+    """Returns the checkpoint with the highest value of a metric, the earliest of equals.
+
+    None where no checkpoint was evaluated.
+    """
+    values = evaluation_metric(run_dir, metric)
+    candidates = [path for path in reversed(checkpoints(run_dir)) if checkpoint_iteration(path) in values]
+    return max(candidates, key=lambda path: values[checkpoint_iteration(path)], default=None)
 
 
-def is_better(run_dir: Path, metric: str, iteration: int) -> bool:
-    """Whether the evaluation after this iteration gave more than that of any checkpoint."""
-    found, best = evaluated(run_dir, metric), best_checkpoint(run_dir, metric)
-    if iteration not in found:
+def is_best_evaluation(run_dir: Path, metric: str, iteration: int) -> bool:
+    """Whether the metric after this iteration is higher than that of every checkpoint."""
+    values, best = evaluation_metric(run_dir, metric), best_checkpoint(run_dir, metric)
+    if iteration not in values:
         return False
-    return best is None or found[iteration] > found[iteration_of(best)]
+    return best is None or values[iteration] > values[checkpoint_iteration(best)]
 
 
-def evaluated(run_dir: Path, metric: str) -> dict[int, float]:
-    """The value of a metric after each iteration that was evaluated."""
+def evaluation_metric(run_dir: Path, metric: str) -> dict[int, float]:
+    """Returns the values of an evaluation metric by iteration, without NaN."""
     from torchgrpo.monitoring.metrics_file import MetricsFile  # which imports torch
 
-    rows = MetricsFile(run_dir / "metrics.jsonl").rows()
+    rows = MetricsFile(run_dir / "metrics.jsonl").read_rows()
     values = {row["iteration"]: row[metric] for row in rows if metric in row and "iteration" in row}
     return {iteration: value for iteration, value in values.items() if value == value}
 
 
-def model_written(checkpoint: Path) -> None:
-    """The model of a run's newest checkpoint is there: name it and the best; those of removed checkpoints go."""
+def link_newest_model(checkpoint: Path) -> None:
+    """Links the models of the newest and best checkpoints, and removes models without checkpoint.
+
+    checkpoint: the newest one, whose model has been written.
+    """
     run_dir = checkpoint.parent.parent
-    link(run_dir / MODEL, f"{MODELS}/{checkpoint.name}")
-    best = (run_dir / FOLDER / BEST).resolve()
-    if model_of(best).is_dir():
-        link(run_dir / MODELS / BEST, best.name)
+    replace_link(run_dir / MODEL_LINK, f"{MODELS_FOLDER}/{checkpoint.name}")
+    best = (run_dir / CHECKPOINTS_FOLDER / BEST_LINK).resolve()
+    if checkpoint_model_path(best).is_dir():
+        replace_link(run_dir / MODELS_FOLDER / BEST_LINK, best.name)
     remove_models(run_dir)
-    _remove_dangling(run_dir / MODELS / BEST)
+    _remove_dangling(run_dir / MODELS_FOLDER / BEST_LINK)
 
 
-def told_of_model(config: Config, run_dir: Path) -> list[str]:
-    """Where a run's newest model is and what evaluates it; nothing where there is none."""
-    model = run_dir / MODEL
+def model_notices(config: Config, run_dir: Path) -> list[str]:
+    """Returns notices about a run's newest model: its path, and the command that evaluates it.
+
+    Empty where the run has no model.
+    """
+    model = run_dir / MODEL_LINK
     if not model.is_dir():
         return []
-    said = f"model: {model} ({model.resolve().name})"
+    notice = f"model: {model} ({model.resolve().name})"
     sets = "" if config.eval.sets else f"eval.sets={{test:{{dataset:{config.env.dataset}}}}}"
     try:
         EvalSetConfig(config.env.dataset).env("eval.sets.test", config.env)
-    except ConfigError:  # the file that it was trained on has no other rows
-        return [said]
-    return [f"{said}\nto evaluate it:\n  {evaluate_command(model, sets)}"]
+    except ConfigError:  # the training data have no test split
+        return [notice]
+    return [f"{notice}\nto evaluate this model:\n  {evaluate_command(model, sets)}"]
 
 
 def _remove_dangling(path: Path) -> None:

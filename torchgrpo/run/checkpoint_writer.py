@@ -1,6 +1,6 @@
-"""Checkpoints of a run, one at a time, written by a thread beside it.
+"""Writes a checkpoint in a thread, then removes old ones and exports the model.
 
-state is copied ─▶ the run goes on                                   (train.async_checkpoint; else it waits here)
+state is copied ─▶ the run goes on                                (train.async_checkpoint=false: it waits here)
                └─▶ thread: tensors, run.pt ─▶ the folder gets its name ─▶ old ones are removed ─▶ its model
 """
 
@@ -14,92 +14,106 @@ from typing import Any
 from config.run_folder.checkpoints import checkpoint_path
 from config.schema.errors import DeadlineError
 from config.schema.train import TrainConfig
-from torchgrpo.run.checkpoint_retention import remove_others
+from torchgrpo.run.checkpoint_retention import remove_old_checkpoints
 
-State = dict[str, Any]
-"""Of a run, as a checkpoint holds it, all but the learner's tensors."""
+RunState = dict[str, Any]
+"""State of a run that a checkpoint holds, without the learner's tensors."""
 
 
-def no_model(checkpoint: Path, state: State) -> None:
-    """Makes none."""
+def skip_model_export(checkpoint: Path, state: RunState) -> None:
+    """Writes no model: the default for `CheckpointWriter.export_model`."""
 
 
 @dataclass(eq=False)
 class CheckpointWriter:
-    """Gives a checkpoint its name when it is whole; what went wrong with it is raised by the next call.
+    """Writes checkpoints in a thread; the next call raises an error of the thread.
 
-    make_model: makes the model of a checkpoint that is whole. Where it fails, `say` is told and the run goes on.
+    A checkpoint folder gets its name when it is complete.
+
+    export_model: writes the model of a complete checkpoint. log: receives a message if `export_model` fails; the run
+    goes on.
     """
 
     run_dir: Path
     train: TrainConfig
-    make_model: Callable[[Path, State], None] = no_model
-    say: Callable[[str], None] = print
-    _writing: tuple[Path, Future[str]] | None = field(default=None, init=False)
+    export_model: Callable[[Path, RunState], None] = skip_model_export
+    log: Callable[[str], None] = print
+    _pending: tuple[Path, Future[str]] | None = field(default=None, init=False)
 
     @property
-    def writing(self) -> str | None:
-        return None if self._writing is None else self._writing[0].name
+    def pending_checkpoint(self) -> str | None:
+        """Name of the checkpoint that is being written; None where there is none."""
+        return None if self._pending is None else self._pending[0].name
 
-    def write(self, iteration: int, state: State, save: Callable[[Path], Callable[[], None]]) -> None:
-        """Begin an iteration's checkpoint once the one before and its model are whole. save: `Learner.save`."""
-        from torchgrpo.training.checkpoint import LEARNER, begin_checkpoint, packed
+    def write(self, iteration: int, state: RunState, save: Callable[[Path], Callable[[], None]]) -> None:
+        """Starts to write a checkpoint, once the one before and its model are complete.
+
+        save: `Learner.save`.
+        """
+        from torchgrpo.training.checkpoint import LEARNER, begin_checkpoint, serialize_run_state
 
         self.wait()
         path = checkpoint_path(self.run_dir, iteration)
-        tensors_written = save(begin_checkpoint(path) / LEARNER)
-        self._writing = path, Future()
-        arguments = (*self._writing, packed(state), tensors_written, state)
+        wait_for_tensors = save(begin_checkpoint(path) / LEARNER)
+        self._pending = path, Future()
+        arguments = (*self._pending, serialize_run_state(state), wait_for_tensors, state)
         Thread(target=self._write, args=arguments, name=f"writes {path.name}", daemon=True).start()
         if not self.train.async_checkpoint:
             self.wait()
 
     def _write(
-        self, path: Path, written: Future[str], run: bytes, tensors_written: Callable[[], None], state: State
+        self,
+        path: Path,
+        result: Future[str],
+        run_bytes: bytes,
+        wait_for_tensors: Callable[[], None],
+        state: RunState,
     ) -> None:
         from torchgrpo.training.checkpoint import abandon_checkpoint, complete_checkpoint
 
         try:
-            tensors_written()
-            complete_checkpoint(path, run)
-            remove_others(path, self.train)
+            wait_for_tensors()
+            complete_checkpoint(path, run_bytes)
+            remove_old_checkpoints(path, self.train)
         except BaseException as error:
             abandon_checkpoint(path)
-            written.set_exception(error)
+            result.set_exception(error)
             return
-        told = ""
+        notice = ""
         try:
-            self.make_model(path, state)
+            self.export_model(path, state)
         except Exception as error:
-            why = str(error).splitlines()[0] if str(error) else type(error).__name__
-            told = (
-                f"{path.name} is whole, but no model of it was written ({why}). The run goes on. Later:\n"
-                f"  python grpo.py run=export checkpoint={path} to=FOLDER"
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            notice = (
+                f"{path.name} is complete, but its model was not written ({reason}). The run continues. "
+                f"Export the model later:\n  python grpo.py run=export export.checkpoint={path} "
+                "export.to=FOLDER"
             )
-        written.set_result(told)
+        result.set_result(notice)
 
     def check(self) -> None:
-        """Raise what went wrong, where that is known by now."""
-        if self._writing is not None and self._writing[1].done():
+        """Raises the error of a write that has ended; does not wait."""
+        if self._pending is not None and self._pending[1].done():
             self.wait()
 
     def wait(self) -> None:
-        """Until the checkpoint that is being written has its name, and its model is made.
+        """Waits until the pending checkpoint and its model are complete.
 
         Raises:
-            DeadlineError: that is not so after `train.wait_timeout_s`.
+            DeadlineError: they are not complete after `train.wait_timeout_s`.
         """
-        if self._writing is None:
+        if self._pending is None:
             return
-        (path, written), limit = self._writing, self.train.wait_timeout_s
-        done, _ = wait([written], timeout=limit)
-        self._writing = None
+        (path, result), limit = self._pending, self.train.wait_timeout_s
+        done, _ = wait([result], timeout=limit)
+        self._pending = None
         if not done:
-            what = f"the model of {path}" if path.exists() else str(path)
+            target = f"the model of {path}" if path.exists() else str(path)
             raise DeadlineError(
-                f"the run waited {limit:.0f} s (train.wait_timeout_s) for {what} to be written: the file system does "
-                "not answer, or is too slow for a checkpoint of this size"
+                f"the run waited {limit:.0f} s (train.wait_timeout_s) for {target} to be written: the file "
+                "system does not answer, or is too slow for a checkpoint of this size; check the file "
+                "system, or raise train.wait_timeout_s"
             )
-        told = written.result()
-        if told:
-            self.say(told)
+        notice = result.result()
+        if notice:
+            self.log(notice)

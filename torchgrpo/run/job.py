@@ -1,4 +1,4 @@
-"""The jobs of the command line: `run=NAME` is `jobs/NAME.py`."""
+"""Runs the job that `run=NAME` selects, from `jobs/NAME.py`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,15 +7,15 @@ from typing import Generic
 
 from config.schema.config import JOBS, Config
 from config.schema.errors import RunOutcome
-from torchgrpo.run.overlapped import ScheduleType
+from torchgrpo.run.overlapped_run import ScheduleType
 
 
 @dataclass(frozen=True)
 class Job(Generic[ScheduleType]):
-    """Input of a job: its settings, its folder, and the loop of the script.
+    """Input of a job: its settings, its folder, and the training loop of the script.
 
-    train: the loop. schedule: the run that the loop works with. on_start: called when a run or an evaluation is sure to
-    begin; before, what an earlier one left is as it was.
+    train: the training loop. schedule: the class of the run that the loop drives. on_start: called when a run or an
+    evaluation is about to begin; until then files of an earlier run in the folder are untouched.
     """
 
     config: Config
@@ -32,6 +32,6 @@ def run_job(
     schedule: type[ScheduleType],
     on_start: Callable[[], None] = lambda: None,
 ) -> RunOutcome:
-    """Run the job that `config.run` names; see `Job`."""
+    """Runs the job that `config.run` names; the arguments are those of `Job`."""
     outcome: RunOutcome = JOBS.load(config.run)(Job(config, run_dir, train, schedule, on_start))
     return outcome

@@ -1,4 +1,4 @@
-"""The iterations of a run as its ledger holds them: what `run=replay` gives to a learner once more."""
+"""Reads recorded groups by iteration from a run's ledger, and checks that a ledger exists."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -9,15 +9,15 @@ from typing import Any
 
 from config.schema.errors import ConfigError
 from envs.group import Group
-from torchgrpo.monitoring.ledger_line import group_of
+from torchgrpo.monitoring.ledger_record import group_from_record
 from torchgrpo.monitoring.ledger_storage import ledger_files, read_records
 
 
 @dataclass(frozen=True)
-class Iteration:
-    """What one iteration trained on.
+class RecordedIteration:
+    """Groups of one iteration, as the ledger recorded them.
 
-    records: lines of the ledger, in the order in which the learner was given their groups. groups: the same.
+    records: ledger lines of the groups, in the order in which the learner received the groups. groups: the same groups.
     """
 
     number: int
@@ -26,42 +26,48 @@ class Iteration:
 
     @property
     def trained_at(self) -> int | None:
-        """As `Fate.trained_at`."""
+        """Policy version that trained on the groups; None in lockstep. See `GroupFate.trained_at`."""
         version: int = self.records[0]["trained_at"]
         return None if version < 0 else version
 
 
-def has_ledger(run_dir: Path) -> None:
-    """Raises ConfigError where a run's folder holds no ledger."""
+def require_ledger(run_dir: Path) -> None:
+    """Checks that a run's folder holds a ledger.
+
+    Raises:
+        ConfigError: there is none.
+    """
     if not ledger_files(run_dir):
         raise ConfigError(
-            f"run_dir={run_dir}: there is no rollouts/ in this folder: the run had logging.rollouts_gb=0, or has "
-            "ended no iteration yet"
+            f"run_dir={run_dir}: the folder has no rollouts/: the run had logging.rollouts_gb=0, or has "
+            "finished no iteration yet"
         )
 
 
-def iteration_of_step(run_dir: Path, step: int) -> int:
-    """The number of the iteration of an optimizer step.
+def find_iteration_of_step(run_dir: Path, step: int) -> int:
+    """Returns the number of the iteration that an optimizer step belongs to.
 
     Raises:
         ConfigError: no group of the ledger was trained on in that step.
     """
-    has_ledger(run_dir)
-    seen: set[int] = set()
+    require_ledger(run_dir)
+    steps: set[int] = set()
     for record in read_records(run_dir, "train"):
         if step in record["optimizer_steps"]:
             number: int = record["iteration"]
             return number
-        seen.update(record["optimizer_steps"])
-    held = f"those from {min(seen)} to {max(seen)}" if seen else "none"
-    raise ConfigError(f"step={step}: the ledger of {run_dir} holds no such optimizer step, but {held}")
+        steps.update(record["optimizer_steps"])
+    recorded = f"those from {min(steps)} to {max(steps)}" if steps else "none"
+    raise ConfigError(
+        f"replay.step={step}: the ledger of {run_dir} holds no such optimizer step, but {recorded}"
+    )
 
 
-def recorded_iterations(run_dir: Path, after: int, until: int) -> Iterator[Iteration]:
-    """Those after one and up to another, each when it is asked for.
+def read_iterations(run_dir: Path, after: int, until: int) -> Iterator[RecordedIteration]:
+    """Yields the iterations after `after`, up to and including `until`, reading the ledger lazily.
 
     Raises:
-        ConfigError: one of them is not there.
+        ConfigError: the ledger lacks one of them.
     """
     expected = after + 1
     for number, of_iteration in groupby(read_records(run_dir, "train"), key=itemgetter("iteration")):
@@ -69,25 +75,30 @@ def recorded_iterations(run_dir: Path, after: int, until: int) -> Iterator[Itera
             continue
         if number != expected:
             break
-        yield iteration_of(list(of_iteration))
+        yield parse_iteration(list(of_iteration))
         if number == until:
             return
         expected += 1
     raise ConfigError(
-        f"{run_dir}: the ledger does not hold iteration {expected}, and there is no checkpoint after it to begin from; "
-        f"what is to be replayed is in iteration {until} (logging.rollouts_gb bounds the ledger, "
-        "train.keep_checkpoints=0 keeps all checkpoints)"
+        f"{run_dir}: the ledger does not hold iteration {expected}, and no later checkpoint exists from which "
+        f"iteration {until} could be replayed; raise logging.rollouts_gb, or set train.keep_checkpoints=0 to "
+        "keep all checkpoints"
     )
 
 
-def iteration_of(records: Sequence[dict[str, Any]]) -> Iteration:
-    """Of all lines of one iteration; groups that were replaced come back behind those that took their place."""
+def parse_iteration(records: Sequence[dict[str, Any]]) -> RecordedIteration:
+    """Builds an iteration from all of its ledger lines.
+
+    A group that dynamic sampling replaced is linked from its replacement, as `Group.replaces`.
+    """
     replaced = {record["group_id"]: record for record in records if record["fate"] == "replaced"}
 
-    def whole(record: dict[str, Any]) -> Group:
-        group, before = group_of(record), replaced.get(record["in_place_of"])
-        group.in_place_of = None if before is None else whole(before)
+    def group_with_replaced(record: dict[str, Any]) -> Group:
+        group, before = group_from_record(record), replaced.get(record["replaces"])
+        group.replaces = None if before is None else group_with_replaced(before)
         return group
 
     trained = [record for record in records if record["fate"] == "trained"]
-    return Iteration(records[0]["iteration"], trained, [whole(record) for record in trained])
+    return RecordedIteration(
+        records[0]["iteration"], trained, [group_with_replaced(record) for record in trained]
+    )

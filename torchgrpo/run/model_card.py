@@ -1,11 +1,11 @@
-"""README.md of a model's folder: what it is of, how it was trained and how well, and how to load it."""
+"""Formats README.md of an exported model: usage, training settings, reward curve and evaluations."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from config.cli.differences import overrides
+from config.cli.changed_settings import changed_overrides
 
 HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 DATASETS = {
@@ -13,20 +13,20 @@ DATASETS = {
     "math": "DigitalLearningGmbH/MATH-lighteval",
     "dapo_math": "BytedTsinghua-SIA/DAPO-Math-17k",
 }
-"""The hub's name of what a task reads."""
+"""Hub name of the data set that a task reads."""
 Row = Mapping[str, Any]
 
 
 def model_card(state: Mapping[str, Any], rows: Sequence[Row]) -> str:
-    """Markdown with a YAML head.
+    """Returns the model card: Markdown with a YAML head.
 
-    state: of the run, as its checkpoint holds it. rows: of its metrics; those after the checkpoint are left out.
+    state: that of the run, from its checkpoint. rows: metrics of the run; rows after the checkpoint are left out.
     """
     config, steps = state["config"], state["learner"]["optimizer_steps"]
     rows = [row for row in rows if row["optimizer_step"] <= steps]
     name, lora = config["model"]["name"], config["train_model"]["lora"]
     members = _members(config["env"])
-    data = " and ".join(f"`{one}`" for one in members)
+    data = " and ".join(f"`{name}`" for name in members)
     weights = f"Weights are {config['model']['dtype']}."
     if lora["enabled"]:
         base = " on the base in 4 bits (nf4)" if lora["quantization"] != "none" else ""
@@ -34,16 +34,16 @@ def model_card(state: Mapping[str, Any], rows: Sequence[Row]) -> str:
             f"An adapter of rank {lora['r']}{base} was trained. It is merged into these weights "
             f"({config['model']['dtype']}), and lies in `adapter/` alone."
         )
-    left_out = ("train.resume=", "run=", "logging.", "checkpoint=", "to=", "hub=")
-    given = [text for text in overrides(config) if not text.lstrip("'").startswith(left_out)]
+    left_out = ("train.resume=", "run=", "logging.", "export.")
+    overrides = [text for text in changed_overrides(config) if not text.lstrip("'").startswith(left_out)]
     script = "grpo_async.py" if state["overlapped"] else "grpo.py"
     head = ["---", "library_name: transformers", "pipeline_tag: text-generation"]
     if HUB_NAME.fullmatch(name) and not Path(name).exists() and not name.startswith("models/"):
         head.append(f"base_model: {name}")
-    # Each once, in their order: members may share a data set.
-    datasets = dict.fromkeys(DATASETS[one] for one in members.values() if one in DATASETS)
+    # Duplicates are removed: members of a mixture may share a data set.
+    datasets = dict.fromkeys(DATASETS[task] for task in members.values() if task in DATASETS)
     if datasets:
-        head += ["datasets:", *(f"- {one}" for one in datasets)]
+        head += ["datasets:", *(f"- {dataset}" for dataset in datasets)]
     tags = ["grpo", "reinforcement-learning", *(["lora"] if lora["enabled"] else [])]
     head += ["tags:", *(f"- {tag}" for tag in tags), "---\n"]
     sections = [
@@ -54,7 +54,7 @@ def model_card(state: Mapping[str, Any], rows: Sequence[Row]) -> str:
         "## Use\n",
         _use(lora),
         "## Training\n",
-        "\n".join(["```", " \\\n    ".join([f"python {script} --config-name base", *given]), "```\n"]),
+        "\n".join(["```", " \\\n    ".join([f"python {script} --config-name base", *overrides]), "```\n"]),
         *_curve(rows),
         *_evaluations(rows),
     ]
@@ -62,9 +62,9 @@ def model_card(state: Mapping[str, Any], rows: Sequence[Row]) -> str:
 
 
 def _members(env: Mapping[str, Any]) -> dict[str, str | None]:
-    """The task that each member of the data reads from the hub; None where it reads local files."""
+    """Returns the hub task of each data set by name; None for local files."""
     members = env["mixture"] if env["dataset"] == "mixture" else {env["dataset"]: env}
-    settings = {name: given if isinstance(given, Mapping) else {} for name, given in members.items()}
+    settings = {name: value if isinstance(value, Mapping) else {} for name, value in members.items()}
     return {
         name: None if own.get("data_files") else own.get("dataset", name) for name, own in settings.items()
     }
@@ -103,7 +103,7 @@ vllm serve BASE --enable-lora --lora-modules trained=FOLDER/adapter
 
 
 def _curve(rows: Sequence[Row]) -> Iterator[str]:
-    """Mean rewards, each line of as many steps."""
+    """Yields a table of mean rewards over at most 12 spans of optimizer steps."""
     steps = [row for row in rows if "reward/mean" in row]
     if not steps:
         return

@@ -1,8 +1,8 @@
-"""From where a run goes on: which checkpoint `train.resume` means, and which of its settings may be others by now.
+"""Resolves `train.resume` to a checkpoint, and checks settings and data against that checkpoint.
 
-    train.resume ──find──▶ a checkpoint ──changed_settings──▶ what changed: applied, each by name, or refused
+    train.resume ──find_checkpoint──▶ checkpoint ──changed_settings──▶ a notice for each change, or ConfigError
 
-What a checkpoint holds is in training/checkpoint.py; run/checkpoint_model.py makes a model of one.
+training/checkpoint.py has the format of checkpoints; run/checkpoint_model.py writes models of checkpoints.
 """
 
 import re
@@ -10,20 +10,20 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from config.run_folder.checkpoints import FOLDER, checkpoints, is_checkpoint, newest_checkpoint
-from config.run_folder.folders import holder
+from config.run_folder.checkpoints import CHECKPOINTS_FOLDER, checkpoints, is_checkpoint, newest_checkpoint
+from config.run_folder.folders import lock_owner
 from config.schema.config import Config
 from config.schema.errors import ConfigError
-from torchgrpo.run.overlapped import ScheduleType
+from torchgrpo.run.overlapped_run import ScheduleType
 
 if TYPE_CHECKING:  # torch costs seconds
     from envs.prompts import PromptQueue
-    from torchgrpo.training.checkpoint import Saved
+    from torchgrpo.training.checkpoint import Checkpoint
 
 DATE, TIME, JOB = r"\d{4}-\d\d-\d\d", r"\d\d-\d\d-\d\d(-\d+)?", r"\d+"
-LANDING = {"outputs": "*/*", "multirun": "*/*/*"}
+SIBLING_PATTERNS = {"outputs": "*/*", "multirun": "*/*/*"}
 
-BEGUN_WITH = (
+FIXED_SETTINGS = (
     *("env.dataset", "env.split", "env.holdout", "env.duplicates", "env.mixture"),
     *("env.curriculum.column", "env.curriculum.order", "env.curriculum.bins"),
     *("env.options", "env.max_prompt_tokens", "env.system_prompt", "env.tools", "env.repeats"),
@@ -31,11 +31,14 @@ BEGUN_WITH = (
     *("train_model.lora.enabled", "train_model.lora.r", "train_model.lora.alpha"),
     *("train_model.lora.quantization", "ref_model.name", "ref_model.dtype"),
 )
-"""Settings that the saved state is of: the place in the data, the count of iterations, the optimizer's memory."""
-UNSAID = (*("run", "run_dir", "train.resume", "plan", "checkpoint", "to", "hub"), *("step", "rollouts"))
-"""Settings that say nothing of the run."""
-NO_PART_OF_IT = (
-    *UNSAID,
+"""Settings that a resumed run must not change.
+
+They determine the data, the number of iterations, the trained parameters, the optimizer state and the reference model.
+"""
+IGNORED_SETTINGS = ("run", "run_dir", "train.resume", "machine", "rewards", "export", "replay", "rollouts")
+"""Settings of a command, which do not belong to the training run; a difference is never reported."""
+AUTO_IGNORED_SETTINGS = (
+    *IGNORED_SETTINGS,
     *("logging", "eval", "ray", "device"),
     *("ref_model.num_devices", "ref_model.devices", "ref_model.shard_size"),
     *("train.total_dialog_turns", "train.checkpoint_frequency", "train.keep_checkpoints"),
@@ -45,211 +48,258 @@ NO_PART_OF_IT = (
     *("train_model.devices", "train_model.num_threads", "env.reward_workers"),
     *("inference_model.num_devices", "inference_model.devices", "inference_model.request_timeout_s"),
 )
-"""Settings that may differ between two runs that are the same one to `train.resume=auto`."""
-MISSING = "absent"
+"""Settings that `train.resume=auto` ignores when it looks for an earlier run with the same settings."""
+ABSENT = "absent"
+"""Value of a setting that one of two configs does not have."""
 
 
-def starting_point(
+def resolve_resume(
     config: Config, run_dir: Path, schedule: type[ScheduleType]
-) -> tuple["Saved | None", list[str]]:
-    """The checkpoint that a training run goes on from, and what the user should know of it.
+) -> tuple["Checkpoint | None", list[str]]:
+    """Returns the checkpoint that a training run resumes from, and notices for the user.
 
     Raises:
-        ConfigError: as `find` and `changed_settings`.
+        ConfigError: as `find_checkpoint` and `changed_settings`.
     """
-    saved, told = find(config, run_dir, schedule)
-    return saved, told if saved is None else told + changed_settings(saved, config, schedule)
+    checkpoint, notices = find_checkpoint(config, run_dir, schedule)
+    return checkpoint, notices if checkpoint is None else notices + changed_settings(
+        checkpoint, config, schedule
+    )
 
 
-def find(config: Config, run_dir: Path, schedule: type[ScheduleType]) -> tuple["Saved | None", list[str]]:
-    """What `train.resume` means, and what the user should know of it.
+def find_checkpoint(
+    config: Config, run_dir: Path, schedule: type[ScheduleType]
+) -> tuple["Checkpoint | None", list[str]]:
+    """Returns the checkpoint that `train.resume` names, and notices for the user.
 
-    That is a checkpoint, the newest one of a run's folder, or with `auto` of this very run: in this run's own folder
-    (`hydra.run.dir=` names it), else of the newest run beside it that has the same config and is of the same script.
-    An evaluation takes checkpoints of either script. None: start from the beginning.
+    `train.resume` is a checkpoint, a run's folder (its newest checkpoint), or `auto`. With `auto` the newest checkpoint
+    of this run's own folder is taken (`hydra.run.dir=` names the folder), else that of the newest sibling run with the
+    same config and the same script. An evaluation takes checkpoints of either script. None: start from the beginning.
 
     Raises:
-        ConfigError: checkpoints are in the way of what would replace them; there is nothing to go on from, or only
-            what the other script wrote.
+        ConfigError: this run would overwrite checkpoints, no checkpoint was found, or the other script wrote it.
     """
-    named, own = config.train.resume, bool(checkpoints(run_dir))
-    if own and config.run == "eval":
+    resume, has_own = config.train.resume, bool(checkpoints(run_dir))
+    if has_own and config.run == "eval":
         raise ConfigError(
-            f"hydra.run.dir={run_dir} is the folder of a training run, whose metrics an evaluation would replace; take "
-            "another folder, and name this one with train.resume"
+            f"hydra.run.dir={run_dir}: an evaluation would replace the metrics of this training run; set "
+            "another hydra.run.dir, and name the training run with train.resume"
         )
-    if own and named is None:
+    if has_own and resume is None:
         raise ConfigError(
-            f"hydra.run.dir={run_dir} holds the checkpoints of an earlier run, which this one would replace; go "
-            "on from them with train.resume=auto, or take another folder"
+            f"hydra.run.dir={run_dir}: this run would replace the checkpoints of an earlier run; resume that "
+            "run with train.resume=auto, or set another hydra.run.dir"
         )
-    if named is None:
+    if resume is None:
         return None, []
-    if named == "auto":
-        saved, told = _newest(run_dir) if own else _among_siblings(config, run_dir, schedule)
-    else:
-        saved, told = given(Path(named))
-    if saved is not None and config.run != "eval" and saved.state["overlapped"] != schedule.overlapped:
-        raise ConfigError(
-            f"train.resume={saved.path}: {schedule.other_script} wrote it, which counts other iterations than "
-            f"{schedule.script}; go on with {schedule.other_script}"
+    if resume == "auto":
+        checkpoint, notices = (
+            _load_newest(run_dir) if has_own else _find_in_siblings(config, run_dir, schedule)
         )
-    return saved, told
+    else:
+        checkpoint, notices = load_named_checkpoint(Path(resume))
+    if (
+        checkpoint is not None
+        and config.run != "eval"
+        and checkpoint.state["overlapped"] != schedule.is_overlapped
+    ):
+        raise ConfigError(
+            f"train.resume={checkpoint.path}: the checkpoint is from {schedule.other_script}, which counts "
+            f"iterations differently from {schedule.script}; resume with {schedule.other_script}"
+        )
+    return checkpoint, notices
 
 
-def given(path: Path, key: str = "train.resume") -> tuple["Saved", list[str]]:
-    """A checkpoint, a run's folder or the folder of its checkpoints. key: the setting that names it."""
-    from torchgrpo.training.checkpoint import Saved, load_checkpoint
+def load_named_checkpoint(path: Path, key: str = "train.resume") -> tuple["Checkpoint", list[str]]:
+    """Loads the checkpoint at a path, and returns it with notices for the user.
+
+    path: a checkpoint, a run's folder or its checkpoints/ folder. key: the setting to name in errors.
+
+    Raises:
+        ConfigError: no checkpoint at the path can be read.
+    """
+    from torchgrpo.training.checkpoint import Checkpoint, load_checkpoint
 
     try:
         if path.is_dir() and not is_checkpoint(path):
-            return _newest(path.parent if path.name == FOLDER else path)
+            return _load_newest(path.parent if path.name == CHECKPOINTS_FOLDER else path)
         path = path.resolve() if path.is_symlink() else path
-        return Saved(path, load_checkpoint(path)), []
+        return Checkpoint(path, load_checkpoint(path)), []
     except ConfigError as error:
         raise ConfigError(str(error).replace("train.resume", key, 1)) from error
 
 
-def _newest(run_dir: Path) -> tuple["Saved", list[str]]:
-    from torchgrpo.training.checkpoint import Saved, load_newest
+def _load_newest(run_dir: Path) -> tuple["Checkpoint", list[str]]:
+    """Loads the newest readable checkpoint of a run, with notices about unreadable ones."""
+    from torchgrpo.training.checkpoint import Checkpoint, load_newest_checkpoint
 
-    path, state, passed_over = load_newest(run_dir)
-    return Saved(path, state), [f"passed over, as it cannot be read: {reason}" for reason in passed_over]
+    path, state, skip_reasons = load_newest_checkpoint(run_dir)
+    return Checkpoint(path, state), [f"skipped an unreadable checkpoint: {reason}" for reason in skip_reasons]
 
 
-def _among_siblings(
+def _find_in_siblings(
     config: Config, run_dir: Path, schedule: type[ScheduleType]
-) -> tuple["Saved | None", list[str]]:
-    from torchgrpo.training.checkpoint import origin
+) -> tuple["Checkpoint | None", list[str]]:
+    """Finds the newest checkpoint of a sibling run with the same settings.
 
-    nearest = ""
-    newest = ((newest_checkpoint(folder), folder) for folder in siblings(run_dir))
-    dated = ((path.stat().st_mtime_ns, folder) for path, folder in newest if path is not None)
-    for _, folder in sorted(dated, reverse=True):
-        known = next((found for path in checkpoints(folder) if (found := origin(path)) is not None), None)
-        if known is None:
-            nearest = nearest or f"; none of the checkpoints in {folder} can be read"
+    Returns the checkpoint, or None where there is none, and notices for the user.
+    """
+    from torchgrpo.training.checkpoint import read_run_config
+
+    nearest_hint = ""
+    newest = ((newest_checkpoint(folder), folder) for folder in sibling_runs(run_dir))
+    folders_by_time = ((path.stat().st_mtime_ns, folder) for path, folder in newest if path is not None)
+    for _, folder in sorted(folders_by_time, reverse=True):
+        saved_config = next(
+            (found for path in checkpoints(folder) if (found := read_run_config(path)) is not None), None
+        )
+        if saved_config is None:
+            nearest_hint = nearest_hint or f"; none of the checkpoints in {folder} can be read"
             continue
-        if known[1] != schedule.overlapped and config.run != "eval":
+        if saved_config[1] != schedule.is_overlapped and config.run != "eval":
             continue
         different = [
-            change for change in changes(known[0], asdict(config)) if not under(change.key, NO_PART_OF_IT)
+            change
+            for change in find_changes(saved_config[0], asdict(config))
+            if not is_under(change.key, AUTO_IGNORED_SETTINGS)
         ]
-        owner = holder(folder)
+        owner = lock_owner(folder)
         if not different and owner is None:
-            saved, told = _newest(folder)
-            return saved, [*told, f"train.resume=auto takes {saved.path}"]
-        why = f"is at work ({owner})" if owner else f"differs in {', '.join(map(str, different[:4]))}"
-        nearest = nearest or f"; {folder} {why}: train.resume={folder} would go on from it"
-    looked = " and ".join(str(root / pattern) for root, pattern in places(run_dir)) or str(run_dir)
-    text = f"train.resume=auto: no checkpoint of this run in {looked}{nearest}"
+            checkpoint, notices = _load_newest(folder)
+            return checkpoint, [*notices, f"train.resume=auto: resuming from {checkpoint.path}"]
+        why = f"is in use ({owner})" if owner else f"differs in {', '.join(map(str, different[:4]))}"
+        nearest_hint = nearest_hint or f"; {folder} {why}: set train.resume={folder} to resume from that run"
+    searched_patterns = " and ".join(
+        str(root / pattern) for root, pattern in sibling_patterns(run_dir)
+    ) or str(run_dir)
+    text = f"train.resume=auto: no checkpoint of this run in {searched_patterns}{nearest_hint}"
     if config.run == "eval":
         raise ConfigError(f"{text}; give train.resume a checkpoint or the folder of a run")
     return None, [f"{text}; starting from the beginning"]
 
 
-def places(run_dir: Path) -> list[tuple[Path, str]]:
-    """Where runs like this one land: folders, and the pattern of the runs in them. None for a folder that was named by
-    hand: another one beside it is another run, whatever its settings are."""
+def sibling_patterns(run_dir: Path) -> list[tuple[Path, str]]:
+    """Returns root folders and glob patterns of the runs beside a run's folder.
+
+    Only folders that Hydra names by date and time have siblings: a folder named by hand is a run of its own, whatever
+    the settings of the folders beside it are.
+    """
     parts = run_dir.resolve().parts
     for length, names in ((3, (DATE, TIME, JOB)), (2, (DATE, TIME))):
         if len(parts) > length and all(map(re.fullmatch, names, parts[-length:])):
             root = Path(*parts[:-length])
-            beside = [(root.parent / name, depth) for name, depth in LANDING.items() if name != root.name]
-            return [(root, "/".join("*" * length)), *beside]
+            sibling_roots = [
+                (root.parent / name, depth) for name, depth in SIBLING_PATTERNS.items() if name != root.name
+            ]
+            return [(root, "/".join("*" * length)), *sibling_roots]
     return [(run_dir.resolve().parent, "*")] if re.search(TIME, parts[-1]) else []
 
 
-def siblings(run_dir: Path) -> list[Path]:
-    """Folders of other runs beside this one, of sweeps too."""
-    found = {folder for root, pattern in places(run_dir) for folder in root.glob(pattern)}
+def sibling_runs(run_dir: Path) -> list[Path]:
+    """Returns the folders of other runs beside a run's folder, jobs of sweeps included."""
+    found = {folder for root, pattern in sibling_patterns(run_dir) for folder in root.glob(pattern)}
     return sorted(found - {run_dir.resolve()})
 
 
 @dataclass(frozen=True)
-class Change:
-    """A setting that is another than it was."""
+class SettingChange:
+    """One setting whose value differs between two configs."""
 
     key: str
-    before: Any
-    now: Any
+    old_value: Any
+    new_value: Any
 
     def __str__(self) -> str:
-        return f"{self.key}: {self.before} -> {self.now}"
+        return f"{self.key}: {self.old_value} -> {self.new_value}"
 
 
-def changes(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -> list[Change]:
-    """Every setting that differs, by its dotted key; a section that only one side has is one."""
-    found: list[Change] = []
-    for key in dict.fromkeys([*before, *now]):
-        old, new = (side.get(key, MISSING) for side in (before, now))
+def find_changes(
+    old_config: dict[str, Any], new_config: dict[str, Any], prefix: str = ""
+) -> list[SettingChange]:
+    """Returns every setting that differs between two configs, with its dotted key.
+
+    A section that only one config has counts as one setting.
+    """
+    found: list[SettingChange] = []
+    for key in dict.fromkeys([*old_config, *new_config]):
+        old, new = (side.get(key, ABSENT) for side in (old_config, new_config))
         old, new = (list(value) if isinstance(value, tuple) else value for value in (old, new))
         if isinstance(old, dict) and isinstance(new, dict):
-            found += changes(old, new, f"{prefix}{key}.")
+            found += find_changes(old, new, f"{prefix}{key}.")
         elif old != new:
-            found.append(Change(f"{prefix}{key}", old, new))
+            found.append(SettingChange(f"{prefix}{key}", old, new))
     return found
 
 
-def under(key: str, settings: tuple[str, ...]) -> bool:
+def is_under(key: str, settings: tuple[str, ...]) -> bool:
+    """Whether a dotted key is one of these settings or inside of one."""
     return any(key == setting or key.startswith(f"{setting}.") for setting in settings)
 
 
-def changed_settings(saved: "Saved", config: Config, schedule: type[ScheduleType]) -> list[str]:
-    """A line for every setting that is another than the checkpoint's, all of which take effect.
+def changed_settings(checkpoint: "Checkpoint", config: Config, schedule: type[ScheduleType]) -> list[str]:
+    """Checks settings that differ from the checkpoint's, and returns a notice for each.
 
     Raises:
-        ConfigError: one of them cannot; the message names each that cannot.
+        ConfigError: a resumed run must not change some of these settings; the message names each of them.
     """
-    before = saved.state["config"]
-    found = [change for change in changes(before, asdict(config)) if not under(change.key, UNSAID)]
-    # What the checkpoint does not know and the config leaves unset is the same.
-    differing = [change for change in found if change.before != MISSING or change.now is not None]
-    fixed = [change for change in differing if under(change.key, BEGUN_WITH)]
-    fixed += _counts(before, config, schedule)
-    if list(before["optimizer"]["group_lr"]) != list(config.optimizer.group_lr):
-        fixed += [change for change in found if under(change.key, ("optimizer.group_lr",))]
+    old_config = checkpoint.state["config"]
+    found = [
+        change
+        for change in find_changes(old_config, asdict(config))
+        if not is_under(change.key, IGNORED_SETTINGS)
+    ]
+    # A setting that the checkpoint lacks and the config leaves unset has not changed.
+    differing = [change for change in found if change.old_value != ABSENT or change.new_value is not None]
+    fixed = [change for change in differing if is_under(change.key, FIXED_SETTINGS)]
+    fixed += _changed_batch_sizes(old_config, config, schedule)
+    if list(old_config["optimizer"]["group_lr"]) != list(config.optimizer.group_lr):
+        fixed += [change for change in found if is_under(change.key, ("optimizer.group_lr",))]
     if fixed:
         raise ConfigError(
-            f"train.resume={saved.path}: a run keeps what it began with: {'; '.join(map(str, fixed))}. Give these as "
-            f"they were, or begin another run from its weights: model.name={saved.path} without train.resume"
+            f"train.resume={checkpoint.path}: a resumed run must keep these settings: "
+            f"{'; '.join(map(str, fixed))}. Set them back, or start another run from these weights: "
+            f"model.name={checkpoint.path} without train.resume"
         )
-    total = schedule.total(config)
-    if total < saved.state["iteration"]:
+    total = schedule.total_iterations(config)
+    if total < checkpoint.state["iteration"]:
         raise ConfigError(
-            f"train.resume={saved.path}: it has done {saved.state['iteration']} iterations, and "
-            f"train.total_dialog_turns={config.train.total_dialog_turns} makes {total}: raise it, or go on from an "
-            "earlier checkpoint"
+            f"train.resume={checkpoint.path}: the checkpoint has done {checkpoint.state['iteration']} "
+            f"iterations, and train.total_dialog_turns={config.train.total_dialog_turns} makes {total}: raise "
+            "train.total_dialog_turns, or resume from an earlier checkpoint"
         )
     return [f"{change} applied" for change in differing]
 
 
-def check_data(saved: "Saved | None", prompts: "PromptQueue") -> "PromptQueue":
-    """The prompts themselves.
+def check_data(checkpoint: "Checkpoint | None", prompts: "PromptQueue") -> "PromptQueue":
+    """Checks that the prompts come from the checkpoint's data, and returns the prompts.
 
     Raises:
-        ConfigError: they are made of other data than those of the checkpoint.
+        ConfigError: the data differ.
     """
-    if saved is not None:
+    if checkpoint is not None:
         try:
-            prompts.source.changes(saved.state["prompts"]["source"])
+            prompts.source.compare_data(checkpoint.state["prompts"]["source"])
         except ConfigError as error:
-            raise ConfigError(f"train.resume={saved.path}: {error}") from error
+            raise ConfigError(f"train.resume={checkpoint.path}: {error}") from error
     return prompts
 
 
-def _counts(before: dict[str, Any], config: Config, schedule: type[ScheduleType]) -> list[Change]:
-    """The sizes by which iterations and versions are counted, wherever they come from."""
-    train, env = before["train"], before["env"]
+def _changed_batch_sizes(
+    old_config: dict[str, Any], config: Config, schedule: type[ScheduleType]
+) -> list[SettingChange]:
+    """Returns changes of the completions per iteration and step, and of batches per version."""
+    train, env = old_config["train"], old_config["env"]
     iteration = train["dialog_turns_per_batch"] or env["num_envs"] * env["repeats"]
     step = train["optim_batch_size"] or iteration
     iterations = "completions of an iteration (env.num_envs, train.dialog_turns_per_batch)"
     counts = [
-        Change(iterations, iteration, config.completions_per_iteration),
-        Change("completions of an optimizer step (train.optim_batch_size)", step, config.optim_batch_size),
+        SettingChange(iterations, iteration, config.completions_per_iteration),
+        SettingChange(
+            "completions of an optimizer step (train.optim_batch_size)", step, config.optim_batch_size
+        ),
     ]
-    if schedule.overlapped:
+    if schedule.is_overlapped:
         per_version = -(-train["weight_update_frequency"] // train["epochs"])
         pushes = "batches between two pushes (train.weight_update_frequency)"
-        counts.append(Change(pushes, per_version, config.batches_per_version))
-    return [change for change in counts if change.before != change.now]
+        counts.append(SettingChange(pushes, per_version, config.batches_per_version))
+    return [change for change in counts if change.old_value != change.new_value]

@@ -1,4 +1,4 @@
-"""The ledger as a flat table, one row a completion, for pandas, DuckDB or a spreadsheet."""
+"""Writes ledger groups as a CSV, JSONL or Parquet table, one row per completion."""
 
 import csv
 import json
@@ -9,29 +9,31 @@ from typing import Any
 
 import numpy as np
 
-from config.run_folder.files import written_whole
+from config.run_folder.atomic_files import atomic_file
 from config.schema.errors import ConfigError
 
 COLUMNS = (
     *("kind", "set", "iteration", "optimizer_step", "fate", "group_id", "prompt_id", "row", "source"),
     *("prompt", "answer", "sample", "completion", "finish_reason", "tokens", "score", "success", "outcome"),
     *("advantage", "in_loss", "chosen", "oldest_version", "newest_version"),
-    *("log_ratio", "entropy", "judge_s"),
+    *("log_ratio", "entropy", "reward_s"),
 )
-"""Of every table; a part NAME of the reward is in `part/NAME`."""
+"""Columns of every table; a reward component NAME has the column `component/NAME`."""
 
 
-def write_table(records: Iterable[dict[str, Any]], path: Path) -> int:
-    """Write the completions of these groups; how many there are. The end of the name chooses the format.
+def write_completion_table(records: Iterable[dict[str, Any]], path: Path) -> int:
+    """Writes the completions of these groups as a table, and returns their number.
+
+    The suffix of `path` chooses the format.
 
     Raises:
         ConfigError: the file cannot be written.
     """
-    rows = [row for record in records for row in rows_of(record)]
-    parts = sorted({name for row in rows for name in row} - set(COLUMNS))
-    columns = [*COLUMNS, *parts]
+    rows = [row for record in records for row in completion_rows(record)]
+    components = sorted({name for row in rows for name in row} - set(COLUMNS))
+    columns = [*COLUMNS, *components]
     try:
-        with written_whole(path) as file:
+        with atomic_file(path) as file:
             if path.suffix == ".parquet":
                 import pyarrow.parquet
 
@@ -46,37 +48,42 @@ def write_table(records: Iterable[dict[str, Any]], path: Path) -> int:
                 writer.writerows(rows)
                 text.detach()
     except OSError as error:
-        raise ConfigError(f"rollouts.to={path}: it cannot be written ({error.strerror})") from error
+        raise ConfigError(
+            f"rollouts.to={path}: the file cannot be written ({error.strerror}); name another file"
+        ) from error
     return len(rows)
 
 
-def rows_of(record: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """One row a completion. optimizer_step: the first that trained on it. advantage, log_ratio (trainer less engine)
-    and entropy: means over its tokens."""
+def completion_rows(record: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yields one table row for each completion of a ledger line.
+
+    optimizer_step: the first step that trained on the completion. advantage, log_ratio (trainer less engine) and
+    entropy: means over the completion's tokens.
+    """
     steps = record["optimizer_steps"]
     answer = record["answer"]
-    of_group = {
+    group_row = {
         name: record[name]
         for name in ("kind", "set", "iteration", "fate", "group_id", "prompt_id", "row", "source")
     }
-    of_group |= {
+    group_row |= {
         "optimizer_step": steps[0] if steps else None,
         "prompt": record["prompt_text"],
         "answer": answer if isinstance(answer, str) else json.dumps(answer),
     }
     for one in record["completions"]:
         verdict, versions = one["verdict"], one["policy_versions"]
-        yield of_group | {
+        yield group_row | {
             **{name: one[name] for name in ("sample", "finish_reason", "in_loss", "chosen")},
             **{name: verdict[name] for name in ("score", "success", "outcome")},
-            "judge_s": verdict["seconds"],
+            "reward_s": verdict["seconds"],
             "completion": one["text"],
             "tokens": len(one["token_ids"]),
             "oldest_version": min(versions, default=None),
             "newest_version": max(versions, default=None),
             "advantage": _mean(one["advantage"]) if steps and one["chosen"] else None,
             **{name: _mean(one[name]) for name in ("log_ratio", "entropy")},
-            **{f"part/{name}": value for name, value in verdict["parts"].items()},
+            **{f"component/{name}": value for name, value in verdict["components"].items()},
         }
 
 

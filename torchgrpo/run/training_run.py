@@ -1,10 +1,10 @@
-"""A training run: what both schedules share, and the hooks of callbacks.
+"""Base classes `Run` (steps, pushes, checkpoint state) and `Callback` (hooks) of training runs.
 
-    rollout ─▶ advantage ─▶ learn, once for every optimizer step ─▶ push_weights ─▶ done
+    rollout ─▶ advantage ─▶ learn, once for every optimizer step ─▶ push_weights ─▶ end_iteration
                               └─ on_step                                             └─ on_iteration
 
-`run/build.py` makes it, `run/jobs/train.py` ends it. The schedules are `run/lockstep.py` and `run/overlapped.py`.
-Callbacks (`run/callbacks.py`) evaluate, write checkpoints and reports, and say what the doctor finds.
+`run/build_run.py` builds a run, `run/jobs/train.py` ends it. The schedules are `run/lockstep_run.py` and
+`run/overlapped_run.py`. Callbacks (`run/callbacks.py`) evaluate, write checkpoints and reports, and log diagnostics.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 from config.run_folder.checkpoints import newest_checkpoint
 from config.schema.config import Config
 from config.schema.errors import ConfigError, RunOutcome
-from torchgrpo.run.checkpoint_retention import told_of_model
-from torchgrpo.run.signals import Stop
+from torchgrpo.run.checkpoint_retention import model_notices
+from torchgrpo.run.stop_signals import StopRequest
 
-if TYPE_CHECKING:  # torch costs seconds, which a wrong key on the command line should not wait for
+if TYPE_CHECKING:  # torch is slow to import, and a wrong key on the command line should fail at once
     import torch
     from torch import Tensor
 
@@ -28,239 +28,266 @@ if TYPE_CHECKING:  # torch costs seconds, which a wrong key on the command line 
     from torchgrpo.batches.rollout import Rollout
     from torchgrpo.monitoring.monitor import Monitor
     from torchgrpo.plan.plan import Plan
-    from torchgrpo.rollout.collector import Collector
-    from torchgrpo.training.checkpoint import Saved
+    from torchgrpo.rollout.rollout_components import RolloutComponents
+    from torchgrpo.training.checkpoint import Checkpoint
     from torchgrpo.training.learner import Learner
 
 
 class Callback:
-    """Hooks of a run. Each does nothing here."""
+    """Hooks of a training run, which do nothing in this base class."""
 
     def state(self) -> dict[str, Any]:
-        """Its part of a checkpoint."""
+        """Returns the fields that this callback adds to a checkpoint."""
         return {}
 
     def load(self, run: "Run", state: dict[str, Any]) -> None:
-        """The run goes on from a checkpoint of this state, all of it."""
+        """Called when the run resumes; state: that of the whole checkpoint."""
 
     def on_start(self, run: "Run") -> None:
-        """The weights are in the engines, and the first iteration has not begun."""
+        """Called after the first push of weights, before the first iteration."""
 
     def on_step(self, run: "Run", row: dict[str, Any]) -> None:
-        """An optimizer step was made; its row of metrics is written."""
+        """Called after an optimizer step, whose row of metrics has been written."""
 
     def on_evaluation(self, run: "Run", row: dict[str, Any]) -> None:
-        """The sets were evaluated; the row of metrics is written."""
+        """Called after an evaluation, whose row of metrics has been written."""
 
     def on_iteration(self, run: "Run", iteration: int, rollout: "Rollout") -> None:
-        """An iteration is over, its weights pushed where that was due."""
+        """Called at the end of an iteration, after the push of weights that was due."""
 
     def on_finish(self, run: "Run") -> None:
-        """Training is over and nobody has interrupted it; a RunError raised here fails the run."""
+        """Called at the end of training that was not interrupted.
+
+        A RunError raised here fails the run.
+        """
 
     def on_end(self, run: "Run") -> None:
-        """Training is over, whatever the outcome; learner and engines are still there."""
+        """Called at the end of training, whatever the outcome, before learner and engines are closed."""
 
     def on_close(self, run: "Run") -> None:
-        """Everything is closed, and the log is written."""
+        """Called when everything is closed and the log is written."""
 
 
 @dataclass(eq=False)
 class Run:
-    """Learner, collector and monitor of one run; callbacks do the rest.
+    """Training run: learner, rollout components, monitor and callbacks.
 
-    generator: chooses the groups of each optimizer step.
-    leaving: this iteration is the last, for a stop was requested before its checkpoint.
+    generator: shuffles groups into minibatches.
+    is_ending: this iteration is the last, because a stop was requested before its checkpoint.
     """
 
     config: Config
     run_dir: Path
     plan: "Plan"
     learner: "Learner"
-    collector: "Collector"
+    rollout_components: "RolloutComponents"
     monitor: "Monitor"
     generator: "torch.Generator"
     callbacks: list[Callback] = field(default_factory=list)
-    stop: Stop = field(default_factory=Stop)
+    stop: StopRequest = field(default_factory=StopRequest)
     first_iteration: int = 0
     last_iteration: int = 0
-    leaving: bool = False
+    is_ending: bool = False
 
     @property
     def keep_group(self) -> "Callable[[Group], bool]":
-        """The predicate of groups that dynamic sampling keeps."""
+        """Predicate of the groups that dynamic sampling keeps."""
         from torchgrpo.training.dynamic_sampling import group_filter
 
         return group_filter(self.config.policy)
 
-    def outstanding(self) -> "list[Example]":
-        """Examples that were drawn and that no batch has taken."""
+    def outstanding_examples(self) -> "list[Example]":
+        """Returns sampled examples whose groups are in no batch yet."""
         return []
 
-    def take_stale(self) -> "list[Group]":
-        """Groups found too old since the last call."""
+    def take_stale_groups(self) -> "list[Group]":
+        """Returns groups dropped as too old since the last call."""
         return []
 
-    def count(self, total: int) -> Iterator[int]:
-        """Iteration numbers from 1 (or after the resumed one), until the last or a stop."""
+    def iterate_numbers(self, total: int) -> Iterator[int]:
+        """Yields iteration numbers, until the last or a stop request.
+
+        A new run starts at 1, a resumed run after the checkpoint's iteration.
+        """
         self.last_iteration = total
         for callback in self.callbacks:
             callback.on_start(self)
-        self.leaving = self.stop.requested
+        self.is_ending = self.stop.is_requested
         for iteration in range(self.first_iteration + 1, total + 1):
-            if self.leaving:
+            if self.is_ending:
                 return
             self.monitor.iteration = iteration
             yield iteration
 
     def advantage(self, rollout: "Rollout") -> None:
-        """Fill in the advantages of a rollout, and what else the objective reads."""
-        with self.monitor.timed("optimize"):
+        """Computes the advantages of a rollout, its reference log-probs, and other inputs of the objective."""
+        with self.monitor.time_phase("optimize"):
             self.learner.credit(rollout)
 
     def minibatches(self, rollout: "Rollout") -> "Iterator[Rollout]":
-        """The groups of each optimizer step: every group once an epoch."""
+        """Yields the groups of each optimizer step; every group comes once per epoch."""
         from torchgrpo.training.minibatches import minibatches
 
         return minibatches(rollout, self.config.optim_batch_groups, self.config.train.epochs, self.generator)
 
     def learn(self, rollout: "Rollout") -> None:
-        """One optimizer step, and its row of metrics; the first after a push compares engines and learner."""
-        batch, collector, monitor = rollout.batch, self.collector, self.monitor
+        """Makes an optimizer step and writes its row of metrics.
+
+        The first step after a push compares the log-probs of engines and learner.
+        """
+        batch, rollout_components, monitor = rollout.batch, self.rollout_components, self.monitor
         sampled = self._sampled_since_push(rollout)
-        with monitor.timed("optimize"):
+        with monitor.time_phase("optimize"):
             report = self.learner.step(batch)
-        monitor.note(collector.prompts.source.metrics())
-        metrics = report.metrics | collector.rewards.metrics()
-        row = monitor.optimized(rollout, metrics, collector.weights.version)
-        monitor.learned(rollout, report.advantage, report.log_ratio, report.entropy)
+        monitor.add_metrics(rollout_components.prompts.source.metrics())
+        metrics = report.metrics | rollout_components.rewards.metrics()
+        row = monitor.write_step_row(rollout, metrics, rollout_components.weight_pusher.version)
+        monitor.record_token_values(rollout, report.advantage, report.log_ratio, report.entropy)
         for callback in self.callbacks:
             callback.on_step(self, row)
-        if report.skipped:
-            monitor.event("skipped")
-            monitor.say(f"optimizer step {monitor.optimizer_step}: not finite, skipped")
+        if report.is_skipped:
+            monitor.log_event("skipped_step")
+            monitor.log(f"optimizer step {monitor.optimizer_step}: not finite, skipped")
         engine, ratio = batch.sample_log_prob, report.log_ratio.to(batch.sample_log_prob)
         pairs = {name: (engine[tokens], (engine + ratio)[tokens]) for name, tokens in sampled.items()}
-        weights = collector.weights
-        self.checked(lambda: weights.weight_check.compare_sampled(weights.version, pairs))
+        weight_pusher = rollout_components.weight_pusher
+        self.run_weight_check(
+            lambda: weight_pusher.weight_check.compare_sampled(weight_pusher.version, pairs)
+        )
 
     def _sampled_since_push(self, rollout: "Rollout") -> "dict[str, Tensor]":
-        """Tokens that a step can compare engines by; where they are too few, fixed sequences are compared now."""
-        weights = self.collector.weights
-        if not weights.current:
+        """Returns masks of the tokens that each engine sampled since the last push.
+
+        Where these tokens are too few, the log-probs of fixed sequences are compared instead.
+        """
+        weight_pusher = self.rollout_components.weight_pusher
+        if not weight_pusher.is_current:
             return {}
-        # With dropout the step's own forward pass does not say what the weights give.
+        # With dropout the log-probs of the step's forward pass differ from the engine's for equal weights.
         dropout = self.config.train_model.lora.dropout
-        sampled = {} if dropout else rollout.sampled_tokens(weights.version)
-        if weights.weight_check.lacks({name: int(tokens.sum()) for name, tokens in sampled.items()}):
-            self.checked(lambda: self.collector.loop.call(weights.check))
+        sampled = {} if dropout else rollout.sampled_masks_by_engine(weight_pusher.version)
+        if weight_pusher.weight_check.needs_more_tokens(
+            {name: int(tokens.sum()) for name, tokens in sampled.items()}
+        ):
+            self.run_weight_check(lambda: self.rollout_components.loop.call(weight_pusher.check))
         return sampled
 
-    def checked(self, check: "Callable[[], dict[str, float] | None]") -> None:
-        """Do a weight check, note its metrics, and do with a mismatch what `train.on_mismatch` says.
+    def run_weight_check(self, check: "Callable[[], dict[str, float] | None]") -> None:
+        """Runs a weight check and logs its metrics; `train.on_mismatch` decides about a mismatch.
 
         Raises:
-            WeightMismatch: the run is to stop; the text names the checkpoint before it.
+            WeightMismatch: the run has to stop; the message names the newest checkpoint.
         """
         from torchgrpo.rollout.weights.weight_check import WeightMismatch
 
         try:
-            self.monitor.note(check() or {})
+            self.monitor.add_metrics(check() or {})
         except WeightMismatch as error:
-            if self.config.train.on_mismatch == "say":
-                self.monitor.say(str(error))
+            if self.config.train.on_mismatch == "log":
+                self.monitor.log(str(error))
                 return
             newest = newest_checkpoint(self.run_dir)
             way_on = f"the checkpoint before it is {newest}" if newest else "there is no checkpoint before it"
-            raise WeightMismatch(f"{error}. {way_on}; train.on_mismatch=say goes on all the same") from error
+            raise WeightMismatch(
+                f"{error}. {way_on}; set train.on_mismatch=log to continue anyway"
+            ) from error
 
     def push_weights(self) -> None:
-        """Learner to engines; beside running generation the push happens between two engine steps."""
+        """Pushes the learner's weights to the engines, between two engine steps where generation is running."""
         steps = self.config.total_optimizer_steps - self.config.optimizer_steps_per_iteration
         progress = self.learner.optimizer_steps / max(steps, 1)
-        temperature, collector = self.config.inference_model.temperature_at(progress), self.collector
-        with self.monitor.timed("push"):
-            self.checked(lambda: collector.loop.call(lambda: collector.push(temperature)))
-            self.monitor.event("pushed", version=collector.weights.version)
+        temperature, rollout_components = (
+            self.config.inference_model.temperature_at(progress),
+            self.rollout_components,
+        )
+        with self.monitor.time_phase("push"):
+            self.run_weight_check(
+                lambda: rollout_components.loop.call(lambda: rollout_components.push(temperature))
+            )
+            self.monitor.log_event("weight_push", version=rollout_components.weight_pusher.version)
 
-    def done(self, iteration: int, rollout: "Rollout") -> None:
-        """The end of an iteration: its groups go to the ledger, and callbacks do what is due."""
-        self.monitor.consumed(iteration, rollout.groups, self.take_stale())
+    def end_iteration(self, iteration: int, rollout: "Rollout") -> None:
+        """Ends an iteration: writes its groups to the ledger and calls the callbacks."""
+        self.monitor.finish_iteration(iteration, rollout.groups, self.take_stale_groups())
         for callback in self.callbacks:
             callback.on_iteration(self, iteration, rollout)
 
     def state(self, iteration: int) -> dict[str, Any]:
-        """What a checkpoint after this iteration holds beside the learner's tensors."""
+        """Returns the state that a checkpoint after this iteration holds, without the learner's tensors."""
         from torchgrpo.training.checkpoint import random_state
 
-        collector = self.collector
+        rollout_components = self.rollout_components
         state = {
             "iteration": iteration,
-            "overlapped": self.plan.overlapped,
-            "learner": self.learner.numbers(),
+            "overlapped": self.plan.is_overlapped,
+            "learner": self.learner.scalar_state(),
             "generator": self.generator.get_state(),
             "newest_prompts": self.monitor.repetition.state(),
             "random": random_state(),
             "config": asdict(self.config),
-            **collector.loop.call(lambda: collector.state(self.outstanding())),
+            **rollout_components.loop.call(lambda: rollout_components.state(self.outstanding_examples())),
         }
         for callback in self.callbacks:
             state |= callback.state()
         return state
 
-    def begin(self, saved: "Saved | None", told: Sequence[str]) -> None:
-        """Go on from a checkpoint, or start from the beginning, whatever an attempt that left none has written.
+    def begin(self, checkpoint: "Checkpoint | None", notices: Sequence[str]) -> None:
+        """Resumes from a checkpoint, or starts from the beginning.
 
-        told: what the user should know, in the log of the run.
+        Without a checkpoint, files of an earlier attempt in the folder are overwritten. notices: lines for the log.
 
         Raises:
             ConfigError: the checkpoint is of another model or other data.
         """
-        place, monitor = self.plan.devices.learner_place, self.monitor
-        if saved is None:
-            monitor.file.begin()
-            monitor.ledger.begin(after=-1)
-            monitor.event("begun", overlapped=self.plan.overlapped, learner=place)
+        slot, monitor = self.plan.devices.learner_devices, self.monitor
+        if checkpoint is None:
+            monitor.metrics_file.clear()
+            monitor.ledger.truncate_after(-1)
+            monitor.log_event("start", overlapped=self.plan.is_overlapped, learner=slot)
         else:
-            told = [*told, *self._restore(saved)]
-            monitor.ledger.begin(after=self.first_iteration)
-            monitor.event("resumed", source=str(saved.path), learner=place)
-        for line in told:
-            monitor.say(line)
+            notices = [*notices, *self._restore(checkpoint)]
+            monitor.ledger.truncate_after(self.first_iteration)
+            monitor.log_event("resume", source=str(checkpoint.path), learner=slot)
+        for line in notices:
+            monitor.log(line)
 
-    def _restore(self, saved: "Saved") -> list[str]:
+    def _restore(self, checkpoint: "Checkpoint") -> list[str]:
+        """Loads the state of a checkpoint into all components, and returns notices for the log."""
         from torchgrpo.training.checkpoint import restore_random_state
 
-        state = saved.state
+        state = checkpoint.state
         try:
-            self.learner.load(saved.learner, state["learner"])
-            changed = self.collector.load(state)
+            self.learner.load(checkpoint.learner_folder, state["learner"])
+            changed = self.rollout_components.load(state)
         except ConfigError as error:
-            raise ConfigError(f"train.resume={saved.path}: {error}") from error
+            raise ConfigError(f"train.resume={checkpoint.path}: {error}") from error
         self.first_iteration = state["iteration"]
         self.generator.set_state(state["generator"])
         self.monitor.repetition.load(state["newest_prompts"])
         restore_random_state(state["random"])
-        told = self.monitor.file.continue_from(saved.run_dir, self.learner.optimizer_steps)
-        self.monitor.resumed()
+        notices = self.monitor.metrics_file.copy_rows(checkpoint.run_dir, self.learner.optimizer_steps)
+        self.monitor.load_totals()
         for callback in self.callbacks:
             callback.load(self, state)
-        return [*told, *changed, f"resumed from {saved.path} at iteration {self.first_iteration}"]
+        return [*notices, *changed, f"resumed from {checkpoint.path} at iteration {self.first_iteration}"]
 
     def close(self, outcome: RunOutcome) -> None:
-        """End engines, reward workers and log, whatever the outcome; the last line names the model."""
+        """Closes engines, reward workers and log, whatever the outcome.
+
+        The last line of the log is the path of the model.
+        """
         self.stop.uninstall()
-        with ExitStack() as ending:  # from the last to the first, each even where another one fails
+        with ExitStack() as ending:  # runs in reverse order, each callback even after an error of another
             ending.callback(self.stop.uninstall)
             for callback in self.callbacks:
                 ending.callback(callback.on_close, self)
             ending.callback(self.monitor.close, outcome)
-            ending.callback(self.collector.close)
+            ending.callback(self.rollout_components.close)
             ending.callback(self.learner.close)
-            ending.callback(self.collector.loop.close)
+            ending.callback(self.rollout_components.loop.close)
             if outcome == "finished":
-                ending.callback(self.stop.closing)
+                ending.callback(self.stop.install_for_closing)
             for callback in self.callbacks:
                 ending.callback(callback.on_end, self)
-        for line in told_of_model(self.config, self.run_dir):
-            self.monitor.say(line)
+        for line in model_notices(self.config, self.run_dir):
+            self.monitor.log(line)

@@ -1,6 +1,6 @@
-"""`python -m torchgrpo.selftest`: tries every path that this machine has, and says what works.
+"""Self-test `python -m torchgrpo.selftest`: checks every feature that this machine can run.
 
-    catalogue ─▶ runner ──a process for each group──▶ child ─▶ machine, learner, engines, runs ─▶ rows ─▶ main
+    catalogue ─▶ runner ──a process for each group──▶ child ─▶ bodies in `*_checks.py` ─▶ results ─▶ main
 
-Everything but the bodies is light: it imports no torch, so that a machine where torch does not load is told so too.
+Only the bodies of the checks import torch, so that the self-test reports a torch that does not load.
 """

@@ -1,4 +1,4 @@
-"""A check, what it needs of the machine, and its outcome."""
+"""Records of the self-test: a check with its requirements, its workspace, and its result."""
 
 import importlib
 from collections.abc import Callable
@@ -8,29 +8,32 @@ from typing import Literal
 
 from torchgrpo.plan.machine import Machine
 
-Status = Literal["works", "does not", "timed out", "not here"]
+CheckStatus = Literal["works", "does not", "timed out", "not here"]
 Device = Literal["cpu", "cuda"]
 
 
 @dataclass(frozen=True)
-class Bench:
-    """The place of a check. folder: empty, its own. device: of the learner, and of engines beside it."""
+class CheckWorkspace:
+    """Folder and device of a check.
+
+    folder: an empty folder for the check alone. device: device of the learner and of engines beside it.
+    """
 
     folder: Path
     device: Device = "cpu"
 
 
-Body = Callable[..., str]
-"""Takes a `Bench` and the check's options; says what was measured, in a few words. Raises when it does not work."""
+CheckBody = Callable[..., str]
+"""Takes a `CheckWorkspace` and the check's options; returns a short summary. Raises an exception on failure."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """One path through the project, small enough to try in a minute.
+    """Check of one feature, small enough to run in a minute.
 
-    name: as the table shows it. body: "module.function", the module in this package; a dotted path where it is not.
-    options: further arguments of the body. device: that it runs on. gpus: that it needs. vllm: whether it needs
-    vLLM, built for `device`. remedy: what a user can do where it does not work. seconds: its deadline, generous.
+    name: name in the table. body: "module.function" of a module in this package, or a full dotted path.
+    options: further arguments of the body. device: device of the check. gpus: number of GPUs that the check
+    needs. vllm: whether it needs vLLM, built for `device`. remedy: advice for a failure. seconds: deadline.
     """
 
     name: str
@@ -44,18 +47,22 @@ class Check:
 
     @property
     def group(self) -> str:
-        """The group that shares a process. An engine on a GPU, which takes most memory, is alone."""
+        """Name of the group of checks that share a process.
+
+        An engine on a GPU takes most of its memory, so its check is a group of its own.
+        """
         return self.name if self.vllm and self.gpus else f"{self.body.rpartition('.')[0]} {self.device}"
 
     @property
-    def function(self) -> Body:
+    def function(self) -> CheckBody:
+        """The body's function."""
         module, _, name = self.body.rpartition(".")
-        place = module if "." in module else f"torchgrpo.selftest.{module}"
-        found: Body = vars(importlib.import_module(place))[name]
-        return found
+        path = module if "." in module else f"torchgrpo.selftest.{module}"
+        function: CheckBody = vars(importlib.import_module(path))[name]
+        return function
 
-    def missing(self, machine: Machine, vllm_build: Device | None) -> str | None:
-        """Names what this machine lacks for it; None where it can be tried."""
+    def missing_requirement(self, machine: Machine, vllm_build: Device | None) -> str | None:
+        """Returns a requirement that this machine lacks; None if the check can run."""
         if self.gpus > machine.num_gpus:
             return f"needs {self.gpus} GPU{'s' * (self.gpus > 1)}, this machine shows {machine.num_gpus}"
         if not self.vllm or vllm_build == self.device:
@@ -66,11 +73,14 @@ class Check:
 
 
 @dataclass(frozen=True)
-class Row:
-    """The outcome of a check. detail: what it measured, or why it does not work. trace: the end of its output."""
+class CheckResult:
+    """Result of a check.
+
+    detail: summary of a success, or reason of a failure. trace: end of the output.
+    """
 
     name: str
-    status: Status
+    status: CheckStatus
     seconds: float
     detail: str
     remedy: str = ""

@@ -1,6 +1,7 @@
-"""Process of one group of checks: `python -m selftest.child FOLDER`.
+"""Child process of the self-test: runs a group of checks in turn and writes results.
 
-FOLDER has the checks in CHECKS; each adds a line to RESULTS as it ends. The process ends with the end of its stdin.
+The command is `python -m torchgrpo.selftest.child FOLDER`. The file CHECKS in FOLDER holds the checks. Each
+check adds a line to the file RESULTS at its end. The process ends at the end of its stdin.
 """
 
 import faulthandler
@@ -18,65 +19,68 @@ from pathlib import Path
 
 import psutil
 
-from config.cli.broken_packages import broken_package
+from config.cli.broken_packages import broken_package_message
 from config.schema.errors import ConfigError
-from torchgrpo.selftest.check import Bench, Check, Row
+from torchgrpo.selftest.check import Check, CheckResult, CheckWorkspace
 
 CHECKS, RESULTS = "checks.json", "results.jsonl"
 
 
-def run_in_turn(folder: Path) -> None:
-    """Does the checks one after another."""
-    threading.Thread(target=_end_with_the_parent, name="watch", daemon=True).start()
-    checks = [Check(**given) for given in json.loads((folder / CHECKS).read_text())]
+def run_all_checks(folder: Path) -> None:
+    """Runs the checks in `folder` one after another."""
+    threading.Thread(target=_end_with_parent, name="watch", daemon=True).start()
+    checks = [Check(**fields) for fields in json.loads((folder / CHECKS).read_text())]
     with (folder / RESULTS).open("w") as results:
         for number, check in enumerate(checks):
-            faulthandler.dump_traceback_later(check.seconds / 2)  # for the trace of one that hangs
-            row = tried(check, folder / str(number))
+            faulthandler.dump_traceback_later(check.seconds / 2)  # for the trace of a hanging check
+            row = run_check(check, folder / str(number))
             faulthandler.cancel_dump_traceback_later()
-            gc.collect()  # models that are held by cycles
+            gc.collect()  # frees models in reference cycles
             print(json.dumps(asdict(row)), file=results, flush=True)
 
 
-def tried(check: Check, folder: Path) -> Row:
+def run_check(check: Check, folder: Path) -> CheckResult:
+    """Runs a check in a new folder; returns its result, also for an exception."""
     folder.mkdir()
-    began = time.monotonic()
+    start = time.monotonic()
     try:
-        detail = check.function(Bench(folder, check.device), **check.options)
-        return Row(check.name, "works", time.monotonic() - began, detail)
+        detail = check.function(CheckWorkspace(folder, check.device), **check.options)
+        return CheckResult(check.name, "works", time.monotonic() - start, detail)
     except BaseException as error:
-        seconds = time.monotonic() - began
+        seconds = time.monotonic() - start
         trace = last_lines(traceback.format_exc())
-        if broken := broken_package(error):
-            return Row(check.name, "does not", seconds, broken, trace=trace)
-        if isinstance(error, ConfigError):  # it names its remedy
-            return Row(check.name, "does not", seconds, str(error), trace=trace)
-        said = str(error) or traceback.extract_tb(error.__traceback__)[-1].line
-        return Row(check.name, "does not", seconds, f"{type(error).__name__}: {said}", check.remedy, trace)
+        if broken := broken_package_message(error):
+            return CheckResult(check.name, "does not", seconds, broken, trace=trace)
+        if isinstance(error, ConfigError):  # its message names a remedy
+            return CheckResult(check.name, "does not", seconds, str(error), trace=trace)
+        message = str(error) or traceback.extract_tb(error.__traceback__)[-1].line
+        return CheckResult(
+            check.name, "does not", seconds, f"{type(error).__name__}: {message}", check.remedy, trace
+        )
 
 
 def last_lines(text: str) -> str:
-    """The end of a trace, for a bug report."""
+    """Returns the last lines of a trace, for a bug report."""
     return "\n".join(text.splitlines()[-30:])
 
 
-def end_tree(pid: int) -> None:
-    """Kills the process, its group and everything below it."""
-    below: list[psutil.Process] = []
+def kill_process_tree(pid: int) -> None:
+    """Kills a process, its group and its descendants."""
+    descendants: list[psutil.Process] = []
     with suppress(psutil.NoSuchProcess):
-        below = psutil.Process(pid).children(recursive=True)
-    for process in below:
+        descendants = psutil.Process(pid).children(recursive=True)
+    for process in descendants:
         with suppress(psutil.NoSuchProcess):
             process.kill()
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
 
 
-def _end_with_the_parent() -> None:
-    """Waits for the end of stdin, whose other end the parent holds."""
+def _end_with_parent() -> None:
+    """Kills this process tree at the end of stdin, whose other end the parent holds."""
     os.read(0, 1)
-    end_tree(os.getpid())
+    kill_process_tree(os.getpid())
 
 
 if __name__ == "__main__":
-    run_in_turn(Path(sys.argv[1]))
+    run_all_checks(Path(sys.argv[1]))

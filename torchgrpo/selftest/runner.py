@@ -1,6 +1,6 @@
-"""Runs checks: a process for each group of them, a deadline for each check.
+"""Runs checks in a process per group, and yields results, also of crashes and timeouts.
 
-A crash, a hang, or GPU memory that is not given back ends with the process, and takes no other check down.
+Crashes, hangs and leaked GPU memory end with the process, and affect no other check.
 """
 
 import json
@@ -17,14 +17,14 @@ from pathlib import Path
 from time import monotonic, sleep
 
 from torchgrpo.plan.machine import Machine
-from torchgrpo.selftest.check import Check, Device, Row
-from torchgrpo.selftest.child import CHECKS, RESULTS, end_tree, last_lines
+from torchgrpo.selftest.check import Check, CheckResult, Device
+from torchgrpo.selftest.child import CHECKS, RESULTS, kill_process_tree, last_lines
 
 OUTPUT = "output.txt"
 EXIT_S = 60.0
-"""For the end of a process whose checks are done: Ray, vLLM and loggers tidy up there."""
-PROJECT = str(Path(__file__).resolve().parents[2])
-SETTINGS = {
+"""Time for the exit of a process whose checks are done, in which Ray, vLLM and loggers clean up."""
+PROJECT_FOLDER = str(Path(__file__).resolve().parents[2])
+ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",  # models are tiny
     "TOKENIZERS_PARALLELISM": "false",
@@ -32,73 +32,78 @@ SETTINGS = {
 }
 
 
-def run_checks(checks: Sequence[Check], machine: Machine, vllm_build: Device | None) -> Iterator[Row]:
-    """Yields a row for each check as it ends; those that are not here come last."""
-    lacking = {check.name: check.missing(machine, vllm_build) for check in checks}
-    possible = [check for check in checks if lacking[check.name] is None]
-    for _, group in groupby(possible, key=lambda check: check.group):
+def run_checks(checks: Sequence[Check], machine: Machine, vllm_build: Device | None) -> Iterator[CheckResult]:
+    """Runs checks, and yields each result; checks that cannot run here come last."""
+    missing_requirements = {check.name: check.missing_requirement(machine, vllm_build) for check in checks}
+    runnable = [check for check in checks if missing_requirements[check.name] is None]
+    for _, group in groupby(runnable, key=lambda check: check.group):
         yield from run_group(list(group))
-    for name, reason in lacking.items():
+    for name, reason in missing_requirements.items():
         if reason is not None:
-            yield Row(name, "not here", 0.0, reason)
+            yield CheckResult(name, "not here", 0.0, reason)
 
 
-def run_group(checks: Sequence[Check]) -> Iterator[Row]:
-    """Yields a row for each check; one without a result leaves the rest to a new process."""
-    done = 0
-    while done < len(checks):
+def run_group(checks: Sequence[Check]) -> Iterator[CheckResult]:
+    """Yields a result for each check; after a crash, a new process runs the rest."""
+    num_done = 0
+    while num_done < len(checks):
         with tempfile.TemporaryDirectory(prefix="grpo_selftest_", ignore_cleanup_errors=True) as folder:
-            for row in _run_in_one_process(checks[done:], Path(folder)):
-                done += 1
-                yield row
+            for result in _run_in_one_process(checks[num_done:], Path(folder)):
+                num_done += 1
+                yield result
 
 
-def _run_in_one_process(checks: Sequence[Check], folder: Path) -> Iterator[Row]:
-    """Yields rows until a check dies or runs out of time; no process is left."""
+def _run_in_one_process(checks: Sequence[Check], folder: Path) -> Iterator[CheckResult]:
+    """Yields results until a check crashes or exceeds its deadline, then kills the process."""
     (folder / CHECKS).write_text(json.dumps([asdict(check) for check in checks]))
-    path = os.pathsep.join([PROJECT, *filter(None, [os.environ.get("PYTHONPATH")])])
+    path = os.pathsep.join([PROJECT_FOLDER, *filter(None, [os.environ.get("PYTHONPATH")])])
     with (folder / OUTPUT).open("wb") as output:
         process = subprocess.Popen(
             [sys.executable, "-X", "faulthandler", "-m", "torchgrpo.selftest.child", str(folder)],
             cwd=folder,
-            env={**os.environ, **SETTINGS, "PYTHONPATH": path},
-            stdin=subprocess.PIPE,  # its end tells the process that this one is gone
+            env={**os.environ, **ENVIRONMENT, "PYTHONPATH": path},
+            stdin=subprocess.PIPE,  # its end shows the child that this process has ended
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
     try:
         for number, check in enumerate(checks):
-            row = _result(check, number, process, folder)
-            if row is not None:
-                yield row
+            result = _wait_for_result(check, number, process, folder)
+            if result is not None:
+                yield result
                 continue
             trace, code = last_lines((folder / OUTPUT).read_text(errors="replace")), process.returncode
             if code is None:
-                why = (
+                reason = (
                     f"ran out of time after {check.seconds:.0f} s; run it again when the machine is less busy"
                 )
-                yield Row(check.name, "timed out", check.seconds, why, trace=trace)
+                yield CheckResult(check.name, "timed out", check.seconds, reason, trace=trace)
             else:
-                why = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
-                yield Row(check.name, "does not", 0.0, f"its process ended with {why}", check.remedy, trace)
+                reason = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+                yield CheckResult(
+                    check.name, "does not", 0.0, f"its process ended with {reason}", check.remedy, trace
+                )
             return
         with suppress(subprocess.TimeoutExpired):
             process.wait(EXIT_S)
     finally:
-        end_tree(process.pid)
+        kill_process_tree(process.pid)
         process.communicate()
 
 
-def _result(check: Check, number: int, process: subprocess.Popen[bytes], folder: Path) -> Row | None:
-    """Waits for the check's line; None where its process ends first, or the check's time."""
+def _wait_for_result(
+    check: Check, number: int, process: subprocess.Popen[bytes], folder: Path
+) -> CheckResult | None:
+    """Waits for a check's result; None if the process or the time ends first."""
     deadline = monotonic() + check.seconds
     while True:
-        over = process.poll() is not None or monotonic() > deadline  # before the look, which then sees all
+        # Read before the file, so that the last reading of the file is complete.
+        is_over = process.poll() is not None or monotonic() > deadline
         with suppress(FileNotFoundError):
             lines = (folder / RESULTS).read_text().split("\n")[:-1]
             if number < len(lines):
-                return Row(**json.loads(lines[number]))
-        if over:
+                return CheckResult(**json.loads(lines[number]))
+        if is_over:
             return None
         sleep(0.1)

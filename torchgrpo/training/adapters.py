@@ -1,6 +1,7 @@
-"""Low-rank adapters around a model (arXiv 2106.09685): put on with peft, found again, and looked through.
+"""Adds peft's LoRA adapters to a model, and finds the model inside peft's wrapper.
 
-Whoever only reads checkpoints imports neither peft nor transformers here.
+LoRA: arXiv 2106.09685. peft is imported inside the functions, so that a process that only reads checkpoints
+imports neither peft nor transformers here.
 """
 
 import sys
@@ -17,8 +18,13 @@ if TYPE_CHECKING:
 
 
 def add_lora(model: "PreTrainedModel", lora: LoraConfig) -> nn.Module:
-    """Freeze the model and put trainable low-rank adapters on every linear layer but the head; experts that lie in one
-    tensor are none, and stay as they are."""
+    """Freezes the model and puts trainable low-rank adapters on its linear layers.
+
+    The output head gets no adapter. Experts that lie in one tensor get none either, and stay frozen.
+
+    Raises:
+        ConfigError: peft has no adapter for a layer of the model.
+    """
     from peft import LoraConfig as PeftLoraConfig
     from peft import get_peft_model
 
@@ -26,30 +32,33 @@ def add_lora(model: "PreTrainedModel", lora: LoraConfig) -> nn.Module:
         r=lora.r,
         lora_alpha=lora.alpha,
         lora_dropout=lora.dropout,
-        target_modules=list(linear_names(model)),
+        target_modules=list(linear_layer_names(model)),
         task_type="CAUSAL_LM",
     )
     try:
         return get_peft_model(model, settings)
     except ValueError as error:
-        first = str(error).splitlines()[0]
+        reason = str(error).splitlines()[0]
         raise ConfigError(
-            f"train_model.lora.enabled=true: peft has no adapter for a layer of {type(model).__name__} ({first}); "
+            f"train_model.lora.enabled=true: peft has no adapter for a layer of {type(model).__name__} ({reason}); "
             "train all weights"
         ) from error
 
 
-def linear_names(model: "PreTrainedModel") -> tuple[str, ...]:
-    """Last names of the layers that `add_lora` adapts: every linear one but the head."""
+def linear_layer_names(model: "PreTrainedModel") -> tuple[str, ...]:
+    """Returns the last name components of the layers that `add_lora` adapts.
+
+    These are all linear layers but the head.
+    """
     head = model.get_output_embeddings()
     layers = model.named_modules()
-    adapted = [name for name, layer in layers if isinstance(layer, nn.Linear) and layer is not head]
-    return tuple(sorted({name.rsplit(".", 1)[-1] for name in adapted}))
+    names = [name for name, layer in layers if isinstance(layer, nn.Linear) and layer is not head]
+    return tuple(sorted({name.rsplit(".", 1)[-1] for name in names}))
 
 
-def adapted(model: nn.Module) -> "PeftModel | None":
-    """The model as peft has wrapped it; None where it has not."""
-    if "peft" not in sys.modules:  # its import takes most of a second, and it has wrapped nothing before
+def peft_model_of(model: nn.Module) -> "PeftModel | None":
+    """Returns the model as a `PeftModel`, or None where peft has not wrapped the model."""
+    if "peft" not in sys.modules:  # a peft that is not imported has wrapped nothing, and its import is slow
         return None
     from peft import PeftModel
 
@@ -57,6 +66,6 @@ def adapted(model: nn.Module) -> "PeftModel | None":
 
 
 def causal_model(model: nn.Module) -> "PreTrainedModel":
-    """The transformers model inside a peft wrapper, or the model itself."""
-    wrapped = adapted(model)
-    return cast("PreTrainedModel", model if wrapped is None else wrapped.get_base_model())
+    """Returns the transformers model inside a peft wrapper, or the model itself."""
+    peft_model = peft_model_of(model)
+    return cast("PreTrainedModel", model if peft_model is None else peft_model.get_base_model())

@@ -1,7 +1,7 @@
-"""Rewards to advantages, one group at a time.
+"""Computes group-relative advantages, whitens them over the batch, and computes the KL penalty on rewards.
 
-Everything here is small, exact and outside the graph: statistics in float64, no gradient. Shapes: P groups of
-G members ([P, G]) or N = P * G responses ([N]).
+All statistics are float64 and without gradient. Shapes: P groups of G completions ([P, G]), or N = P * G
+completions ([N]).
 """
 
 import math
@@ -16,11 +16,15 @@ from torchgrpo.training.kl import kl_estimate
 
 
 @dataclass(frozen=True)
-class Rewards:
-    """Rewards of groups, [P, G] each (count: [P, 1]).
+class GroupRewards:
+    """Rewards of P groups, [P, G] each.
 
-    relative: to a row's first valid reward, so that equal rewards give exact zeros and a large common offset (1e8 and
-    1e8 + 1) costs no digits. lengths: of the responses, in tokens.
+    values: rewards, 0 where not valid.
+    relative: rewards less the first valid reward of the group, so that equal rewards give exact zeros and a
+        large common offset (1e8 and 1e8 + 1) costs no digits.
+    valid: bool.
+    count: [P, 1], valid rewards of each group.
+    lengths: response lengths in tokens.
     """
 
     values: Tensor
@@ -30,8 +34,8 @@ class Rewards:
     lengths: Tensor
 
     @classmethod
-    def of(cls, values: Tensor, valid: Tensor, lengths: Tensor | None = None) -> "Rewards":
-        """values: [P, G] float64. valid: bool."""
+    def from_values(cls, values: Tensor, valid: Tensor, lengths: Tensor | None = None) -> "GroupRewards":
+        """Builds the tensors from rewards `values` [P, G] float64 and `valid` [P, G] bool."""
         values = torch.where(valid, values, 0.0)
         count = valid.sum(dim=1, keepdim=True)
         lengths = torch.where(valid, torch.ones_like(values) if lengths is None else lengths.double(), 0.0)
@@ -44,19 +48,19 @@ def batch_advantage(
     rewards: Tensor,
     valid: Tensor,
     mask: Tensor,
-    parts: Sequence[tuple[float, Tensor]] = (),
+    components: Sequence[tuple[float, Tensor]] = (),
 ) -> Tensor:
-    """Advantage of every response of a batch, or of every token of it.
+    """Computes the advantage of each completion, or of each token, of a batch.
 
-    rewards, valid: as for `group_advantage`. mask: bool [N, R], N = P * G, the tokens that the policy drew.
-    parts: weight and values [P, G] of each part of the reward, for `reward_parts=apart`; none: the reward is the part.
-    Values that are not finite are missing.
+    rewards, valid: as for `group_advantage`. mask: bool [N, R], N = P * G, the tokens that the policy sampled.
+    components: weight and values [P, G] of each reward component, for `reward_components=separate`; without
+        components the reward itself is used. Non-finite values count as missing.
 
-    Returns float64 [N, 1], or [N, R] with a `discount`, finite everywhere; 0 for what is not valid.
+    Returns float64 [N, 1], or [N, R] with a `discount`. Values are finite; they are 0 where not valid.
     """
     lengths = mask.sum(dim=1).view(rewards.shape)
-    if policy.reward_parts == "apart" and parts:
-        weighted = [weight * group_advantage(policy, values, valid, lengths) for weight, values in parts]
+    if policy.reward_components == "separate" and components:
+        weighted = [weight * group_advantage(policy, values, valid, lengths) for weight, values in components]
         advantage = torch.stack(weighted).sum(dim=0)
     else:
         advantage = group_advantage(policy, rewards, valid, lengths)
@@ -65,18 +69,21 @@ def batch_advantage(
     if policy.discount != 1:
         later = mask.sum(dim=1, keepdim=True) - mask.cumsum(dim=1)
         advantage = torch.where(mask, advantage * policy.discount ** later.double(), 0.0)
-    weight = WHITENED[policy.whiten](advantage, mask)
+    weight = WHITENING_WEIGHTS[policy.whiten](advantage, mask)
     if weight is None:
         return advantage
     weight = torch.where(valid, weight, 0.0)
     count = weight.sum()
     mean = (weight * advantage).sum() / count.clamp_min(1)
-    # What was centred already, and a group of equal rewards, stays as it is.
+    # Do not shift advantages that are already centred up to rounding, such as those of groups with equal
+    # rewards.
     rounding = 1e-12 * advantage.abs().amax()
     centred = advantage - torch.where(mean.abs() > rounding, mean, 0.0)
     if policy.whiten_scale == "none":
         return torch.where(weight > 0, centred, 0.0)
-    variance = (weight * centred.square()).sum() / (count - DEGREES_LOST[policy.whiten_scale]).clamp_min(1)
+    variance = (weight * centred.square()).sum() / (
+        count - VARIANCE_CORRECTIONS[policy.whiten_scale]
+    ).clamp_min(1)
     divisor = WHITENING_DIVISORS[policy.whiten_epsilon_rule](variance.sqrt(), policy.whiten_epsilon)
     return torch.where((weight > 0) & (variance > 0), centred / divisor, 0.0)
 
@@ -84,43 +91,50 @@ def batch_advantage(
 def group_advantage(
     policy: PolicyConfig, rewards: Tensor, valid: Tensor | None = None, lengths: Tensor | None = None
 ) -> Tensor:
-    """Advantage of every member of every group.
+    """Computes the advantage of each completion within its group.
 
-    rewards: [P, G], any dtype. valid: [P, G] bool. Members that are not valid, and members whose reward is
-    not finite, take no part in any statistic and get 0. lengths: [P, G], for `baseline=length_weighted`; None: equal.
+    rewards: [P, G], any dtype. valid: [P, G] bool. Completions that are not valid or have a non-finite reward
+    enter no statistic and get 0. lengths: [P, G], for `baseline=length_weighted`; None: equal lengths.
+
     Returns [P, G] float64, finite everywhere.
 
-    Defined edges: valid rewards that are all equal give exactly 0 (with `baseline=none` and `scale=none` they
-    stay as they are); a group with one valid member follows `group_of_one`; one with none gets 0.
+    Edge cases: equal valid rewards give exactly 0 (with `baseline=none` and `scale=none` they stay unchanged).
+    A group with one valid completion follows `group_of_one`. A group without a valid completion gets 0.
     """
     rewards = rewards.double()
     if rewards.numel() == 0:
         return rewards
     valid = rewards.isfinite() if valid is None else valid.bool() & rewards.isfinite()
-    group = Rewards.of(rewards, valid, lengths)
+    group = GroupRewards.from_values(rewards, valid, lengths)
     centred = BASELINES[policy.baseline](group)
     deviation = SCALES[policy.scale](group)
     if policy.group_of_one == "raw":
         alone = group.count == 1
         centred = torch.where(alone, group.values, centred)
-        if policy.scale in OF_THE_GROUP:
+        if policy.scale in GROUP_SCALES:
             deviation = torch.where(alone, 1.0, deviation)
     divisor = DIVISORS[policy.epsilon_rule](deviation, policy.epsilon if policy.scale != "none" else 0.0)
     undivided = centred if policy.scale == "std_leave_one_out" else torch.zeros_like(centred)
     return torch.where(valid, torch.where(deviation > 0, centred / divisor, undivided), 0.0)
 
 
-def _from_mean(group: Rewards) -> Tensor:
+def _minus_group_mean(group: GroupRewards) -> Tensor:
+    """Subtracts the mean reward of each group, [P, G]."""
     return group.relative - group.relative.sum(dim=1, keepdim=True) / group.count.clamp_min(1)
 
 
-def _from_length_weighted_mean(group: Rewards) -> Tensor:
+def _minus_length_weighted_mean(group: GroupRewards) -> Tensor:
+    """Subtracts the length-weighted mean reward of each group, [P, G]."""
     total = group.lengths.sum(dim=1, keepdim=True)
     return group.relative - (group.lengths * group.relative).sum(dim=1, keepdim=True) / total.clamp_min(1)
 
 
-def lead(group: Rewards) -> Tensor:
-    """[P, G]: of the best over the second best (pass@k training, arXiv 2508.10751; as verl computes it)."""
+def best_margin(group: GroupRewards) -> Tensor:
+    """Computes the margin of the best reward over the second best.
+
+    Returns [P, G], 0 except for the best completion of each group (pass@k training, arXiv 2508.10751, as in
+    verl).
+    """
     if group.values.shape[1] < 2:
         return torch.zeros_like(group.values)
     ordered = torch.where(group.valid, group.relative, -torch.inf).topk(2, dim=1)
@@ -128,24 +142,31 @@ def lead(group: Rewards) -> Tensor:
     return torch.zeros_like(group.values).scatter(1, ordered.indices[:, :1], distance)
 
 
-BASELINES: dict[str, Callable[[Rewards], Tensor]] = {
-    "mean": _from_mean,
-    "leave_one_out": lambda group: _from_mean(group) * group.count / (group.count - 1).clamp_min(1),
-    "length_weighted": _from_length_weighted_mean,
-    "runner_up": lead,
+BASELINES: dict[str, Callable[[GroupRewards], Tensor]] = {
+    "mean": _minus_group_mean,
+    "leave_one_out": lambda group: _minus_group_mean(group) * group.count / (group.count - 1).clamp_min(1),
+    "length_weighted": _minus_length_weighted_mean,
+    "second_best": best_margin,
     "none": lambda group: group.values,
 }
 
 
-def deviation(group: Rewards, degrees_lost: int) -> Tensor:
-    """[P, 1]: of a group's valid rewards from their mean."""
-    centred = torch.where(group.valid, _from_mean(group), 0.0)
-    return (centred.square().sum(dim=1, keepdim=True) / (group.count - degrees_lost).clamp_min(1)).sqrt()
+def standard_deviation(group: GroupRewards, correction: int) -> Tensor:
+    """Computes the standard deviation [P, 1] of each group's valid rewards.
+
+    correction: subtracted from the count, as in `torch.std`.
+    """
+    centred = torch.where(group.valid, _minus_group_mean(group), 0.0)
+    return (centred.square().sum(dim=1, keepdim=True) / (group.count - correction).clamp_min(1)).sqrt()
 
 
-def _deviation_of_others(group: Rewards) -> Tensor:
-    """Unbiased, [P, G]: from the sums of all, less each one's own part; 0 where the others are equal."""
-    centred = torch.where(group.valid, _from_mean(group), 0.0)
+def _leave_one_out_deviation(group: GroupRewards) -> Tensor:
+    """Computes the unbiased standard deviation [P, G] of the other completions' rewards.
+
+    The sums of the group are reduced by the terms of the completion itself. The result is 0 if the others are
+    equal.
+    """
+    centred = torch.where(group.valid, _minus_group_mean(group), 0.0)
     others = (group.count - 1).clamp_min(1)
     squares = centred.square().sum(dim=1, keepdim=True) - centred.square() - centred.square() / others
     spread = centred.abs().amax(dim=1, keepdim=True)
@@ -153,53 +174,53 @@ def _deviation_of_others(group: Rewards) -> Tensor:
     return (squares / (group.count - 2).clamp_min(1)).sqrt()
 
 
-def _mean(group: Rewards) -> Tensor:
-    """0 for a group of one, whose reward says nothing of its prompt."""
+def _group_mean(group: GroupRewards) -> Tensor:
+    """Computes the mean reward [P, 1] of each group; 0 for a group of one."""
     mean = group.values.sum(dim=1, keepdim=True) / group.count.clamp_min(1)
     return torch.where(group.count > 1, mean, 0.0)
 
 
-SCALES: dict[str, Callable[[Rewards], Tensor]] = {
-    "std_unbiased": lambda group: deviation(group, degrees_lost=1),
-    "std_population": lambda group: deviation(group, degrees_lost=0),
-    "std_leave_one_out": _deviation_of_others,
-    "batch": lambda group: deviation(
-        Rewards.of(group.values.reshape(1, -1), group.valid.reshape(1, -1)), degrees_lost=1
+SCALES: dict[str, Callable[[GroupRewards], Tensor]] = {
+    "std_unbiased": lambda group: standard_deviation(group, correction=1),
+    "std_population": lambda group: standard_deviation(group, correction=0),
+    "std_leave_one_out": _leave_one_out_deviation,
+    "batch": lambda group: standard_deviation(
+        GroupRewards.from_values(group.values.reshape(1, -1), group.valid.reshape(1, -1)), correction=1
     ),
-    "mean": _mean,
+    "mean": _group_mean,
     "nonzero_share": lambda group: (
         (group.values != 0).sum().double() / group.valid.sum().clamp_min(1)
     ).reshape(1, 1),
     "none": lambda group: group.values.new_ones(1, 1),
 }
-OF_THE_GROUP = frozenset({"std_unbiased", "std_population", "std_leave_one_out", "mean"})
-"""Scales of a group by itself, which one alone does not have."""
+GROUP_SCALES = frozenset({"std_unbiased", "std_population", "std_leave_one_out", "mean"})
+"""Scales computed within a group, undefined for a group of one."""
 DIVISORS: dict[str, Callable[[Tensor, float], Tensor]] = {
     "add": lambda deviation, epsilon: deviation + epsilon,
     "clamp": lambda deviation, epsilon: deviation.clamp_min(epsilon),
 }
 
 
-WHITENED: dict[str, Callable[[Tensor, Tensor], Tensor | None]] = {
+WHITENING_WEIGHTS: dict[str, Callable[[Tensor, Tensor], Tensor | None]] = {
     "none": lambda advantage, mask: None,
     "rollouts": lambda advantage, mask: torch.ones_like(advantage),
     "tokens": lambda advantage, mask: (
         mask if advantage.shape == mask.shape else mask.sum(dim=1, keepdim=True)
     ).double(),
 }
-"""What each advantage weighs in the statistics of the batch; `tokens`: as often as it or its response has tokens."""
+"""Weight of each advantage in the batch statistics; `tokens`: the number of tokens with this advantage."""
 WHITENING_DIVISORS: dict[str, Callable[[Tensor, float], Tensor]] = {
     "add": DIVISORS["add"],
     "clamp": lambda deviation, epsilon: deviation.clamp_min(math.sqrt(epsilon)),
     "inside": lambda deviation, epsilon: (deviation.square() + epsilon).sqrt(),
 }
-DEGREES_LOST = {"std_unbiased": 1, "std_population": 0}
+VARIANCE_CORRECTIONS = {"std_unbiased": 1, "std_population": 0}
 
 
-def reward_kl(policy: PolicyConfig, log_prob: Tensor, ref_log_prob: Tensor, mask: Tensor) -> Tensor:
-    """[N]: what `kl_placement=reward` takes off every response's reward.
+def kl_reward_penalty(policy: PolicyConfig, log_prob: Tensor, ref_log_prob: Tensor, mask: Tensor) -> Tensor:
+    """Computes the KL penalty [N] that `kl_placement=reward` subtracts from each reward.
 
-    log_prob: the policy that sampled, ref_log_prob, mask: [N, R].
+    log_prob: [N, R], of the policy that sampled. ref_log_prob, mask: [N, R].
     """
     if policy.kl_placement != "reward":
         return log_prob.new_zeros(log_prob.shape[0])

@@ -1,7 +1,7 @@
-"""From values per token to one number; microbatches and ranks add up to the global batch exactly.
+"""Aggregates a microbatch's token values to its share of a loss term, by batch totals.
 
-Every aggregation is a weight per row: loss = sum_i w_i sum_t l_it. The weights need a few totals of the
-global batch; given those, a microbatch's part is a plain sum, whatever the split.
+Each aggregation is a weight per row: loss = sum_i w_i sum_t l_it. The weights depend on a few totals of the
+global batch. With these totals, the share of a microbatch is a plain sum, whatever the split.
 """
 
 from collections.abc import Callable
@@ -15,12 +15,12 @@ from config.schema.policy import PolicyConfig
 
 @dataclass(frozen=True)
 class BatchTotals:
-    """What the aggregations need to know of the global batch.
+    """Totals of the global batch that the aggregation weights depend on.
 
     tokens: positions in the loss. sequences: rows. nonempty: rows with a token in the loss. positions: rows
-    times width, padding included. width: R. passes: passes of `pass_size` rows. pass_tokens: [N], the token
-    count of each row's pass, for the rows at hand (set only for `aggregation=pass_mean`). environment_tokens: those
-    that the environment wrote.
+    times width, padding included. width: R. passes: number of passes of `pass_size` rows. pass_tokens: [N],
+    token count of the pass of each of these rows (set only for `aggregation=pass_mean`). environment_tokens:
+    tokens of the environment.
     """
 
     tokens: float
@@ -33,8 +33,13 @@ class BatchTotals:
     environment_tokens: float = 0
 
     @classmethod
-    def of(cls, policy: PolicyConfig, mask: Tensor, environment: Tensor | None = None) -> "BatchTotals":
-        """Totals of the rows of `mask`, [N, R] bool: the positions in the loss. environment: bool [N, R], or None."""
+    def from_mask(
+        cls, policy: PolicyConfig, mask: Tensor, environment: Tensor | None = None
+    ) -> "BatchTotals":
+        """Computes the totals of a batch.
+
+        mask: bool [N, R], the positions in the loss. environment: bool [N, R], environment tokens, or None.
+        """
         rows, width = mask.shape
         lengths = mask.sum(dim=1)
         counts = torch.stack([lengths.sum(), (lengths > 0).sum()]).tolist()
@@ -57,59 +62,70 @@ class BatchTotals:
         )
 
     def select(self, rows: Tensor | slice) -> "BatchTotals":
-        """The same totals for a microbatch: `rows` of the batch that `of` saw."""
+        """Returns the totals for a microbatch: `rows` of the batch of `from_mask`."""
         if self.pass_tokens is None:
             return self
         return replace(self, pass_tokens=self.pass_tokens[rows])
 
 
 def _lengths(mask: Tensor) -> Tensor:
+    """Returns the number of loss tokens of each row, [N, 1]."""
     return mask.sum(dim=1, keepdim=True)
 
 
-def _sequences(policy: PolicyConfig, totals: BatchTotals) -> float:
+def _sequence_count(policy: PolicyConfig, totals: BatchTotals) -> float:
+    """Returns the number of sequences to divide by."""
     return max(totals.sequences if policy.count_empty else totals.nonempty, 1)
 
 
 def _constant_length(policy: PolicyConfig, totals: BatchTotals) -> float:
+    """Returns the constant length to divide by."""
     return policy.constant_length or max(totals.width, 1)
 
 
 def _pass_mean(policy: PolicyConfig, mask: Tensor, totals: BatchTotals) -> Tensor:
+    """Computes row weights [N, 1] of the mean over passes of their token means."""
     if totals.pass_tokens is None or totals.pass_tokens.shape[0] != mask.shape[0]:
         raise ValueError(
-            "aggregation=pass_mean needs BatchTotals.pass_tokens of the rows at hand: "
-            "take BatchTotals.of(policy, mask of the batch).select(rows)"
+            "aggregation=pass_mean needs BatchTotals.pass_tokens of these rows: "
+            "take BatchTotals.from_mask(policy, mask of the batch).select(rows)"
         )
     tokens = totals.pass_tokens.to(mask.device).clamp_min(1)[:, None].double()
     return 1.0 / (tokens * max(totals.passes, 1))
 
 
-def _uniform(weight: float, mask: Tensor) -> Tensor:
+def _uniform_weights(weight: float, mask: Tensor) -> Tensor:
+    """Returns the same weight for each row, [N, 1]."""
     return torch.full((mask.shape[0], 1), weight, dtype=torch.float64, device=mask.device)
 
 
 ROW_WEIGHTS: dict[str, Callable[[PolicyConfig, Tensor, BatchTotals], Tensor]] = {
-    "token_mean": lambda policy, mask, totals: _uniform(1 / max(totals.tokens, 1), mask),
+    "token_mean": lambda policy, mask, totals: _uniform_weights(1 / max(totals.tokens, 1), mask),
     "sequence_mean": lambda policy, mask, totals: (
-        1.0 / ((_lengths(mask).clamp_min(1).double() + policy.length_epsilon) * _sequences(policy, totals))
+        1.0
+        / ((_lengths(mask).clamp_min(1).double() + policy.length_epsilon) * _sequence_count(policy, totals))
     ),
-    "sequence_sum": lambda policy, mask, totals: _uniform(1 / _sequences(policy, totals), mask),
-    "constant_length": lambda policy, mask, totals: _uniform(
-        1 / (_sequences(policy, totals) * _constant_length(policy, totals)), mask
+    "sequence_sum": lambda policy, mask, totals: _uniform_weights(1 / _sequence_count(policy, totals), mask),
+    "constant_length": lambda policy, mask, totals: _uniform_weights(
+        1 / (_sequence_count(policy, totals) * _constant_length(policy, totals)), mask
     ),
-    "constant_length_sum": lambda policy, mask, totals: _uniform(1 / _constant_length(policy, totals), mask),
+    "constant_length_sum": lambda policy, mask, totals: _uniform_weights(
+        1 / _constant_length(policy, totals), mask
+    ),
     "pass_mean": _pass_mean,
     "length_weighted": lambda policy, mask, totals: _lengths(mask).double() / max(totals.positions, 1),
-    "padded_mean": lambda policy, mask, totals: _uniform(1 / max(totals.positions, 1), mask),
-    "token_sum": lambda policy, mask, totals: _uniform(1.0, mask),
+    "padded_mean": lambda policy, mask, totals: _uniform_weights(1 / max(totals.positions, 1), mask),
+    "token_sum": lambda policy, mask, totals: _uniform_weights(1.0, mask),
 }
 
 
-def aggregate(policy: PolicyConfig, how: str, values: Tensor, mask: Tensor, totals: BatchTotals) -> Tensor:
-    """This microbatch's part of the aggregated value, a scalar.
+def aggregate(
+    policy: PolicyConfig, aggregation: str, values: Tensor, mask: Tensor, totals: BatchTotals
+) -> Tensor:
+    """Computes the share of a microbatch in the aggregated value, a scalar.
 
-    values: [N, R], zero wherever they are not to count. mask: [N, R] bool, for lengths.
+    aggregation: a key of `ROW_WEIGHTS`. values: [N, R], zero at positions that do not count. mask: bool [N, R],
+    for lengths.
     """
-    weight = ROW_WEIGHTS[how](policy, mask, totals).to(values.dtype)
+    weight = ROW_WEIGHTS[aggregation](policy, mask, totals).to(values.dtype)
     return (weight * values.sum(dim=1, keepdim=True)).sum()

@@ -1,10 +1,12 @@
-"""Tensors on disk by torch.distributed.checkpoint: each rank writes its shards, any number of ranks reads them.
+"""Writes, reads and checks a checkpoint's tensor files, sharded or full, by torch.distributed.checkpoint.
 
-    name -> tensor, plain or this rank's part of a DTensor ──write_tensors──▶ folder/ __RANK_0.distcp, .metadata
-    folder ──read_tensors──▶ into tensors that are there, whatever part of the whole they are
-           └─SavedTensors──▶ whole tensors, one at a time
+    name -> tensor, plain or this rank's shard of a DTensor ──write_tensors──▶ folder/ __RANK_0.distcp, .metadata
+    folder ──read_tensors──▶ into existing tensors, however they are sharded
+           └─SavedTensors──▶ full tensors, one at a time
 
-`.metadata` says what is where. It is a pickle, so it is read by an unpickler that makes nothing but descriptions.
+Each rank writes its shards, and any number of ranks reads them. `.metadata` lists the tensors and their
+places in the files. It is a pickle, so it is read by an unpickler that creates nothing but descriptions of
+tensors.
 """
 
 import io
@@ -29,11 +31,11 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from config.run_folder.files import sync_folder
+from config.run_folder.atomic_files import sync_to_disk
 from config.schema.errors import ConfigError, causes
 
 METADATA = ".metadata"
-_DESCRIPTIONS = {
+_ALLOWED_GLOBALS = {
     "torch.distributed.checkpoint.metadata": {
         *("Metadata", "MetadataIndex", "StorageMeta", "_MEM_FORMAT_ENCODING"),
         *("TensorStorageMetadata", "TensorProperties", "ChunkStorageMetadata"),
@@ -43,71 +45,74 @@ _DESCRIPTIONS = {
     "torch": {"Size", *(name for name, value in vars(torch).items() if isinstance(value, torch.dtype))},
     "pathlib": {"PosixPath"},
 }
-"""What `.metadata` may name, by module."""
-# It says so with every checkpoint of one process. Not silenced around the call: that is no matter of one thread.
+"""Names that `.metadata` may refer to, by module."""
+# torch warns with every checkpoint of a single process. The filter is global, since filters belong to no thread.
 warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized", UserWarning)
 
 
 class UnreadableError(ConfigError):
-    """A checkpoint that is none, or only a part of one."""
+    """Error about a checkpoint whose files are missing, incomplete or damaged."""
 
 
-def copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """In the CPU's memory and of their own, so that the next step does not change them."""
+def copy_to_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies tensors to the CPU's memory, out of reach of the next optimizer step."""
     return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
 
 
 def write_tensors(folder: Path, tensors: Mapping[str, Tensor], group: ProcessGroup | None = None) -> None:
-    """Ends when all is on disk.
+    """Writes tensors into a folder and returns when all of them are on disk.
 
-    group: of the ranks that each call this with their parts under the same names, able to work on a CPU (gloo), and
-        used by no other thread meanwhile. None: this process has all of it.
+    group: the ranks that each call this function with their shards under the same names; it must work on a
+    CPU (gloo), and no other thread may use it meanwhile. None: this process has all shards.
     """
-    with _first_failure():
+    with _raise_first_failure():
         save(
             {name: tensor.detach() for name, tensor in tensors.items()},
             storage_writer=_Writer(folder),
             process_group=group,
             no_dist=group is None,
         )
-    sync_folder(folder)
+    sync_to_disk(folder)
 
 
 def read_tensors(folder: Path, into: Mapping[str, Tensor], group: ProcessGroup | None = None) -> None:
-    """Fill tensors by their names; the folder may hold others too. group: as for `write_tensors`.
+    """Fills existing tensors from a folder by their names.
+
+    The folder may hold other tensors too. group: as for `write_tensors`.
 
     Raises:
         UnreadableError: a file is damaged.
     """
-    _load(folder, _Reader(folder, _metadata(folder)), into, group)
+    _load_tensors(folder, _Reader(folder, _read_metadata(folder)), into, group)
 
 
-def _load(
+def _load_tensors(
     folder: Path, reader: "_Reader", into: Mapping[str, Tensor], group: ProcessGroup | None = None
 ) -> None:
-    wanted = {name: tensor.detach() for name, tensor in into.items()}
+    """Fills tensors by a reader of a folder. Raises UnreadableError."""
+    tensors = {name: tensor.detach() for name, tensor in into.items()}
     try:
-        with _first_failure():
-            load(wanted, storage_reader=reader, process_group=group, no_dist=group is None)
+        with _raise_first_failure():
+            load(tensors, storage_reader=reader, process_group=group, no_dist=group is None)
     except (RuntimeError, ValueError, AssertionError, OSError, EOFError, pickle.UnpicklingError) as error:
-        why = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UnreadableError(f"the tensors in {folder} cannot be read ({why})") from error
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UnreadableError(f"the tensors in {folder} cannot be read ({reason})") from error
 
 
 def saved_shapes(folder: Path) -> dict[str, list[int]]:
-    """The whole shape of every tensor in a folder. Raises UnreadableError."""
-    found = _metadata(folder).state_dict_metadata
-    return {name: list(one.size) for name, one in found.items() if isinstance(one, TensorStorageMetadata)}
+    """Returns the full shape of every tensor in a folder. Raises UnreadableError."""
+    entries = _read_metadata(folder).state_dict_metadata
+    return {name: list(one.size) for name, one in entries.items() if isinstance(one, TensorStorageMetadata)}
 
 
 class SavedTensors:
-    """The tensors of a folder, each read when it is asked for. Raises UnreadableError."""
+    """The tensors of a folder, read one at a time. Raises UnreadableError."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        metadata = _metadata(folder)
+        metadata = _read_metadata(folder)
         self._reader = _Reader(folder, metadata)
-        self._empty = {
+        self._meta_tensors = {
             name: torch.empty(one.size, dtype=one.properties.dtype, device="meta")
             for name, one in metadata.state_dict_metadata.items()
             if isinstance(one, TensorStorageMetadata)
@@ -115,33 +120,37 @@ class SavedTensors:
 
     @property
     def names(self) -> list[str]:
-        return list(self._empty)
+        return list(self._meta_tensors)
 
     def __contains__(self, name: str) -> bool:
-        return name in self._empty
+        return name in self._meta_tensors
 
-    def described(self, name: str) -> Tensor:
-        """Shape and dtype, on the meta device."""
-        return self._empty[name]
+    def meta_tensor(self, name: str) -> Tensor:
+        """Returns a tensor of the saved shape and dtype on the meta device."""
+        return self._meta_tensors[name]
 
     def read(self, name: str) -> Tensor:
-        """Whole, in the CPU's memory."""
-        tensor = torch.empty_like(self._empty[name], device="cpu")
-        _load(self.folder, self._reader, {name: tensor})
+        """Reads a full tensor into the CPU's memory."""
+        tensor = torch.empty_like(self._meta_tensors[name], device="cpu")
+        _load_tensors(self.folder, self._reader, {name: tensor})
         return tensor
 
 
 def saved_tensors(folder: Path, prefix: str = "") -> dict[str, Tensor]:
-    """Those whose names begin with `prefix`, whole, in the CPU's memory. Raises UnreadableError."""
+    """Reads the full tensors whose names begin with `prefix`, into the CPU's memory. Raises UnreadableError."""
     saved = SavedTensors(folder)
     return {name: saved.read(name) for name in saved.names if name.startswith(prefix)}
 
 
-def check_files(folder: Path) -> None:
-    """Check every file's length by `.metadata`, reading no tensor. Raises UnreadableError with its name."""
+def check_tensor_files(folder: Path) -> None:
+    """Checks every file's length by `.metadata`, without reading a tensor.
+
+    Raises:
+        UnreadableError: a file is missing or too short; the message has its name.
+    """
     ends: dict[str, int] = {}
-    for part in _metadata(folder).storage_data.values():
-        ends[part.relative_path] = max(ends.get(part.relative_path, 0), part.offset + part.length)
+    for chunk in _read_metadata(folder).storage_data.values():
+        ends[chunk.relative_path] = max(ends.get(chunk.relative_path, 0), chunk.offset + chunk.length)
     for name, end in ends.items():
         path = folder / name
         if not path.is_file():
@@ -151,8 +160,11 @@ def check_files(folder: Path) -> None:
 
 
 class _Writer(FileSystemWriter):
-    """torch's own, but that a full disk is raised as such: torch.save raises what came of it, and a rank passes on no
-    more than the last exception."""
+    """torch's writer, with the error of a full disk raised as that OSError.
+
+    torch.save raises a RuntimeError that follows from the OSError, and a rank passes only the last exception
+    on.
+    """
 
     def write_data(self, *args: Any, **options: Any) -> Any:
         try:
@@ -163,24 +175,29 @@ class _Writer(FileSystemWriter):
 
 
 class _DescriptionUnpickler(pickle.Unpickler):
+    """An unpickler of `.metadata` that refuses every name outside `_ALLOWED_GLOBALS`."""
+
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) == ("builtins", "getattr"):
-            return _member
-        module = "pathlib" if module == "pathlib._local" else module  # which Python 3.13 alone has
-        if name not in _DESCRIPTIONS.get(module, ()):
-            raise pickle.UnpicklingError(f"{module}.{name} has no place in it")
+            return _memory_format
+        module = "pathlib" if module == "pathlib._local" else module  # the name of the module in Python 3.13
+        if name not in _ALLOWED_GLOBALS.get(module, ()):
+            raise pickle.UnpicklingError(f"{module}.{name} is not allowed")
         return super().find_class(module, name)
 
 
-def _member(kind: Any, name: str) -> _MEM_FORMAT_ENCODING:
-    """What takes the place of `getattr`, by which Python before 3.11.4 writes the member of an enumeration."""
+def _memory_format(kind: Any, name: str) -> _MEM_FORMAT_ENCODING:
+    """Returns a memory format by name, in place of `getattr`.
+
+    Python before 3.11.4 pickles the member of an enumeration as a call of `getattr`.
+    """
     if kind is not _MEM_FORMAT_ENCODING or name not in _MEM_FORMAT_ENCODING.__members__:
-        raise pickle.UnpicklingError(f"{name} of {kind} has no place in it")
+        raise pickle.UnpicklingError(f"{name} of {kind} is not allowed")
     return _MEM_FORMAT_ENCODING[name]
 
 
 class _Reader(FileSystemReader):
-    """torch's own, but that nothing in the folder can run code, and that `.metadata` is read once."""
+    """torch's reader, with metadata that is read once and cannot run code."""
 
     def __init__(self, folder: Path, metadata: Metadata) -> None:
         super().__init__(folder)
@@ -193,28 +210,32 @@ class _Reader(FileSystemReader):
         return self.metadata
 
 
-def _metadata(folder: Path) -> Metadata:
-    """Raises UnreadableError: there is none, or it is damaged, or describes what is no tensor."""
-    place = f"{folder.name}/{METADATA}"
+def _read_metadata(folder: Path) -> Metadata:
+    """Reads `.metadata` of a folder.
+
+    Raises:
+        UnreadableError: the file is missing or damaged, or describes something other than tensors.
+    """
+    file_name = f"{folder.name}/{METADATA}"
     try:
         content = (folder / METADATA).read_bytes()
     except OSError as error:
-        raise UnreadableError(f"{place}: {error.strerror}") from error
+        raise UnreadableError(f"{file_name}: {error.strerror}") from error
     try:
         metadata = _DescriptionUnpickler(io.BytesIO(content)).load()
         tensors = metadata.state_dict_metadata.values()
-        whole = all(isinstance(one, TensorStorageMetadata) for one in tensors)
-        located = {index.fqn for index in metadata.storage_data} == set(metadata.state_dict_metadata)
-    except Exception as error:  # unpickling what is damaged may raise anything
-        raise UnreadableError(f"{place} is damaged ({type(error).__name__})") from error
-    if not (isinstance(metadata, Metadata) and whole and located):
-        raise UnreadableError(f"{place} describes no tensors of a learner")
+        all_tensors = all(isinstance(one, TensorStorageMetadata) for one in tensors)
+        all_located = {index.fqn for index in metadata.storage_data} == set(metadata.state_dict_metadata)
+    except Exception as error:  # unpickling a damaged file may raise anything
+        raise UnreadableError(f"{file_name} is damaged ({type(error).__name__})") from error
+    if not (isinstance(metadata, Metadata) and all_tensors and all_located):
+        raise UnreadableError(f"{file_name} describes no tensors of a learner")
     return metadata
 
 
 @contextmanager
-def _first_failure() -> Iterator[None]:
-    """What went wrong on the lowest rank where something did, instead of torch's collection of tracebacks."""
+def _raise_first_failure() -> Iterator[None]:
+    """Raises the error of the lowest failed rank instead of torch's collection of tracebacks."""
     try:
         yield
     except CheckpointException as error:

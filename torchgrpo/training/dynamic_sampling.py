@@ -1,6 +1,6 @@
-"""Which groups are trained on at all, and which are replaced by another: dynamic sampling (DAPO, arXiv:2503.14476).
+"""Tests whether scored groups are trained on, by `policy.filter_range` (dynamic sampling, DAPO, arXiv:2503.14476).
 
-a judged group ──group_filter──▶ trained on, or replaced (asked while groups are made)
+a scored group ──group_filter──▶ trained on, or replaced while groups are collected
 """
 
 from collections.abc import Callable, Sequence
@@ -10,44 +10,55 @@ from torch import Tensor
 
 from config.schema.policy import PolicyConfig
 from envs.group import Group
-from torchgrpo.training.advantage import Rewards, deviation, lead
+from torchgrpo.training.advantage import GroupRewards, best_margin, standard_deviation
 
 
 def group_filter(policy: PolicyConfig) -> Callable[[Group], bool]:
-    """A predicate of judged groups that are to be trained on; dynamic sampling replaces the others. Thread-safe."""
+    """Returns a thread-safe predicate for scored groups to train on.
+
+    Dynamic sampling replaces the other groups.
+    """
     if not policy.dynamic_batching:
         return lambda group: True
-    return lambda group: bool(in_range(policy, [group]))
+    return lambda group: bool(groups_to_train_on(policy, [group]))
 
 
-def in_range(policy: PolicyConfig, groups: Sequence[Group]) -> Tensor:
-    """[P] bool: the groups inside `policy.filter_range` that hold a completion which could be judged."""
+def groups_to_train_on(policy: PolicyConfig, groups: Sequence[Group]) -> Tensor:
+    """Returns a mask [P] of groups with a score and inside `policy.filter_range`."""
     verdicts = [group.verdicts for group in groups]
-    return groups_in_range(
+    return groups_inside_filter_range(
         policy,
         torch.tensor([[verdict.score for verdict in row] for row in verdicts], dtype=torch.float32),
         torch.tensor([[verdict.success for verdict in row] for row in verdicts], dtype=torch.float64),
-        torch.tensor([[verdict.judged for verdict in row] for row in verdicts]),
+        torch.tensor([[verdict.has_score for verdict in row] for row in verdicts]),
     )
 
 
-def groups_in_range(policy: PolicyConfig, rewards: Tensor, success: Tensor, valid: Tensor) -> Tensor:
-    """[P] bool: the groups whose statistic lies strictly inside `filter_range`; all of them when it is unset.
+def groups_inside_filter_range(
+    policy: PolicyConfig, rewards: Tensor, success: Tensor, valid: Tensor
+) -> Tensor:
+    """Returns a mask [P] of groups whose statistic lies strictly inside `filter_range`.
 
-    rewards, success (0 to 1), valid: [P, G]. A group without a valid member is outside.
+    Without a `filter_range` it holds all groups with a valid completion. A group without one is always outside.
+
+    rewards, success (0 to 1), valid: [P, G].
     """
-    some = valid.any(dim=1)
+    has_valid = valid.any(dim=1)
     if policy.filter_range is None:
-        return some
+        return has_valid
     low, high = policy.filter_range
     statistic = FILTER_STATISTICS[policy.filter_on](rewards.double(), success.double(), valid)
-    return some & (statistic > low) & (statistic < high)
+    return has_valid & (statistic > low) & (statistic < high)
 
 
 FILTER_STATISTICS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "success": lambda rewards, success, valid: (
         torch.where(valid, success, 0.0).sum(dim=1) / valid.sum(dim=1).clamp_min(1)
     ),
-    "reward_std": lambda rewards, success, valid: deviation(Rewards.of(rewards, valid), 0).squeeze(1),
-    "lead": lambda rewards, success, valid: lead(Rewards.of(rewards, valid)).sum(dim=1),
+    "reward_std": lambda rewards, success, valid: standard_deviation(
+        GroupRewards.from_values(rewards, valid), 0
+    ).squeeze(1),
+    "margin": lambda rewards, success, valid: best_margin(GroupRewards.from_values(rewards, valid)).sum(
+        dim=1
+    ),
 }

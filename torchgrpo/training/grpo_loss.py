@@ -1,6 +1,6 @@
-"""The loss as a TorchRL module, TensorDict in, TensorDict out: the learner calls it for every microbatch.
+"""TorchRL loss module that scores a microbatch's tokens and calls `loss_terms`.
 
-tokens ──scorer──▶ log-probs ──training.loss──▶ loss_objective + loss_kl + ... ──total──▶ backward
+tokens ──scorer──▶ log-probs ──loss_terms──▶ loss_objective + loss_kl + ... ──total──▶ backward
 """
 
 from dataclasses import dataclass, replace
@@ -13,29 +13,30 @@ from torch import Tensor, nn
 from torchrl.objectives import LossModule
 
 from config.schema.policy import PolicyConfig
-from torchgrpo.batches.batch import Batch, Tokens, declared, environment_tokens
+from torchgrpo.batches.batch import Batch, Tokens, environment_token_mask, select_declared_fields
 from torchgrpo.training.aggregation import BatchTotals
-from torchgrpo.training.forward import ResponseScorer
-from torchgrpo.training.loss import loss_terms
 from torchgrpo.training.loss_metrics import effective_sample_size
+from torchgrpo.training.loss_terms import loss_terms
+from torchgrpo.training.response_scorer import ResponseScorer
 from torchgrpo.training.token_weights import TokenWeights
 
-LOSSES = ("loss_objective", "loss_kl", "loss_kl_inference", "loss_entropy", "loss_environment")
+LOSS_KEYS = ("loss_objective", "loss_kl", "loss_kl_inference", "loss_entropy", "loss_env_token_nll")
 
 
 class GRPOLoss(LossModule):
-    """The objectives of `PolicyConfig` (docs/objectives.md), over log-probs of the policy that `scorer` computes.
+    """Loss of the objectives of `PolicyConfig` (docs/objectives.md), on log-probs of `scorer`.
 
-    The actor's parameters stay its own: nothing is copied, nothing functional.
+    The module computes with the actor's own parameters, without a copy and without functional calls.
     """
 
     @dataclass
     class _AcceptedKeys(LossModule._AcceptedKeys):
-        """The keys of the input, by the names that `Batch` explains.
+        """Keys of the input, by the field names of `Batch`.
 
-        temperature: read where the scorer has none of its own. old_log_prob: where it is missing, the weights have not
-        moved since the batch was drawn. ref_log_prob: needed where the KL to the reference is in the loss, or a teacher
-        in the advantage. weight, penalty: of a microbatch, where they depend on the whole batch.
+        temperature: needed if the scorer has no temperature. old_log_prob: a missing entry means that the
+        weights have not changed since the batch was sampled. ref_log_prob: needed for a KL to the reference in
+        the loss, or for a teacher's advantage. weight, penalty: rows of the batch-wide values, if the policy
+        needs these.
         """
 
         tokens: NestedKey = "tokens"
@@ -59,12 +60,12 @@ class GRPOLoss(LossModule):
 
     @property
     def functional(self) -> bool:
-        """The actor computes with its own parameters."""
+        """Whether the actor runs with functional parameters: never."""
         return False
 
     @property
     def in_keys(self) -> list[NestedKey]:
-        """What the input must hold."""
+        """Keys that the input must have."""
         keys: Any = self.tensor_keys
         needed = [keys.tokens, keys.sample_log_prob, keys.advantage, keys.mask]
         if self.scorer.temperature is None:
@@ -76,15 +77,15 @@ class GRPOLoss(LossModule):
 
     @property
     def out_keys(self) -> list[NestedKey]:
-        """The terms of the loss, and what they were computed with.
+        """Keys of the output, which are loss terms and the tensors they were computed with.
 
-        ESS: of the ratios. log_prob, entropy: [N, R], the actor's. advantage: [N, R], a teacher's part included.
-        metrics: accumulators.
+        ESS: effective sample size of the ratios. log_prob, entropy: [N, R], of the actor. advantage: [N, R],
+        with the teacher's advantage. metrics: accumulators.
         """
-        return [*LOSSES, "ESS", "log_prob", "entropy", "advantage", "metrics"]
+        return [*LOSS_KEYS, "ESS", "log_prob", "entropy", "advantage", "metrics"]
 
     def _forward_value_estimator_keys(self, **kwargs: NestedKey) -> None:
-        """There is no value estimator to tell of renamed keys."""
+        """Does nothing: there is no value estimator to forward renamed keys to."""
 
     def forward(
         self,
@@ -92,54 +93,56 @@ class GRPOLoss(LossModule):
         totals: BatchTotals | None = None,
         entropy_coef: float | None = None,
     ) -> TensorDict:
-        """The terms of the loss (scalars, 0 where the policy has no such term), and what is to be logged of them.
+        """Computes the loss terms of a batch, and their metrics.
 
-        tensordict: [N] completions, groups side by side; see `_AcceptedKeys`.
-        totals: of the global batch, where this is a microbatch: terms and metrics of all its microbatches add up to
-            those of the batch.
-        entropy_coef: in the place of the policy's, for this batch.
+        Terms are scalars, 0 for terms that the policy does not use.
+
+        Args:
+            tensordict: [N] completions, in the order of groups; see `_AcceptedKeys`.
+            totals: of the global batch, if this is a microbatch; terms and metrics then sum over microbatches.
+            entropy_coef: replaces the policy's coefficient for this batch.
 
         Raises:
             KeyError: the input lacks one of `in_keys`.
         """
         keys: Any = self.tensor_keys
-        given = {key: tensordict.get(key, None) for key in vars(keys).values()}
-        missing = [key for key in self.in_keys if given[key] is None]
+        inputs = {key: tensordict.get(key, None) for key in vars(keys).values()}
+        missing = [key for key in self.in_keys if inputs[key] is None]
         if missing:
             raise KeyError(f"the loss reads {missing}, which the batch does not have")
-        tokens = given[keys.tokens]
-        tokens = tokens if isinstance(tokens, Tokens) else declared(Tokens, tokens)
+        tokens = inputs[keys.tokens]
+        tokens = tokens if isinstance(tokens, Tokens) else select_declared_fields(Tokens, tokens)
         policy = self.policy if entropy_coef is None else replace(self.policy, entropy_coef=entropy_coef)
-        environment = environment_tokens(tokens, given[keys.mask]) if policy.environment_coef else None
-        scored: Tokens = tokens if environment is None else tokens.copy()
+        environment = environment_token_mask(tokens, inputs[keys.mask]) if policy.environment_coef else None
+        scored_tokens: Tokens = tokens if environment is None else tokens.copy()
         if environment is not None:
-            scored.loss_mask = tokens.response_mask
-        scores = self.scorer(scored, given[keys.temperature], with_entropy=True)
+            scored_tokens.loss_mask = tokens.response_mask
+        scores = self.scorer(scored_tokens, inputs[keys.temperature], with_entropy=True)
 
-        def of(key: NestedKey) -> Any:
-            return None if given[key] is None else given[key].to(scores.log_prob.device)
+        def on_device(key: NestedKey) -> Any:
+            return None if inputs[key] is None else inputs[key].to(scores.log_prob.device)
 
         weights = None
-        if given[keys.weight] is not None:
-            weights = TokenWeights(of(keys.weight), of(keys.penalty), of(keys.mask))
+        if inputs[keys.weight] is not None:
+            weights = TokenWeights(on_device(keys.weight), on_device(keys.penalty), on_device(keys.mask))
         terms, metrics, advantage = loss_terms(
             policy,
             scores.log_prob,
-            of(keys.sample_log_prob),
-            of(keys.old_log_prob),
-            of(keys.ref_log_prob),
-            of(keys.advantage),
-            of(keys.mask),
+            on_device(keys.sample_log_prob),
+            on_device(keys.old_log_prob),
+            on_device(keys.ref_log_prob),
+            on_device(keys.advantage),
+            on_device(keys.mask),
             entropy=scores.entropy,
             environment=None if environment is None else environment.to(scores.log_prob.device),
             totals=totals,
             weights=weights,
         )
-        assert scores.entropy is not None  # it was asked for
+        assert scores.entropy is not None  # `with_entropy` is set
         named = {name.replace("/", "_"): term for name, term in terms.items()}
         zero = scores.log_prob.new_zeros(())
         return TensorDict(
-            {name: named.get(name, zero) for name in LOSSES}
+            {name: named.get(name, zero) for name in LOSS_KEYS}
             | {"ESS": effective_sample_size(metrics["ess"])}
             | {"log_prob": scores.log_prob.detach(), "entropy": scores.entropy.detach()}
             | {"advantage": advantage, "metrics": TensorDict(metrics)}
@@ -147,5 +150,5 @@ class GRPOLoss(LossModule):
 
     @staticmethod
     def total(losses: TensorDictBase) -> Tensor:
-        """What is minimised: the sum of an output's terms."""
-        return torch.stack([losses[name] for name in LOSSES]).sum()
+        """Returns the loss to minimise: the sum of the terms of an output."""
+        return torch.stack([losses[name] for name in LOSS_KEYS]).sum()

@@ -1,4 +1,4 @@
-"""KL estimators per token, from the log-probs of the sampled tokens alone (k1, k2, k3: Schulman 2020)."""
+"""Per-token KL estimators from log-probs of sampled tokens (k1, k2, k3: Schulman 2020)."""
 
 from collections.abc import Callable
 
@@ -19,19 +19,20 @@ def kl_estimate(
     policy: PolicyConfig,
     log_prob: Tensor,
     other_log_prob: Tensor,
-    inside: Tensor,
+    mask: Tensor,
     importance: Tensor | None = None,
 ) -> Tensor:
-    """KL(policy || other) per token, [N, R]; 0 where `inside` (bool) is False, whatever stands there.
+    """Estimates KL(policy || other) per token, [N, R].
 
-    importance: [N, R], a factor of each estimate, before `kl_clamp`.
+    mask: bool [N, R]; the estimate is 0 where false, even for non-finite inputs. importance: [N, R], factor of
+    each estimate, before `kl_clamp`.
     """
-    difference = torch.where(inside, other_log_prob - log_prob, 0.0)
+    difference = torch.where(mask, other_log_prob - log_prob, 0.0)
     if policy.kl_log_ratio_clamp is not None:
         difference = difference.clamp(-policy.kl_log_ratio_clamp, policy.kl_log_ratio_clamp)
     estimate = ESTIMATORS[policy.kl_estimator](difference)
     if importance is not None:
-        estimate = estimate * torch.where(inside, importance, 1.0)
+        estimate = estimate * torch.where(mask, importance, 1.0)
     if policy.kl_clamp is not None:
         estimate = estimate.clamp(-policy.kl_clamp, policy.kl_clamp)
     return estimate

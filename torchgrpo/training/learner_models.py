@@ -1,4 +1,4 @@
-"""The models of a learner: the policy, what scores with it, and the reference model that the KL is measured against."""
+"""Builds a learner process's policy, scorer and reference, and a scorer rank's frozen scorer."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -14,33 +14,43 @@ from config.schema.config import Config
 from config.schema.errors import ConfigError
 from config.schema.models import ModelConfig
 from torchgrpo.plan.plan import LearnerPlan, Plan, ReferencePlan
-from torchgrpo.training.adapters import adapted, add_lora
-from torchgrpo.training.compiled import compile_layers
-from torchgrpo.training.forward import ResponseScorer
+from torchgrpo.training.adapters import add_lora, peft_model_of
+from torchgrpo.training.layer_compilation import compile_layers
 from torchgrpo.training.model_loading import (
     load_frozen,
     load_in_4bit,
     load_model,
-    said_of_reference,
-    skeleton,
+    make_skeleton,
+    name_reference_in_errors,
 )
-from torchgrpo.training.reference import HostMemory, Reference
-from torchgrpo.training.sharding import Sharded, Within, directly, fill, shard
+from torchgrpo.training.reference_model import HostWeights, ReferenceModel
+from torchgrpo.training.response_scorer import ResponseScorer
+from torchgrpo.training.sharding import (
+    ShardedModel,
+    UnshardedContext,
+    distribute_weights,
+    no_sharding,
+    shard_model,
+)
 
 
 @dataclass(frozen=True)
-class Models:
-    """policy: what is trained, wrapped by peft where it is an adapter. reference: None where nothing reads it. within:
-    where the policy's parameters are whole."""
+class LearnerModels:
+    """The models of one process of a learner.
+
+    policy: the trained model, wrapped by peft where it is an adapter. scorer: computes the policy's
+    log-probs. reference: None where no objective reads it. unsharded_context: runs a computation while the
+    policy's full parameters are gathered.
+    """
 
     policy: nn.Module
     scorer: ResponseScorer
-    reference: Reference | None
-    within: Within = directly
+    reference: ReferenceModel | None
+    unsharded_context: UnshardedContext = no_sharding
 
 
-def load_base(config: Config, plan: Plan) -> PreTrainedModel:
-    """The model of `model.name` as a learner of one rank trains it, or adapters on it."""
+def load_base_model(config: Config, plan: Plan) -> PreTrainedModel:
+    """Loads `model.name` for a learner of one rank, in 4 bits if so configured."""
     device = torch.device(plan.devices.train_device)
     if not config.train_model.lora.quantized:
         return load_model(config.model, device)
@@ -48,123 +58,139 @@ def load_base(config: Config, plan: Plan) -> PreTrainedModel:
     return load_in_4bit(config.model, device, compute)
 
 
-def make_models(config: Config, model: PreTrainedModel, plan: Plan) -> Models:
-    """The models of a run that trains `model`.
+def make_models(config: Config, model: PreTrainedModel, plan: Plan) -> LearnerModels:
+    """Builds the models of a learner of one rank from the loaded base model.
 
-    The reference is the model that the run began from, whatever `model` becomes or a checkpoint holds. The base under a
-    LoRA policy is that model: it serves without a second copy of the weights, and never beside the learner.
+    The reference is the model that the run started from, whatever the policy becomes or a checkpoint holds.
+    The base under a LoRA policy is that model: it serves as the reference without a second copy of the
+    weights, and never at the same time as the policy.
     """
-    reference = _frozen_reference(config, plan, model.device)
-    policy = _trained(config, model)
-    scorer = make_scorer(config, policy, plan.learner, _dtype(plan.learner.autocast))
+    reference = _make_local_reference(config, plan, model.device)
+    policy = _prepare_policy(config, model)
+    scorer = make_scorer(config, policy, plan.learner, _torch_dtype(plan.learner.autocast))
     if plan.reference.home == "base of the LoRA policy":
-        wrapped = adapted(policy)
-        assert wrapped is not None
-        reference = Reference(scorer, visit=wrapped.disable_adapter)
-    return Models(policy, scorer, reference)
+        peft_model = peft_model_of(policy)
+        assert peft_model is not None
+        reference = ReferenceModel(scorer, scoring_context=peft_model.disable_adapter)
+    return LearnerModels(policy, scorer, reference)
 
 
-def make_sharded_models(config: Config, plan: Plan, mesh: DeviceMesh, device: torch.device) -> Models:
-    """The same models as shards over `mesh`, which every rank makes at once; rank 0 alone reads the files."""
-    gathered, offload = plan.learner.gathered_dtype, config.train_model.offload == "all"
+def make_sharded_models(config: Config, plan: Plan, mesh: DeviceMesh, device: torch.device) -> LearnerModels:
+    """Builds the models of a rank as shards over `mesh`.
+
+    Every rank calls this at once. Rank 0 alone reads the files, except for a base in 4 bits, which every rank
+    reads.
+    """
+    gathered_dtype, offload = plan.learner.gathered_dtype, config.train_model.offload == "all"
     if config.train_model.lora.quantized:
-        root = _sharded_in_4_bits(config, gathered, mesh, device)
+        root = _shard_4bit_policy(config, gathered_dtype, mesh, device)
     else:
-        root = _spread(config.model, partial(_trained, config), gathered, mesh, device, offload)
-    # FSDP2 sees at the first pass what is trained; one with adapters off would show it nothing.
+        root = _load_and_shard(
+            config.model, partial(_prepare_policy, config), gathered_dtype, mesh, device, offload
+        )
+    # FSDP2 records the trained parameters at the first pass. A pass with disabled adapters would show none.
     with torch.no_grad():
         root(lambda: None)
     policy = root.model
-    scorer = make_scorer(config, policy, plan.learner, within=root)
+    scorer = make_scorer(config, policy, plan.learner, unsharded_context=root)
     reference = None
     if plan.reference.home == "base of the LoRA policy":
-        wrapped = adapted(policy)
-        assert wrapped is not None
-        reference = Reference(scorer, visit=wrapped.disable_adapter)
+        peft_model = peft_model_of(policy)
+        assert peft_model is not None
+        reference = ReferenceModel(scorer, scoring_context=peft_model.disable_adapter)
     elif plan.reference.home == "learner ranks":
-        frozen = _sharded_frozen(config, gathered, mesh, device, offload)
-        reference = Reference(make_scorer(config, frozen.model, plan.reference, within=frozen))
-    return Models(policy, scorer, reference, root)
+        frozen = _shard_frozen_model(config, gathered_dtype, mesh, device, offload)
+        reference = ReferenceModel(
+            make_scorer(config, frozen.model, plan.reference, unsharded_context=frozen)
+        )
+    return LearnerModels(policy, scorer, reference, root)
 
 
 def make_frozen_scorer(
     config: Config, plan: Plan, mesh: DeviceMesh | None, device: torch.device
 ) -> ResponseScorer:
-    """The frozen model of a scorer rank, whole or a shard over `mesh`."""
-    half = plan.learner.gathered_dtype or plan.learner.autocast
+    """Builds the frozen scorer of a scorer rank, sharded over `mesh` if there is one."""
+    half_dtype = plan.learner.gathered_dtype or plan.learner.autocast
     if mesh is not None:
-        with said_of_reference(config):
-            root = _sharded_frozen(config, half, mesh, device, offload=False)
-        return make_scorer(config, root.model, plan.reference, within=root)
-    autocast = _dtype(half)
-    with said_of_reference(config):
+        with name_reference_in_errors(config):
+            root = _shard_frozen_model(config, half_dtype, mesh, device, offload=False)
+        return make_scorer(config, root.model, plan.reference, unsharded_context=root)
+    autocast = _torch_dtype(half_dtype)
+    with name_reference_in_errors(config):
         frozen = load_frozen(config.reference_model, device, autocast)
-    return make_scorer(config, _frozen(config, frozen), plan.reference, autocast)
+    return make_scorer(config, _prepare_frozen(config, frozen), plan.reference, autocast)
 
 
-def _sharded_frozen(
-    config: Config, gathered: str | None, mesh: DeviceMesh, device: torch.device, offload: bool
-) -> Sharded:
-    """The frozen model's shards, in the dtype that they are gathered in.
+def _shard_frozen_model(
+    config: Config, gathered_dtype: str | None, mesh: DeviceMesh, device: torch.device, offload: bool
+) -> ShardedModel:
+    """Returns the frozen model's shards, stored in the dtype in which they are gathered.
 
-    The numbers are the same, often in half the memory.
+    Results are the same as with wider shards, in less memory.
     """
     files = config.reference_model
-    if gathered is not None:
-        files = replace(files, dtype=gathered)
-    return _spread(files, partial(_frozen, config), gathered, mesh, device, offload)
+    if gathered_dtype is not None:
+        files = replace(files, dtype=gathered_dtype)
+    return _load_and_shard(files, partial(_prepare_frozen, config), gathered_dtype, mesh, device, offload)
 
 
-def _spread(
+def _load_and_shard(
     files: ModelConfig,
-    prepared: Callable[[PreTrainedModel], nn.Module],
-    gathered: str | None,
+    prepare_model: Callable[[PreTrainedModel], nn.Module],
+    gathered_dtype: str | None,
     mesh: DeviceMesh,
     device: torch.device,
     offload: bool,
-) -> Sharded:
-    """This rank's shards of a model that rank 0 alone reads from its files.
+) -> ShardedModel:
+    """Returns this rank's shards of a model that rank 0 alone reads from its files.
 
-    prepared: wraps or freezes it. gathered: dtype that its layers are gathered and computed in, None: its own.
+    prepare_model: wraps or freezes the model. gathered_dtype: dtype in which layers are gathered and
+    computed; None: the model's own.
     """
     full = load_model(files, torch.device("cpu")) if dist.get_rank() == 0 else None
     with torch.device("meta"):
-        empty = prepared(skeleton(files))
-    root = shard(empty, mesh, _dtype(gathered), offload)
+        empty = prepare_model(make_skeleton(files))
+    root = shard_model(empty, mesh, _torch_dtype(gathered_dtype), offload)
     root.to_empty(device="cpu" if offload else device)
-    fill(root.model, None if full is None else prepared(full))
+    distribute_weights(root.model, None if full is None else prepare_model(full))
     return root
 
 
-def _sharded_in_4_bits(
-    config: Config, gathered: str | None, mesh: DeviceMesh, device: torch.device
-) -> Sharded:
-    """Every rank reads the base, keeps its shard of the weights, and the scales of all, which are no parameters."""
-    base = load_in_4bit(config.model, device, getattr(torch, gathered or config.model.dtype))
-    policy = _trained(config, base)
+def _shard_4bit_policy(
+    config: Config, gathered_dtype: str | None, mesh: DeviceMesh, device: torch.device
+) -> ShardedModel:
+    """Returns the sharded policy over a base in 4 bits.
+
+    Every rank reads the whole base and keeps its shard of the weights. The scales are no parameters, so every
+    rank keeps all of them.
+    """
+    base = load_in_4bit(config.model, device, getattr(torch, gathered_dtype or config.model.dtype))
+    policy = _prepare_policy(config, base)
     for parameter in policy.parameters():
         if parameter.requires_grad:
             dist.broadcast(parameter.detach(), 0)
-    return shard(policy, mesh, _dtype(gathered))
+    return shard_model(policy, mesh, _torch_dtype(gathered_dtype))
 
 
-def _frozen(config: Config, model: PreTrainedModel) -> nn.Module:
-    """The model of some files as a reference or a teacher."""
+def _prepare_frozen(config: Config, model: PreTrainedModel) -> nn.Module:
+    """Prepares a loaded model as a reference or a teacher."""
     if config.train.compile:
         compile_layers(model)
     model.requires_grad_(False).eval()
     return model
 
 
-def _trained(config: Config, model: PreTrainedModel) -> nn.Module:
-    """The model of some files as the policy."""
+def _prepare_policy(config: Config, model: PreTrainedModel) -> nn.Module:
+    """Prepares a loaded model as the policy."""
     if config.train.compile:
         compile_layers(model)
     if config.train.gradient_checkpointing:
         try:
             model.gradient_checkpointing_enable()
         except ValueError as error:
-            raise ConfigError(f"train.gradient_checkpointing=true: {error}; set it to false") from error
+            raise ConfigError(
+                f"train.gradient_checkpointing=true: {error}; set train.gradient_checkpointing=false"
+            ) from error
     if config.train_model.lora.enabled:
         return add_lora(model, config.train_model.lora)
     return model
@@ -172,39 +198,46 @@ def _trained(config: Config, model: PreTrainedModel) -> nn.Module:
 
 def make_scorer(
     config: Config,
-    scored: nn.Module,
+    model: nn.Module,
     plan: LearnerPlan | ReferencePlan,
     autocast: torch.dtype | None = None,
-    within: Within = directly,
+    unsharded_context: UnshardedContext = no_sharding,
 ) -> ResponseScorer:
-    """Log-probs under `scored`, of the distribution that the engines sample from. The rest as in `ResponseScorer`."""
+    """Builds the scorer of a model for the distribution that the engines sample from.
+
+    The other arguments are as in `ResponseScorer`.
+    """
     inference = config.inference_model
     return ResponseScorer(
-        scored,
+        model,
         plan.packs,
         chunk_size=plan.chunk_size,
         temperature=inference.temperature if inference.temperature_end is None else None,
         top_p=inference.top_p,
         top_k=inference.top_k,
         autocast_dtype=autocast,
-        within=within,
+        unsharded_context=unsharded_context,
     )
 
 
-def _frozen_reference(config: Config, plan: Plan, learner: torch.device) -> Reference | None:
-    """The frozen model in this process, or None. learner: the policy's device."""
-    home, autocast = plan.reference.home, _dtype(plan.learner.autocast)
+def _make_local_reference(config: Config, plan: Plan, learner: torch.device) -> ReferenceModel | None:
+    """Builds the frozen reference in this process, or returns None where it is elsewhere.
+
+    learner: the policy's device.
+    """
+    home, autocast = plan.reference.home, _torch_dtype(plan.learner.autocast)
     if home not in ("training GPU", "host memory"):
         return None
-    visits = home == "host memory" and not plan.devices.on_cpu
-    place = torch.device("cpu") if visits else learner
-    with said_of_reference(config):
-        frozen = load_frozen(config.reference_model, place, autocast)
-    reference = Reference(make_scorer(config, _frozen(config, frozen), plan.reference, autocast))
-    if visits:
-        reference.visit = HostMemory(frozen, learner).visit
+    is_on_host = home == "host memory" and not plan.devices.on_cpu
+    device = torch.device("cpu") if is_on_host else learner
+    with name_reference_in_errors(config):
+        frozen = load_frozen(config.reference_model, device, autocast)
+    reference = ReferenceModel(make_scorer(config, _prepare_frozen(config, frozen), plan.reference, autocast))
+    if is_on_host:
+        reference.scoring_context = HostWeights(frozen, learner).on_device
     return reference
 
 
-def _dtype(name: str | None) -> torch.dtype | None:
+def _torch_dtype(name: str | None) -> torch.dtype | None:
+    """Returns the dtype of a name, or None."""
     return None if name is None else getattr(torch, name)

@@ -1,10 +1,11 @@
-"""All tensors of a learner under plain names, as a checkpoint holds them: live, to be written from and read into.
+"""Names this process's trained parameters and optimizer states, for writing and reading checkpoints.
 
-    model.NAME                  a trained parameter, or a buffer that is saved
-    optimizer.NAME.exp_avg ...  what the optimizer remembers of the parameter NAME
+    model.NAME                  a trained parameter, or a persistent buffer
+    optimizer.NAME.exp_avg ...  the optimizer's state of the parameter NAME
 
-Names are the parameters', so that any number of ranks, each with its shards (DTensors), finds its part. Counts of
-steps are single numbers and kept apart: as a tensor in a file each would take a thousand bytes.
+The functions return the live tensors, not copies: a checkpoint is written from these tensors and read into them. The
+names do not depend on the number of ranks, so any number of ranks can load their shards (DTensors). Step counts are
+single numbers and are saved apart from the tensors, because each tensor in a file has a large header.
 """
 
 from collections.abc import Mapping
@@ -16,76 +17,99 @@ from torch.optim import Optimizer
 from config.schema.errors import ConfigError
 from torchgrpo.training.master_weights import MasterWeights
 from torchgrpo.training.optimizer import JointOptimizer
-from torchgrpo.training.parameter_groups import Resumable
-from torchgrpo.training.trained_parameters import MODEL, trained_tensors
+from torchgrpo.training.parameter_groups import ResumableOptimizer
+from torchgrpo.training.trained_parameters import MODEL_PREFIX, trained_tensors
 
-OPTIMIZER, STEP = "optimizer.", "step"
-States = dict[str, Tensor]
-"""What an optimizer remembers of one parameter."""
+OPTIMIZER_PREFIX, STEP_KEY = "optimizer.", "step"
+ParameterState = dict[str, Tensor]
+"""An optimizer's state of one parameter, by key."""
 
 
 def learner_tensors(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
-    """The parts of them that this process has.
+    """Returns this process's tensors or shards of model and optimizer.
 
-    States that the optimizer makes in its first step are made here if they are not there yet: zeros, as it would.
+    States that the optimizer creates in its first step are created here if necessary: zeros, as in that step.
     """
-    tensors = {f"{MODEL}{name}": tensor for name, tensor in trained_tensors(model).items()}
+    tensors = {f"{MODEL_PREFIX}{name}": tensor for name, tensor in trained_tensors(model).items()}
     return tensors | optimizer_tensors(model, optimizer)
 
 
 def optimizer_tensors(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
-    """Those of the optimizer alone."""
+    """Returns the state tensors of the optimizer alone."""
     tensors: dict[str, Tensor] = {}
     for name, state in _named_states(model, optimizer).items():
-        tensors |= {f"{OPTIMIZER}{name}.{key}": tensor for key, tensor in state.items() if key != STEP}
+        tensors |= {
+            f"{OPTIMIZER_PREFIX}{name}.{key}": tensor for key, tensor in state.items() if key != STEP_KEY
+        }
     return tensors
 
 
 def step_counts(model: nn.Module, optimizer: Optimizer) -> dict[str, int]:
-    """The steps that each parameter has taken, by its name, where the optimizer counts them."""
-    found = {name: state[STEP] for name, state in _named_states(model, optimizer).items() if STEP in state}
-    return {name: int(count) for name, count in found.items()}
+    """Returns the number of steps of each parameter, by name, where the optimizer counts them."""
+    counts = {
+        name: state[STEP_KEY] for name, state in _named_states(model, optimizer).items() if STEP_KEY in state
+    }
+    return {name: int(count) for name, count in counts.items()}
 
 
 def load_step_counts(model: nn.Module, optimizer: Optimizer, counts: Mapping[str, int]) -> None:
-    """Take up what `step_counts` gave."""
+    """Restores the counts that `step_counts` returned."""
     states = _named_states(model, optimizer)
     for name, count in counts.items():
-        states[name][STEP].fill_(count)
+        states[name][STEP_KEY].fill_(count)
 
 
-def check_same_tensors(here: Mapping[str, Tensor], there: Mapping[str, list[int]]) -> None:
-    """Refuse (ConfigError) a checkpoint of other tensors than `here`. there: whole shapes, by name."""
-    shapes = {name: list(tensor.shape) for name, tensor in here.items()}
-    for name in {**there, **shapes}:
-        if there.get(name) != shapes.get(name):
+def check_same_tensors(expected_tensors: Mapping[str, Tensor], saved_shapes: Mapping[str, list[int]]) -> None:
+    """Refuses a checkpoint whose tensors differ from the expected ones.
+
+    saved_shapes: full shapes in the checkpoint, by name.
+
+    Raises:
+        ConfigError: the shape of a tensor differs, or a tensor is missing on one side.
+    """
+    shapes = {name: list(tensor.shape) for name, tensor in expected_tensors.items()}
+    for name in {**saved_shapes, **shapes}:
+        if saved_shapes.get(name) != shapes.get(name):
             raise ConfigError(
-                f"another kind of learner wrote it: the shape of {name} is {there.get(name)} in the checkpoint and "
-                f"{shapes.get(name)} here; give the optimizer and the model.dtype that its run had"
+                f"the checkpoint is of another kind of learner: the shape of {name} is "
+                f"{saved_shapes.get(name)} in the checkpoint and {shapes.get(name)} here; set the optimizer "
+                "and the model.dtype of its run"
             )
 
 
-def _named_states(model: nn.Module, optimizer: Optimizer) -> dict[str, States]:
-    states = _states(optimizer, {})
+def _named_states(model: nn.Module, optimizer: Optimizer) -> dict[str, ParameterState]:
+    """Returns the states of all parameters, by name."""
+    states = _optimizer_states(optimizer, {})
     return {name: states[one] for name, one in model.named_parameters() if one in states}
 
 
-def _states(optimizer: Optimizer, whole: Mapping[Tensor, Tensor]) -> Mapping[Tensor, States]:
-    """By parameter. whole: for those that are empty now, a tensor of their shape and placement."""
+def _optimizer_states(
+    optimizer: Optimizer, weights: Mapping[Tensor, Tensor]
+) -> Mapping[Tensor, ParameterState]:
+    """Returns the states by parameter.
+
+    weights: for a parameter that is empty between steps, a tensor of its full shape and placement.
+    """
     if isinstance(optimizer, MasterWeights):
-        inner = _states(optimizer.inner, {shadow: weight for weight, shadow in optimizer.shadows.items()})
-        seen = {optimizer.shadows.get(one, one): one for one in optimizer.parameters}
-        states = {seen[parameter]: dict(kept) for parameter, kept in inner.items()}
+        inner = _optimizer_states(
+            optimizer.inner, {shadow: weight for weight, shadow in optimizer.shadows.items()}
+        )
+        parameter_of = {optimizer.shadows.get(one, one): one for one in optimizer.parameters}
+        states = {parameter_of[parameter]: dict(state) for parameter, state in inner.items()}
         for parameter, remainder in optimizer.remainders.items():
             states.setdefault(parameter, {})["remainder"] = remainder
         return states
     if isinstance(optimizer, JointOptimizer):
-        return {key: kept for member in optimizer.members for key, kept in _states(member, whole).items()}
-    if not isinstance(optimizer, Resumable):
+        return {
+            key: state
+            for member in optimizer.members
+            for key, state in _optimizer_states(member, weights).items()
+        }
+    if not isinstance(optimizer, ResumableOptimizer):
         return optimizer.state
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if not optimizer.state[parameter]:
-                like = torch.zeros_like(whole.get(parameter, parameter), dtype=parameter.dtype)
-                optimizer.state[parameter].update(optimizer.first_state(like.detach(), group))
+                like = torch.zeros_like(weights.get(parameter, parameter), dtype=parameter.dtype)
+                optimizer.state[parameter].update(optimizer.initial_state(like.detach(), group))
     return optimizer.state

@@ -1,4 +1,4 @@
-"""The tensors that the objective is computed from, cleaned of what padding holds."""
+"""Computes the objective's masked input tensors, its ratio and teacher advantage, and masked means."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,30 +12,31 @@ from torchgrpo.training.kl import ESTIMATORS
 
 @dataclass(frozen=True)
 class LossInputs:
-    """The batch as the objective reads it, [N, R] each, the advantage too.
+    """Input tensors of the objective, [N, R] each.
 
-    Zeros (ratio: ones) stand outside the loss where it matters.
+    Values outside the loss are 0 (ratio: 1) where they could matter.
 
-    log_prob: with gradient. old, sample, ref: other log-probs of the same tokens, without. advantage: of the reward and
-    of the teacher together. distilled: the teacher's part of it, 0 outside `mask`, or None. mask: in the loss.
-    inside: what is summed, `mask` unless `read_padding`. log_ratio: of each token, log_prob - old, with gradient.
-    ratio: by `policy.ratio`, with gradient. entropy: over the vocabulary, or None.
+    log_prob: with gradient. sample_log_prob, old_log_prob, ref_log_prob: without gradient.
+    advantage: sum of the reward's and the teacher's. teacher_advantage: 0 outside `mask`, or None.
+    mask: tokens in the loss. sum_mask: tokens that are summed, `mask` unless `include_padding`.
+    log_ratio: log_prob - old_log_prob of each token, with gradient. ratio: by `policy.ratio`, with gradient.
+    entropy: over the vocabulary, or None.
     """
 
     log_prob: Tensor
-    sample: Tensor
-    old: Tensor
-    ref: Tensor | None
+    sample_log_prob: Tensor
+    old_log_prob: Tensor
+    ref_log_prob: Tensor | None
     advantage: Tensor
-    distilled: Tensor | None
+    teacher_advantage: Tensor | None
     mask: Tensor
-    inside: Tensor
+    sum_mask: Tensor
     log_ratio: Tensor
     ratio: Tensor
     entropy: Tensor | None
 
     @classmethod
-    def of(
+    def from_tensors(
         cls,
         policy: PolicyConfig,
         log_prob: Tensor,
@@ -46,16 +47,18 @@ class LossInputs:
         mask: Tensor,
         entropy: Tensor | None = None,
     ) -> "LossInputs":
-        """Make it from the arguments of `loss_terms`.
+        """Builds the inputs from arguments of `loss_terms`.
 
-        Half precision becomes float32. mask: bool. Raises ValueError: there is no `ref_log_prob`, and
-        `policy.distill_coef` is not 0.
+        Half-precision tensors become float32. mask: bool.
+
+        Raises:
+            ValueError: `policy.distill_coef` is not 0, and `ref_log_prob` is missing.
         """
         dtype = torch.promote_types(log_prob.dtype, torch.float32)
-        inside = torch.ones_like(mask) if policy.read_padding else mask
+        sum_mask = torch.ones_like(mask) if policy.include_padding else mask
 
         def clean(values: Tensor) -> Tensor:
-            return torch.where(inside, values.to(dtype), 0.0)
+            return torch.where(sum_mask, values.to(dtype), 0.0)
 
         log_prob = clean(log_prob)
         sample = clean(sample_log_prob.detach())
@@ -63,69 +66,76 @@ class LossInputs:
         if policy.old_log_prob != "engine":
             old = log_prob.detach() if old_log_prob is None else clean(old_log_prob.detach())
         log_ratio = log_prob - old
-        chosen = LOG_RATIOS[policy.ratio](log_ratio, mask, policy.length_epsilon)
+        policy_log_ratio = LOG_RATIOS[policy.ratio](log_ratio, mask, policy.length_epsilon)
         if policy.log_ratio_min is not None or policy.log_ratio_max is not None:
-            chosen = chosen.clamp(policy.log_ratio_min, policy.log_ratio_max)
+            policy_log_ratio = policy_log_ratio.clamp(policy.log_ratio_min, policy.log_ratio_max)
         ref = None if ref_log_prob is None else clean(ref_log_prob.detach())
-        rewarded = policy.reward_coef * clean(advantage.detach().expand_as(mask))
-        distilled = None
+        reward_advantage = policy.reward_coef * clean(advantage.detach().expand_as(mask))
+        teacher_advantage = None
         if policy.distill_coef != 0:
             if ref is None:
                 raise ValueError(f"policy.distill_coef={policy.distill_coef} needs ref_log_prob")
             student = old if policy.distill_log_prob == "old" else log_prob.detach()
-            difference = torch.where(mask, ref - student, 0.0)
-            # Adam would make whole steps of what two orders of summation differ by.
-            difference = torch.where(difference.abs() > ROUNDING * torch.finfo(dtype).eps, difference, 0.0)
-            estimate = ESTIMATORS[policy.distill_estimator](difference)
-            if policy.distill_clamp is not None:
-                estimate = estimate.clamp(-policy.distill_clamp, policy.distill_clamp)
-            distilled = -policy.distill_coef * estimate
+            teacher_advantage = _teacher_advantage(policy, torch.where(mask, ref - student, 0.0))
         if policy.entropy_form == "sampled":
             entropy = -log_prob.exp() * log_prob
         return cls(
             log_prob=log_prob,
-            sample=sample,
-            old=old,
-            ref=ref,
-            advantage=rewarded if distilled is None else rewarded + distilled,
-            distilled=distilled,
+            sample_log_prob=sample,
+            old_log_prob=old,
+            ref_log_prob=ref,
+            advantage=reward_advantage if teacher_advantage is None else reward_advantage + teacher_advantage,
+            teacher_advantage=teacher_advantage,
             mask=mask,
-            inside=inside,
+            sum_mask=sum_mask,
             log_ratio=log_ratio,
-            ratio=chosen.exp(),
+            ratio=policy_log_ratio.exp(),
             entropy=None if entropy is None else clean(entropy),
         )
 
 
-ROUNDING = 64
-"""Machine epsilons up to which a teacher and the policy are taken to agree."""
+ROUNDING_EPSILONS = 64
+"""Difference, in machine epsilons, up to which log-probs of teacher and policy count as equal."""
+
+
+def _teacher_advantage(policy: PolicyConfig, difference: Tensor) -> Tensor:
+    """Returns the advantage [N, R] from log-prob differences, teacher less student."""
+    # Drop rounding differences between two orders of summation: Adam would turn them into full steps.
+    threshold = ROUNDING_EPSILONS * torch.finfo(difference.dtype).eps
+    estimate = ESTIMATORS[policy.distill_estimator](
+        torch.where(difference.abs() > threshold, difference, 0.0)
+    )
+    if policy.distill_clamp is not None:
+        estimate = estimate.clamp(-policy.distill_clamp, policy.distill_clamp)
+    return -policy.distill_coef * estimate
 
 
 def row_sum(values: Tensor, mask: Tensor) -> Tensor:
-    """Sum over each row's tokens, [N, 1]."""
+    """Returns the sum over each row's tokens, [N, 1]."""
     return torch.where(mask, values, 0.0).sum(dim=1, keepdim=True)
 
 
 def row_mean(values: Tensor, mask: Tensor, epsilon: float = 0.0) -> Tensor:
-    """Mean over each row's tokens, [N, 1]; 0 for a row without any."""
+    """Returns the mean over each row's tokens, [N, 1]; 0 for a row without tokens."""
     count = mask.sum(dim=1, keepdim=True).clamp_min(1).to(values.dtype)
     return row_sum(values, mask) / (count + epsilon)
 
 
-def mean(values: Tensor, mask: Tensor) -> Tensor:
-    """Mean over all tokens of the batch, a scalar; 0 without any."""
+def token_mean(values: Tensor, mask: Tensor) -> Tensor:
+    """Returns the mean over all tokens of the batch, a scalar; 0 without tokens."""
     return torch.where(mask, values, 0.0).sum() / mask.sum().clamp_min(1)
 
 
-def _of_sequence(log_ratio: Tensor, mask: Tensor, epsilon: float) -> Tensor:
+def _sequence_log_ratio(log_ratio: Tensor, mask: Tensor, epsilon: float) -> Tensor:
+    """Returns each row's mean log-ratio, expanded to its tokens, [N, R]."""
     return row_mean(log_ratio, mask, epsilon).expand_as(log_ratio)
 
 
 LOG_RATIOS: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
     "token": lambda log_ratio, mask, epsilon: log_ratio,
-    "sequence": _of_sequence,
+    "sequence": _sequence_log_ratio,
     "sequence_token": lambda log_ratio, mask, epsilon: (
-        log_ratio - log_ratio.detach() + _of_sequence(log_ratio, mask, epsilon).detach()
+        log_ratio - log_ratio.detach() + _sequence_log_ratio(log_ratio, mask, epsilon).detach()
     ),
     "none": lambda log_ratio, mask, epsilon: torch.zeros_like(log_ratio),
 }

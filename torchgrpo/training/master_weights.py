@@ -1,10 +1,10 @@
-"""Half-precision parameters that an optimizer moves as if they were float32.
+"""Optimizer wrapper that updates bfloat16 parameters exactly as float32, by keeping the dropped bits.
 
     weight bfloat16 + remainder int16 ──join──▶ float32 ──inner optimizer──▶ float32 ──split──▶ weight + remainder
 
-A bfloat16 weight cannot be moved by less than about 1/256 of itself: at the learning rates of reinforcement learning
-most updates would be rounded away. The 16 bits that rounding drops are kept instead, two bytes a parameter. Weight
-and remainder together are a float32 number, which exists only while the optimizer works on it.
+A bfloat16 weight cannot change by less than about 1/256 of itself: at the learning rates of reinforcement
+learning most updates would be rounded away. So the 16 bits that rounding drops are kept, in two bytes per
+parameter. Weight and remainder together are a float32 number, which exists only during the optimizer step.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -14,26 +14,26 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from torchgrpo.training.host_states import hold
-from torchgrpo.training.sharding import local
+from torchgrpo.training.optimizer_offload import swap_storage
+from torchgrpo.training.sharding import local_shard
 
 BUCKET_ELEMENTS = 1 << 26
-"""Parameters that exist in float32 at one time; a larger one is alone. About ten bytes each, for the step only."""
+"""Parameters that exist in float32 at one time; a larger tensor is a bucket of its own."""
 CPU_BUCKET_ELEMENTS = 1 << 22
-"""The same where all parameters are the host's: what stays small takes no new pages, which cost more than the step."""
+"""Bucket size where all parameters are in host memory: a small bucket reuses its memory pages."""
 
 
 def join(weight: Tensor, remainder: Tensor) -> Tensor:
-    """The float32 number whose upper half is nearest to `weight` (bfloat16) and that `split` gave `remainder` for."""
+    """Returns the float32 number that `split` divided into `weight` (bfloat16) and `remainder` (int16)."""
     master = weight.to(torch.float32)
     master.view(torch.int32).add_(remainder)
     return master
 
 
 def split(master: Tensor, weight: Tensor, remainder: Tensor) -> None:
-    """Write the bfloat16 number nearest to `master` (float32) and the int16 difference of their bits.
+    """Writes the bfloat16 number nearest to `master` (float32), and the int16 difference of their bits.
 
-    Overwrites `master`. Halves go away from zero, not to even: int16 has no +32768.
+    Overwrites `master`. Ties round away from zero, not to even, since int16 has no +32768.
     """
     weight.copy_(master)
     upper = weight.view(torch.int16)
@@ -43,14 +43,15 @@ def split(master: Tensor, weight: Tensor, remainder: Tensor) -> None:
 
 
 class MasterWeights(Optimizer):
-    """An optimizer whose bfloat16 parameters move exactly as float32 ones do.
+    """An optimizer that updates bfloat16 parameters exactly as float32 ones.
 
-    Its `param_groups` hold the model's parameters, so clipping, scaling and schedules know nothing of it. `inner`
-    works on float32 shadows of them, which are empty between steps; its states are float32. Parameters of other
-    dtypes go to `inner` as they are.
+    Its `param_groups` hold the model's parameters, so clipping, scaling and schedules work on these. `inner`
+    works on float32 shadows of the parameters, which are empty between steps; its states are float32.
+    Parameters of other dtypes go to `inner` as they are.
 
     Args:
-        inner: has not stepped yet; it takes each parameter alone, and passes over those without a gradient.
+        inner: has not stepped yet; it updates each parameter by itself, and skips parameters without a
+            gradient.
     """
 
     def __init__(self, inner: Optimizer) -> None:
@@ -59,15 +60,18 @@ class MasterWeights(Optimizer):
         self.parameters = [parameter for group in groups for parameter in group["params"]]
         on_host = all(parameter.device.type == "cpu" for parameter in self.parameters)
         self.bucket_elements = CPU_BUCKET_ELEMENTS if on_host else BUCKET_ELEMENTS
-        halves = [parameter for parameter in self.parameters if is_half(parameter)]
-        self.shadows = {parameter: _empty_shadow(parameter) for parameter in halves}
-        self.remainders = {parameter: torch.zeros_like(parameter, dtype=torch.int16) for parameter in halves}
+        half_parameters = [parameter for parameter in self.parameters if is_half(parameter)]
+        self.shadows = {parameter: _empty_shadow(parameter) for parameter in half_parameters}
+        self.remainders = {
+            parameter: torch.zeros_like(parameter, dtype=torch.int16) for parameter in half_parameters
+        }
         for group in inner.param_groups:
             group["params"] = [self.shadows.get(parameter, parameter) for parameter in group["params"]]
         super().__init__(groups, {})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Updates every bucket of parameters by one step of `inner`. Takes no closure."""
         if closure is not None:
             raise ValueError("MasterWeights.step takes no closure: every bucket would run it again")
         for ours, theirs in zip(self.param_groups, self.inner.param_groups, strict=True):
@@ -78,11 +82,12 @@ class MasterWeights(Optimizer):
         for parameter in others:
             parameter.grad = None
         for bucket in self._buckets():
-            self._step(bucket)
+            self._step_bucket(bucket)
         for parameter, gradient in others.items():
             parameter.grad = gradient
 
     def _buckets(self) -> Iterator[list[nn.Parameter]]:
+        """Yields half-precision parameters with gradients, at most `bucket_elements` at a time."""
         bucket: list[nn.Parameter] = []
         for parameter in self.shadows:
             if parameter.grad is None:
@@ -94,33 +99,39 @@ class MasterWeights(Optimizer):
         if bucket:
             yield bucket
 
-    def _step(self, bucket: Iterable[nn.Parameter]) -> None:
+    def _step_bucket(self, bucket: Iterable[nn.Parameter]) -> None:
+        """Updates one bucket through its float32 shadows."""
         for parameter in bucket:
             assert parameter.grad is not None
             shadow = self.shadows[parameter]
-            hold(shadow, join(local(parameter.data), local(self.remainders[parameter])))
+            swap_storage(shadow, join(local_shard(parameter.data), local_shard(self.remainders[parameter])))
             shadow.grad = parameter.grad.float()
         self.inner.step()
         for parameter in bucket:
             shadow = self.shadows[parameter]
             shadow.grad = None
-            split(local(shadow.data), local(parameter.data), local(self.remainders[parameter]))
-            hold(shadow, _nothing(parameter))
+            split(
+                local_shard(shadow.data), local_shard(parameter.data), local_shard(self.remainders[parameter])
+            )
+            swap_storage(shadow, _empty_tensor(parameter))
 
 
 def is_half(parameter: Tensor) -> bool:
+    """Whether a parameter is bfloat16."""
     return parameter.dtype == torch.bfloat16
 
 
 def _empty_shadow(parameter: nn.Parameter) -> nn.Parameter:
+    """Returns a float32 parameter without elements, sharded as `parameter` is."""
     like = parameter.data
     if not isinstance(like, DTensor):
-        return nn.Parameter(_nothing(parameter))
-    nothing, shape, stride = _nothing(parameter), like.shape, like.stride()
+        return nn.Parameter(_empty_tensor(parameter))
+    empty, shape, stride = _empty_tensor(parameter), like.shape, like.stride()
     return nn.Parameter(
-        DTensor.from_local(nothing, like.device_mesh, like.placements, shape=shape, stride=stride)
+        DTensor.from_local(empty, like.device_mesh, like.placements, shape=shape, stride=stride)
     )
 
 
-def _nothing(parameter: nn.Parameter) -> Tensor:
-    return local(parameter.data).new_empty([0] * parameter.ndim, dtype=torch.float32)
+def _empty_tensor(parameter: nn.Parameter) -> Tensor:
+    """Returns an empty float32 tensor with as many dimensions as `parameter`."""
+    return local_shard(parameter.data).new_empty([0] * parameter.ndim, dtype=torch.float32)

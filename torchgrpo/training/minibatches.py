@@ -1,4 +1,4 @@
-"""Optimizer-step minibatches of a rollout: each group once per epoch."""
+"""Splits a rollout into minibatches of optimizer steps, each group once per epoch."""
 
 from collections.abc import Iterator
 
@@ -10,9 +10,10 @@ from torchgrpo.batches.rollout import Rollout
 def minibatches(
     rollout: Rollout, groups_per_step: int, epochs: int, generator: torch.Generator
 ) -> Iterator[Rollout]:
-    """Slices of `rollout`; a single slice keeps the order, so it costs no copy.
+    """Yields the minibatches of a rollout in random order of the groups.
 
-    Groups that do not fill a last slice (after dynamic sampling gave up early, say) form a smaller one.
+    A rollout of a single minibatch keeps its order and is not copied. Groups left over (after dynamic sampling
+    gave up early, for example) form a smaller last minibatch.
     """
     for _ in range(epochs):
         if len(rollout) <= groups_per_step:

@@ -1,4 +1,4 @@
-"""Loading the policy and its tokenizer, with one clear message for everything that can be wrong about a name."""
+"""Loads models and tokenizers, builds models without weights, and turns loading errors into ConfigErrors."""
 
 import logging
 import re
@@ -26,35 +26,38 @@ from transformers.utils.logging import EmptyTqdm, set_tqdm_hook
 from config.schema.config import Config
 from config.schema.errors import ConfigError
 from config.schema.models import ModelConfig
-from envs.control_tokens import turn_end
-from torchgrpo.plan.model_shape import find_config, model_path
-from torchgrpo.training.quantization import dequantized, quantized
+from envs.control_tokens import turn_end_token
+from torchgrpo.plan.model_shape import find_model_config, model_path
+from torchgrpo.training.quantization import dequantize_weight, is_quantized
 
 log = logging.getLogger(__name__)
-set_tqdm_hook(lambda bar, given, named: EmptyTqdm(*given, **named))
-"""No bar for what only reads or writes files here; downloads keep theirs, which the hub's client draws."""
+# No progress bar for reading and writing files; the bars of downloads belong to the client of the hub.
+set_tqdm_hook(lambda bar, args, options: EmptyTqdm(*args, **options))
 
 
 _LOADING_ERRORS = (
     *(OSError, ValueError, ImportError, KeyError, AttributeError, TypeError, RuntimeError),
     SafetensorError,
 )
-"""Raised by the library for files, configs and names that it cannot use."""
-_PREFIXES = {
+"""Exceptions that the library raises for files, configs and names that it cannot use."""
+_WRAPPER_PREFIXES = {
     "_orig_mod.": "a compiled model's `state_dict` was saved: save the model inside (`model._orig_mod`)",
     "base_model.model.": "peft's wrapper was saved: `merge_and_unload()` the adapter and save what that returns",
     "module.": "the wrapper of DataParallel or DDP was saved: save the model inside (`model.module`)",
     "_fsdp_wrapped_module.": "FSDP's wrapper was saved: gather the full state of the model inside and save that",
 }
-"""What tools put before the names of tensors, and what to save instead."""
-_SHOWN = 3
+"""Prefixes that wrappers add to the names of tensors, and the remedy for each."""
+_MAX_NAMES_SHOWN = 3
 NO_TEMPLATE = "none"
-"""Value of `model.chat_template` for prompts without one."""
+"""Value of `model.chat_template` for prompts without a template."""
 
 
 @contextmanager
-def loading(what: str, name: str) -> Iterator[None]:
-    """Turn what the library raises for `what` of `model.name` into a ConfigError with remedy."""
+def convert_loading_errors(subject: str, name: str) -> Iterator[None]:
+    """Turns errors of the library into a ConfigError with a remedy.
+
+    subject: "the model" or "its tokenizer". name: the value of `model.name`.
+    """
     try:
         yield
     except (ConfigError, torch.OutOfMemoryError):
@@ -73,13 +76,14 @@ def loading(what: str, name: str) -> Iterator[None]:
             "connection to the hub"
         )
         raise ConfigError(
-            f"model.name={name}: {what} could not be loaded ({type(error).__name__}: {text.splitlines()[0]}). {remedy}"
+            f"model.name={name}: {subject} could not be loaded ({type(error).__name__}: {text.splitlines()[0]}). "
+            f"{remedy}"
         ) from error
 
 
 @contextmanager
-def said_of_reference(config: Config) -> Iterator[None]:
-    """Blame `ref_model.name` for files that it names, where an error would blame `model.name`."""
+def name_reference_in_errors(config: Config) -> Iterator[None]:
+    """Replaces `model.name` by `ref_model.name` in a ConfigError where the latter names the files."""
     try:
         yield
     except ConfigError as error:
@@ -89,14 +93,14 @@ def said_of_reference(config: Config) -> Iterator[None]:
 
 
 def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
-    """Load a tokenizer with the chat template of the prompts, if any. Raises ConfigError."""
+    """Loads a tokenizer with the chat template of the prompts, if any. Raises ConfigError."""
     tokenizer = load_saved_tokenizer(config)
     if config.chat_template == NO_TEMPLATE:
         tokenizer.chat_template = None
     elif not tokenizer.chat_template:
         log.warning(
-            "model.name=%s: its tokenizer has no chat template, so a prompt is the text of its messages, as with "
-            "model.chat_template=%s; a chat model needs its own (model.chat_template=FILE)",
+            "model.name=%s: the tokenizer has no chat template, so a prompt is the text of its messages, as "
+            "with model.chat_template=%s; set model.chat_template=FILE for a chat model",
             config.name,
             NO_TEMPLATE,
         )
@@ -104,61 +108,73 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
 
 
 def load_saved_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
-    """Load a tokenizer as an export saves it, with the file's template. Raises ConfigError."""
-    with loading("its tokenizer", config.name):
+    """Loads a tokenizer as an export saves it, with the template of `model.chat_template`'s file.
+
+    Raises:
+        ConfigError: the tokenizer cannot be loaded, or the template cannot render a message.
+    """
+    with convert_loading_errors("its tokenizer", config.name):
         tokenizer = AutoTokenizer.from_pretrained(model_path(config.name), trust_remote_code=False)
     name = config.chat_template
     if name is None or name == NO_TEMPLATE:
         return tokenizer
-    place, path = f"model.chat_template={name}", Path(name).expanduser()
+    setting, path = f"model.chat_template={name}", Path(name).expanduser()
     if not path.is_file():
         raise ConfigError(
-            f"{place}: no such file (looked from {Path.cwd()}); give a file of Jinja, or {NO_TEMPLATE}"
+            f"{setting}: no such file (looked from {Path.cwd()}); give a file of Jinja, or {NO_TEMPLATE}"
         )
     try:
         tokenizer.chat_template = path.read_text(encoding="utf-8")
         rendered = tokenizer.apply_chat_template([{"role": "user", "content": "question"}], tokenize=False)
-    except Exception as error:  # a template is a program, and raises what it likes
-        raise ConfigError(f"{place}: it cannot render a message ({error}); mend the file") from error
+    except Exception as error:  # a template is a program and may raise anything
+        raise ConfigError(
+            f"{setting}: the template cannot render a message ({error}); correct the file"
+        ) from error
     if "question" not in str(rendered):
-        raise ConfigError(f"{place}: it leaves the message of the user out; mend the file")
+        raise ConfigError(f"{setting}: the template leaves out the user's message; correct the file")
     return tokenizer
 
 
 def saved_eos_token_ids(name: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """The `end_tokens` of the files of a model, without loading its weights."""
+    """Returns the `end_tokens` of the files of a model, without loading its weights."""
     path = model_path(name)
     try:
         generation = GenerationConfig.from_pretrained(path)
-    except OSError:  # a model without a generation config of its own
+    except OSError:  # the model has no generation config
         generation = GenerationConfig.from_model_config(AutoConfig.from_pretrained(path))
     return end_tokens(generation, tokenizer)
 
 
 def end_tokens(generation: GenerationConfig | None, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Every token that ends a completion: the generation config's, the tokenizer's, and the chat template's."""
+    """Returns every token that ends a completion.
+
+    These are the tokens of the generation config, the tokenizer and the chat template.
+    """
     configured = generation.eos_token_id if generation else None
     ids = configured if isinstance(configured, list) else [configured]
-    ends = (*ids, tokenizer.eos_token_id, turn_end(tokenizer))
+    ends = (*ids, tokenizer.eos_token_id, turn_end_token(tokenizer))
     return sorted({token for token in ends if token is not None})
 
 
 def load_model(config: ModelConfig, device: torch.device) -> PreTrainedModel:
-    """The policy as it starts, in `model.dtype`.
+    """Loads a causal language model in `model.dtype`.
 
     Raises:
-        ConfigError: it cannot be loaded, holds values that are not finite, or changes its logits after the head.
+        ConfigError: the model cannot be loaded, holds values that are not finite, or changes its logits after
+            the head.
     """
     model = _load(AutoModelForCausalLM, config, getattr(torch, config.dtype), device)
-    check_head(model)
+    check_output_head(model)
     return model
 
 
 def load_in_4bit(config: ModelConfig, device: torch.device, compute: torch.dtype) -> PreTrainedModel:
-    """As `load_model`, every linear layer but the head in 4 bits: nf4, scales in 8 bits (arXiv 2305.14314, section 3).
+    """Loads a model with every linear layer but the head in 4 bits.
 
-    Layer by layer, as the weights come from the files; the rest is in `model.dtype`. compute: what layers multiply in.
-    Raises as `load_model`.
+    The format is nf4 with scales in 8 bits (arXiv 2305.14314, section 3); the other weights are in
+    `model.dtype`. Layers are quantized one by one as the weights come from the files.
+
+    compute: dtype of multiplications. Raises as `load_model`.
     """
     settings = BitsAndBytesConfig(
         load_in_4bit=True,
@@ -168,63 +184,66 @@ def load_in_4bit(config: ModelConfig, device: torch.device, compute: torch.dtype
     )
     dtype = getattr(torch, config.dtype)
     model = _load(AutoModelForCausalLM, config, dtype, device, quantization_config=settings)
-    del model.config.quantization_config  # what is saved of this model has whole weights
+    del model.config.quantization_config  # a saved copy of this model has full weights
     layers: Iterator[Any] = model.modules()
     for layer in layers:
-        if any(quantized(parameter) for parameter in layer.parameters(recurse=False)):
-            # The order of bytes that its fastest kernels on a CPU want, which they put weights in on first use, has no
-            # backward pass.
+        if any(is_quantized(parameter) for parameter in layer.parameters(recurse=False)):
+            # The fastest CPU kernels reorder the weights on first use, and the reordered weights have no backward
+            # pass.
             layer.support_avx512bf16_for_cpu = False
-    check_head(model)
+    check_output_head(model)
     return model
 
 
 def load_frozen(config: ModelConfig, device: torch.device, autocast: torch.dtype | None) -> PreTrainedModel:
-    """The same weights, to be scored with under `autocast` and never trained.
+    """Loads a model that scores under `autocast` and is never trained.
 
-    Autocast rounds the weights of linear layers to its dtype each time they multiply. Here they are kept that way:
-    the same numbers in half the memory. Embeddings, which may be the output head too, and norms keep float32.
-    Raises as `load_model`.
+    Autocast rounds the weights of linear layers to its dtype for each multiplication. Here these weights are
+    stored rounded, which gives equal results in half the memory. Embeddings, which may be the output head
+    too, and norms keep float32. Raises as `load_model`.
     """
     dtype = getattr(torch, config.dtype)
     loader: Any = AutoModelForCausalLM
     if autocast is not None and dtype == torch.float32:
-        bare = skeleton(config)
-        architecture = type(bare)
-        others = (module for module in bare.modules() if not isinstance(module, nn.Linear))
-        held = {id(parameter) for module in others for parameter in module.parameters(recurse=False)}
-        named = bare.named_parameters()
-        wide = {"_keep_in_fp32_modules_strict": {name for name, one in named if id(one) in held}}
-        dtype, loader = autocast, type(architecture.__name__, (architecture,), wide)
+        bare_model = make_skeleton(config)
+        architecture = type(bare_model)
+        others = (module for module in bare_model.modules() if not isinstance(module, nn.Linear))
+        float32_ids = {id(parameter) for module in others for parameter in module.parameters(recurse=False)}
+        named = bare_model.named_parameters()
+        attributes = {"_keep_in_fp32_modules_strict": {name for name, one in named if id(one) in float32_ids}}
+        dtype, loader = autocast, type(architecture.__name__, (architecture,), attributes)
     model = _load(loader, config, dtype, device)
-    # Its linear layers may be in half precision already, which needs autocast to compute at all.
-    check_head(model, autocast)
+    # Linear layers in half precision need autocast to compute at all.
+    check_output_head(model, autocast)
     return model
 
 
-def skeleton(config: ModelConfig) -> PreTrainedModel:
-    """The model without its weights, from its config.json alone: layers and shapes, on the meta device."""
+def make_skeleton(config: ModelConfig) -> PreTrainedModel:
+    """Builds a model without weights from its config.json: layers and shapes, on the meta device."""
     files = AutoConfig.from_pretrained(model_path(config.name), trust_remote_code=False)
-    return _on_meta(files, getattr(torch, config.dtype), config.attn_implementation)
+    return _meta_model(files, getattr(torch, config.dtype), config.attn_implementation)
 
 
-def bare_model(config: ModelConfig) -> PreTrainedModel:
-    """`load_model` without the weights: on the meta device, in `model.dtype`. Nothing is downloaded.
+def make_local_skeleton(config: ModelConfig) -> PreTrainedModel:
+    """Builds a model without weights on the meta device, in `model.dtype`, without any download.
 
     Raises:
-        ConfigError: config.json is neither on this machine nor known by the model's name.
+        ConfigError: config.json is neither on this machine nor known by the name of the model.
     """
-    raw = find_config(config.name)
+    raw = find_model_config(config.name)
     if raw is None:
         raise ConfigError(
-            f"model.name={config.name}: its config.json is not on this machine, so its layers are not known here; load "
-            "the model once, or give a local folder"
+            f"model.name={config.name}: its config.json is not on this machine, so the layers are unknown; "
+            "load the model once, or give a local folder"
         )
-    with loading("the model", config.name):
-        return _on_meta(AutoConfig.for_model(**raw), getattr(torch, config.dtype), config.attn_implementation)
+    with convert_loading_errors("the model", config.name):
+        return _meta_model(
+            AutoConfig.for_model(**raw), getattr(torch, config.dtype), config.attn_implementation
+        )
 
 
-def _on_meta(config: PreTrainedConfig, dtype: torch.dtype, attn_implementation: str) -> PreTrainedModel:
+def _meta_model(config: PreTrainedConfig, dtype: torch.dtype, attn_implementation: str) -> PreTrainedModel:
+    """Builds a causal language model on the meta device."""
     with torch.device("meta"):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(
             config, dtype=dtype, attn_implementation=attn_implementation
@@ -235,38 +254,43 @@ def _on_meta(config: PreTrainedConfig, dtype: torch.dtype, attn_implementation: 
 def _load(
     loader: Any, config: ModelConfig, dtype: torch.dtype, device: torch.device, **settings: Any
 ) -> PreTrainedModel:
-    """Load weights from files to their device one by one. Raises ConfigError for other tensors, and for values that are
-    not finite: every log-prob would be NaN, and whatever looks at one first would be blamed."""
-    with loading("the model", config.name), quiet_library():
-        loaded = loader.from_pretrained(
+    """Loads weights from files to their device one by one.
+
+    Raises:
+        ConfigError: the files hold other tensors, or values that are not finite. Such values would make every
+            log-prob NaN, and an error elsewhere would hide the cause.
+    """
+    with convert_loading_errors("the model", config.name), silence_transformers():
+        model_and_report = loader.from_pretrained(
             model_path(config.name),
             dtype=dtype,
             attn_implementation=config.attn_implementation,
             device_map={"": device},
             trust_remote_code=False,
             output_loading_info=True,
-            ignore_mismatched_sizes=True,  # they are in the report, and refused there
+            ignore_mismatched_sizes=True,  # `check_loading_report` refuses them
             **settings,
         )
-    model: PreTrainedModel = loaded[0]
-    check_report(config.name, model, loaded[1])
-    wrong = [
+    model: PreTrainedModel = model_and_report[0]
+    check_loading_report(config.name, model, model_and_report[1])
+    nonfinite = [
         key
         for key, tensor in model.named_parameters()
-        if not torch.isfinite(dequantized(tensor, model.get_submodule(key.rpartition(".")[0]))).all()
+        if not torch.isfinite(dequantize_weight(tensor, model.get_submodule(key.rpartition(".")[0]))).all()
     ]
-    if wrong:
-        others = f" and {len(wrong) - 1} more of its tensors hold" if len(wrong) > 1 else " holds"
+    if nonfinite:
+        others = f" and {len(nonfinite) - 1} more of its tensors hold" if len(nonfinite) > 1 else " holds"
         raise ConfigError(
-            f"model.name={config.name}: {wrong[0]}{others} values that are not finite (NaN or infinite): the files are "
-            f"damaged, or {model.dtype} cannot hold what they were saved from; load or make them anew"
+            f"model.name={config.name}: {nonfinite[0]}{others} values that are not finite (NaN or infinite): "
+            f"the files are damaged, or {model.dtype} cannot hold the saved values; download or save the "
+            "model again"
         )
     return model
 
 
 @contextmanager
-def quiet_library() -> Iterator[None]:
-    """Keep the library's table of tensors off the terminal, which `check_report` replaces."""
+def silence_transformers() -> Iterator[None]:
+    """Silences transformers' warnings for the block; `check_loading_report` replaces its table of tensors."""
     level = library_log.get_verbosity()
     library_log.set_verbosity_error()
     try:
@@ -275,75 +299,82 @@ def quiet_library() -> Iterator[None]:
         library_log.set_verbosity(level)
 
 
-def check_report(name: str, model: PreTrainedModel, report: Mapping[str, Any]) -> None:
-    """Refuse files whose tensors are not the model's; only a tied head may be absent.
+def check_loading_report(name: str, model: PreTrainedModel, report: Mapping[str, Any]) -> None:
+    """Refuses files whose tensors are not those of the model.
 
-    report: the library's, of `output_loading_info`.
+    Only a tied head may be absent. report: the library's report of `output_loading_info`.
 
     Raises:
-        ConfigError: tensors are missing, not the model's, or of another shape; with their names and number.
+        ConfigError: tensors are missing, unknown to the model, or of another shape; the message has names and
+            counts.
     """
-    missing = sorted(report["missing_keys"])  # a tied head is not among them
+    missing = sorted(report["missing_keys"])  # the report leaves a tied head out
     unexpected = sorted(report["unexpected_keys"])
     mismatched = sorted(report["mismatched_keys"])
-    found = []
+    problems = []
     if missing:
-        found.append(f"the files lack {_named(missing)}")
+        problems.append(f"the files lack {_count_and_names(missing)}")
     if unexpected:
-        found.append(f"the model has no {_named(unexpected)}")
+        problems.append(f"the model has no {_count_and_names(unexpected)}")
     if mismatched:
         tensor, saved, own = mismatched[0]
         shapes = f" ({tensor} is {list(saved)} in the files and {list(own)} in the model)"
-        found.append(f"another shape has {_named([one[0] for one in mismatched])}{shapes}")
-    found += [str(message).splitlines()[0] for message in report.get("error_msgs", ())]
-    if not found:
+        problems.append(f"the shape differs for {_count_and_names([one[0] for one in mismatched])}{shapes}")
+    problems += [str(message).splitlines()[0] for message in report.get("error_msgs", ())]
+    if not problems:
         return
-    prefix = next((each for each in _PREFIXES if any(key.startswith(each) for key in unexpected)), None)
+    prefix = next(
+        (each for each in _WRAPPER_PREFIXES if any(key.startswith(each) for key in unexpected)), None
+    )
     empty = any(0 in saved for _, saved, _ in mismatched)
     remedy = (
-        f"Names begin with {prefix}: {_PREFIXES[prefix]}"
+        f"Names begin with {prefix}: {_WRAPPER_PREFIXES[prefix]}"
         if prefix
-        else "Empty tensors are what ZeRO-3 saves of shards: gather them (DeepSpeed's zero_to_fp32.py) and save again"
+        else (
+            "ZeRO-3 saves empty tensors in place of shards: gather the shards (DeepSpeed's zero_to_fp32.py) "
+            "and save again"
+        )
         if empty
-        else f"Weights and config.json of one and the same {type(model).__name__} are needed: save the model again"
+        else f"Weights and config.json must be of the same {type(model).__name__}: save the model again"
     )
-    raise ConfigError(f"model.name={name}: {'; '.join(found)}. {remedy}")
+    raise ConfigError(f"model.name={name}: {'; '.join(problems)}. {remedy}")
 
 
-def _named(tensors: list[str]) -> str:
-    """Their number, and the first names."""
-    more = f" and {len(tensors) - _SHOWN} more" if len(tensors) > _SHOWN else ""
-    return f"{len(tensors)} tensor{'s' if len(tensors) > 1 else ''}: {', '.join(tensors[:_SHOWN])}{more}"
+def _count_and_names(tensors: list[str]) -> str:
+    """Returns the number of tensors and the first names."""
+    more = f" and {len(tensors) - _MAX_NAMES_SHOWN} more" if len(tensors) > _MAX_NAMES_SHOWN else ""
+    return f"{len(tensors)} tensor{'s' if len(tensors) > 1 else ''}: {', '.join(tensors[:_MAX_NAMES_SHOWN])}{more}"
 
 
-def check_head(model: PreTrainedModel, autocast: torch.dtype | None = None) -> None:
-    """The loss applies the output head by itself, in chunks: the model's logits must be just that.
+def check_output_head(model: PreTrainedModel, autocast: torch.dtype | None = None) -> None:
+    """Checks that a model's logits are its output head's of its last hidden states.
 
-    autocast: that it computes under; None: in the dtype of its weights.
+    The loss applies the output head by itself, in chunks. autocast: dtype in which the model computes; None:
+    the dtype of its weights.
 
     Raises:
-        ConfigError: the model does more after its last hidden state (soft-capping, scaling, another layer), or takes
-            more than token ids.
+        ConfigError: the model computes more after its last hidden state (soft-capping, scaling, another
+            layer), or requires more than token ids.
     """
     ids = torch.arange(4, device=model.device)[None]
-    why = f"model.name={model.config.name_or_path}: {type(model).__name__}"
+    subject = f"model.name={model.config.name_or_path}: {type(model).__name__}"
     try:
         with torch.no_grad(), torch.autocast(model.device.type, autocast, enabled=autocast is not None):
             logits = model(ids).logits
             logits_dtype, logits = logits.dtype, logits.float()
             hidden = model.base_model(ids).last_hidden_state
             head: Any = model.get_output_embeddings()
-            ours = nn.functional.linear(hidden.to(head.weight.device), head.weight, head.bias).float()
+            head_logits = nn.functional.linear(hidden.to(head.weight.device), head.weight, head.bias).float()
     except (AttributeError, TypeError, ValueError, RuntimeError, IndexError) as error:
-        first = (str(error).strip() or "no reason given").splitlines()[0]
+        reason = (str(error).strip() or "no reason given").splitlines()[0]
         raise ConfigError(
-            f"{why} is no language model whose logits are its output head's of its last hidden states "
-            f"({type(error).__name__}: {first}); take another model"
+            f"{subject} is not a language model with an output head that computes the logits from the last "
+            f"hidden states ({type(error).__name__}: {reason}); choose another model"
         ) from error
-    # Half precision rounds a kernel's sums otherwise; soft-capping shows in float32 however small the logits are.
+    # Kernels round sums in half precision differently; in float32 soft-capping shows even for small logits.
     rounding = 1e-5 if logits_dtype == torch.float32 else 1e-2
-    if (logits - ours.to(logits.device)).abs().max() > rounding * logits.abs().max():
+    if (logits - head_logits.to(logits.device)).abs().max() > rounding * logits.abs().max():
         raise ConfigError(
-            f"{why} changes its logits after the output head (soft-capping, scaling, a layer before it), which the "
-            "chunked loss does not reproduce; take another model"
+            f"{subject} changes its logits after the output head (soft-capping, scaling, a layer before the "
+            "head), which the chunked loss does not reproduce; choose another model"
         )

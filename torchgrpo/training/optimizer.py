@@ -1,6 +1,6 @@
-"""The optimizer and its learning-rate schedule, from the `optimizer` section.
+"""Builds the optimizer and its learning-rate schedule from the `optimizer` section.
 
-`optimizers/NAME.py` makes the optimizers of `optimizer.name=NAME`, one for each of its update rules.
+`optimizers/NAME.py` builds the optimizers of `optimizer.name=NAME`, one for each update rule.
 """
 
 import math
@@ -18,10 +18,12 @@ from torchgrpo.training.master_weights import MasterWeights, is_half
 
 
 def make_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
-    """The optimizer of all parameters of `model` that require a gradient; bfloat16 ones move as float32.
+    """Builds the optimizer of all parameters of `model` that require a gradient.
+
+    bfloat16 parameters are updated through float32 master weights.
 
     Raises:
-        ConfigError: nothing to train, or a pattern of `group_lr` that matches no parameter.
+        ConfigError: there is nothing to train, or a pattern of `group_lr` matches no parameter.
     """
     named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     if not named:
@@ -38,7 +40,7 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
 
 
 class JointOptimizer(Optimizer):
-    """Several optimizers of disjoint parameters as one: their groups side by side, one step."""
+    """Several optimizers of disjoint parameters as a single optimizer."""
 
     def __init__(self, members: list[Optimizer]) -> None:
         self.members = members
@@ -54,12 +56,15 @@ class JointOptimizer(Optimizer):
 
 
 def make_scheduler(optimizer: Optimizer, config: OptimizerConfig, total_steps: int) -> LambdaLR:
-    """A factor of every group's peak rate, stepped after each optimizer step. total_steps: of the run."""
+    """Builds the learning-rate schedule, a factor of each group's peak rate per optimizer step.
+
+    total_steps: optimizer steps of the run.
+    """
     warmup = max(config.warmup_steps, round(config.warmup_fraction * total_steps))
     decay, floor = DECAYS[config.schedule], config.min_lr_fraction
 
     def factor(step: int) -> float:
-        """Of optimizer step `step`, counted from 0."""
+        """Returns the factor of optimizer step `step`, counted from 0."""
         if step < warmup:
             return (step + 1) / warmup
         progress = min((step - warmup) / max(total_steps - warmup, 1), 1.0)
@@ -68,8 +73,8 @@ def make_scheduler(optimizer: Optimizer, config: OptimizerConfig, total_steps: i
     return LambdaLR(optimizer, factor)
 
 
-def go_to_step(scheduler: LambdaLR, step: int) -> None:
-    """The rates of optimizer step `step`, counted from 0, on this schedule."""
+def set_schedule_step(scheduler: LambdaLR, step: int) -> None:
+    """Sets the learning rates of optimizer step `step`, counted from 0."""
     scheduler.last_epoch = step
     for group, factor in zip(scheduler.optimizer.param_groups, scheduler.lr_lambdas, strict=True):
         group["lr"] = group["initial_lr"] * factor(step)
@@ -80,4 +85,4 @@ DECAYS: dict[str, Callable[[float], float]] = {
     "linear": lambda progress: 1.0 - progress,
     "cosine": lambda progress: 0.5 * (1.0 + math.cos(math.pi * progress)),
 }
-"""From the share of the run after the warm-up that is over, to the share of the peak above the floor."""
+"""Decay functions: progress after the warm-up (0 to 1) to the share of the peak rate above the floor."""

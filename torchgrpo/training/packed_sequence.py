@@ -1,11 +1,12 @@
-"""Rows of a batch as ONE sequence without padding: each prompt once, the responses to it behind it.
+"""Packs prompts and responses into one sequence, shared prompts once, and counts its positions.
 
-    ids        p0 p0 p0 | r00 r00 | r01 r01 r01 | ...   p1 p1 | r10 ...       L positions, all of them real
+Each prompt occurs once, followed by its responses.
+
+    ids        p0 p0 p0 | r00 r00 | r01 r01 r01 | ...   p1 p1 | r10 ...       L positions without padding
     positions  0  1  2  | 3   4   | 3   4   5   |       0  1  | 2
 
-Sharing is exact: what a prompt's tokens attend to does not depend on which response comes after them. Rows share a
-prompt where they lie side by side and their prompts are equal, so any rows of a batch can be packed, parts of groups
-too.
+Sharing a prompt is exact: the attention of its tokens does not depend on the response that follows. Adjacent
+rows with equal prompts share the prompt, so any rows of a batch can be packed, incomplete groups too.
 """
 
 from dataclasses import dataclass
@@ -14,72 +15,92 @@ import torch
 from torch import Tensor
 
 from torchgrpo.batches.batch import Tokens
-from torchgrpo.training.attention import Segments
+from torchgrpo.training.packed_attention import Segments
 
 
 @dataclass(frozen=True)
-class Packed:
-    """ids, positions: int64 [1, L]. where: int64 [M], the place in L of the hidden state that predicts each token in
-    the loss, in the order of `tokens.loss_mask`'s true elements."""
+class PackedSequence:
+    """Packed rows of a batch.
+
+    ids, positions: int64 [1, L], token ids and position ids.
+    segments: positions of prompts and responses.
+    target_positions: int64 [M], index in L of the hidden state that predicts each token in the loss, in the
+        order of the true elements of `tokens.loss_mask`.
+    """
 
     ids: Tensor
     positions: Tensor
     segments: Segments
-    where: Tensor
+    target_positions: Tensor
 
 
-def pack(tokens: Tokens) -> Packed:
-    """The packed sequence of [N] rows, on their device. A response goes as far as its last target has to see."""
+def pack_rows(tokens: Tokens) -> PackedSequence:
+    """Packs [N] rows on their device.
+
+    A response is cut after the last token that its last target attends to.
+    """
     rows, (prompt_width, width) = len(tokens), (tokens.prompt.shape[1], tokens.response.shape[1])
-    begins, own = _begins(tokens), _needed(tokens.loss_mask)
+    new_prompt, response_lengths = _starts_new_prompt(tokens), _needed_response_lengths(tokens.loss_mask)
     prompt_lengths = tokens.prompt_mask.sum(1)
-    columns = torch.arange(width, device=own.device)
-    taken = torch.cat([tokens.prompt_mask & begins[:, None], columns < own[:, None]], dim=1)
-    places = (taken.flatten().cumsum(0) - 1).view(rows, -1)
+    columns = torch.arange(width, device=response_lengths.device)
+    is_packed = torch.cat(
+        [tokens.prompt_mask & new_prompt[:, None], columns < response_lengths[:, None]], dim=1
+    )
+    indices = (is_packed.flatten().cumsum(0) - 1).view(rows, -1)
     positions = torch.cat([tokens.prompt_mask.cumsum(1) - 1, prompt_lengths[:, None] + columns], dim=1)
-    groups, first = begins.cumsum(0) - 1, begins.nonzero()[:, 0]
-    last_of_prompt = places[first, prompt_width - 1]
-    before = torch.cat([last_of_prompt[groups][:, None], places[:, prompt_width:-1]], dim=1)
+    groups, first = new_prompt.cumsum(0) - 1, new_prompt.nonzero()[:, 0]
+    last_of_prompt = indices[first, prompt_width - 1]
+    previous = torch.cat([last_of_prompt[groups][:, None], indices[:, prompt_width:-1]], dim=1)
     segments = Segments(
         prompt_starts=last_of_prompt + 1 - prompt_lengths[first],
         prompt_lengths=prompt_lengths[first],
-        starts=places[:, -1] + 1 - own,
-        lengths=own,
+        starts=indices[:, -1] + 1 - response_lengths,
+        lengths=response_lengths,
         groups=groups,
     )
-    return Packed(
-        torch.cat([tokens.prompt, tokens.response], dim=1)[taken][None],
-        positions[taken][None],
+    return PackedSequence(
+        torch.cat([tokens.prompt, tokens.response], dim=1)[is_packed][None],
+        positions[is_packed][None],
         segments,
-        before[tokens.loss_mask],
+        previous[tokens.loss_mask],
     )
 
 
-def _begins(tokens: Tokens) -> Tensor:
-    """bool [N]: rows whose prompt is not that of the row before."""
+def _starts_new_prompt(tokens: Tokens) -> Tensor:
+    """Returns a mask [N] of rows whose prompt differs from that of the previous row."""
     prompt, mask = tokens.prompt, tokens.prompt_mask
     differs = ((prompt[1:] != prompt[:-1]) | (mask[1:] != mask[:-1])).any(1)
     return torch.cat([differs.new_ones(1), differs])
 
 
-def _needed(loss_mask: Tensor) -> Tensor:
-    """int64 [N]: response tokens that come before the last target of each row."""
+def _needed_response_lengths(loss_mask: Tensor) -> Tensor:
+    """Counts the response tokens before the last target of each row, int64 [N]."""
     columns = torch.arange(loss_mask.shape[1], device=loss_mask.device)
     return torch.where(loss_mask, columns, 0).amax(1)
 
 
-def packed_costs(tokens: Tokens) -> tuple[Tensor, Tensor, Tensor]:
-    """Of every row [N]: the number of its prompt among those that follow one another, the positions of that prompt,
-    and the positions that the row adds to it."""
-    return _begins(tokens).cumsum(0) - 1, tokens.prompt_mask.sum(1), _needed(tokens.loss_mask)
+def packed_row_costs(tokens: Tokens) -> tuple[Tensor, Tensor, Tensor]:
+    """Computes the costs of each row in a packed sequence, [N] each.
+
+    Returns the index of the row's prompt in the sequence, the positions of the prompt, and the positions that
+    the row adds.
+    """
+    return (
+        _starts_new_prompt(tokens).cumsum(0) - 1,
+        tokens.prompt_mask.sum(1),
+        _needed_response_lengths(tokens.loss_mask),
+    )
 
 
 def packed_positions(tokens: Tokens) -> int:
-    """Positions of the packed sequence of [N] rows."""
-    return int(tokens.prompt_mask.sum(1)[_begins(tokens)].sum() + _needed(tokens.loss_mask).sum())
+    """Counts the positions of the packed sequence of [N] rows."""
+    return int(
+        tokens.prompt_mask.sum(1)[_starts_new_prompt(tokens)].sum()
+        + _needed_response_lengths(tokens.loss_mask).sum()
+    )
 
 
-def real_tokens(tokens: Tokens) -> int:
-    """Each prompt once, and every response."""
-    prompts = tokens.prompt_mask.sum(1)[_begins(tokens)].sum()
+def count_real_tokens(tokens: Tokens) -> int:
+    """Counts the tokens without padding, a shared prompt once."""
+    prompts = tokens.prompt_mask.sum(1)[_starts_new_prompt(tokens)].sum()
     return int(prompts + tokens.response_mask.sum())

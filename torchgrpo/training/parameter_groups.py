@@ -1,6 +1,7 @@
-"""Parameter groups of the optimizers: by update rule, pattern of `optimizer.group_lr`, and whether decay applies.
+"""Parameter groups of the optimizers, and AdamW for sharded parameters.
 
-Groups stay the same when rates and decay change, so a checkpoint fits.
+Groups follow from update rule, pattern of `optimizer.group_lr`, and whether weight decay applies. They do not
+depend on the values of learning rates and decay, so a checkpoint fits after these change.
 """
 
 from collections.abc import Callable
@@ -13,18 +14,21 @@ from torch.optim import AdamW
 from transformers import PreTrainedModel
 
 from config.schema.optimizer import OptimizerConfig
-from torchgrpo.training.sharding import local
+from torchgrpo.training.sharding import local_shard
 
-Group = dict[str, Any]
+ParameterGroup = dict[str, Any]
 
 
 def parameter_groups(
-    model: nn.Module, config: OptimizerConfig, lr: float, belongs: Callable[[nn.Parameter], bool]
-) -> list[Group]:
-    """Groups of the trained parameters for which `belongs` holds. lr: theirs, where no pattern gives another."""
-    groups: dict[tuple[str | None, bool], Group] = {}
+    model: nn.Module, config: OptimizerConfig, lr: float, is_member: Callable[[nn.Parameter], bool]
+) -> list[ParameterGroup]:
+    """Builds the groups of trained parameters for which `is_member` holds.
+
+    lr: learning rate of parameters that match no pattern of `optimizer.group_lr`.
+    """
+    groups: dict[tuple[str | None, bool], ParameterGroup] = {}
     for name, parameter in model.named_parameters():
-        if not parameter.requires_grad or not belongs(parameter):
+        if not parameter.requires_grad or not is_member(parameter):
             continue
         is_matrix = parameter.ndim >= 2
         matching = next((pattern for pattern in config.group_lr if fnmatchcase(name, pattern)), None)
@@ -37,8 +41,8 @@ def parameter_groups(
     return list(groups.values())
 
 
-def hidden_matrices(model: nn.Module) -> set[int]:
-    """Ids of the matrices between embedding and head."""
+def hidden_matrix_ids(model: nn.Module) -> set[int]:
+    """Returns `id()` of each matrix between embedding and output head."""
     outside: set[int] = set()
     for module in model.modules():
         if isinstance(module, nn.Embedding):
@@ -48,34 +52,38 @@ def hidden_matrices(model: nn.Module) -> set[int]:
     return {id(parameter) for parameter in model.parameters() if parameter.ndim == 2} - outside
 
 
-def adamw(groups: list[Group], config: OptimizerConfig) -> AdamW:
+def make_adamw(groups: list[ParameterGroup], config: OptimizerConfig) -> AdamW:
+    """Builds AdamW, fused if all parameters are on devices with a fused kernel."""
     fused = {one.device.type for group in groups for one in group["params"]} <= {"cpu", "cuda"}
     return ShardedAdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=fused)
 
 
 @runtime_checkable
-class Resumable(Protocol):
-    """An optimizer whose state can be made before its first step, as a resumed run needs it."""
+class ResumableOptimizer(Protocol):
+    """Optimizer that can create its state before its first step, as a resumed run needs."""
 
-    def first_state(self, zeros: Tensor, group: Group) -> dict[str, Tensor]:
-        """State of a parameter that has taken no step. zeros: of its shape, placement and dtype."""
+    def initial_state(self, zeros: Tensor, group: ParameterGroup) -> dict[str, Tensor]:
+        """Returns the state of a parameter before its first step.
+
+        zeros: tensor of zeros with the shape, placement and dtype of the parameter.
+        """
         ...
 
 
 class ShardedAdamW(AdamW):
-    """AdamW that updates each rank's own shards as the plain tensors that they are.
+    """AdamW that updates each rank's shards as plain tensors.
 
-    It works element by element, so no rank needs to know of another. As operations on sharded tensors, PyTorch would
-    work out at the first step how all of them together are sharded: seconds for a hundred layers.
+    AdamW works element by element, so ranks are independent. With sharded tensors PyTorch would derive the
+    sharding of all operands at the first step, which is slow for many layers.
     """
 
-    def _init_group(self, group: Group, *lists: list[Tensor]) -> bool:
+    def _init_group(self, group: ParameterGroup, *lists: list[Tensor]) -> bool:
         has_complex: bool = super()._init_group(group, *lists)  # type: ignore[no-untyped-call]
         for tensors in lists:
-            tensors[:] = [local(tensor) for tensor in tensors]
+            tensors[:] = [local_shard(tensor) for tensor in tensors]
         return has_complex
 
-    def first_state(self, zeros: Tensor, group: Group) -> dict[str, Tensor]:
+    def initial_state(self, zeros: Tensor, group: ParameterGroup) -> dict[str, Tensor]:
         device = zeros.device if group["fused"] else torch.device("cpu")
         step = torch.zeros((), dtype=torch.float32, device=device)
         return {"step": step, "exp_avg": zeros, "exp_avg_sq": zeros.clone()}

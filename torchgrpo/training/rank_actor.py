@@ -1,4 +1,4 @@
-"""The actors of ranks: a process group, and in a learner rank its worker."""
+"""Ray actor base that joins a process group, and the actor of a learner rank."""
 
 import math
 import os
@@ -17,30 +17,34 @@ from torch import Tensor
 
 from config.schema.config import Config
 from torchgrpo.batches.batch import Batch
-from torchgrpo.cluster.calls import own_stacks
-from torchgrpo.cluster.runtime import own_address
+from torchgrpo.cluster.actor_calls import dump_own_stacks
+from torchgrpo.cluster.runtime import node_address
 from torchgrpo.plan.plan import Plan
 from torchgrpo.training.forward_check import check_forward
 from torchgrpo.training.learner_models import make_sharded_models
-from torchgrpo.training.process import prepare_process
-from torchgrpo.training.published_weights import PolicyTensor, pushed_tensors
+from torchgrpo.training.process_setup import prepare_process
+from torchgrpo.training.published_weights import PolicyTensor, push_tensor_source
 from torchgrpo.training.sharding import learner_mesh
-from torchgrpo.training.worker import Part, Piece, Update, Worker
+from torchgrpo.training.worker import MicrobatchTask, UpdateResult, Worker, WorkerOutput
 
 Sender = Callable[[Sequence[PolicyTensor], bool, int, Any], Exception | None]
-"""Sends the tensors of a push, if this is the first rank, or gathers them with it: (tensors, first, version, engines).
-Returns what is to be raised where the push began; `TransferFromRanks`."""
+"""Function of each rank in a push: `(tensors, is_first_rank, version, engines)`; `ShardedWeightTransfer`.
+
+The first rank sends the tensors, the others gather them with it. Returns the exception to raise in the
+driver, or None.
+"""
 
 CONCURRENCY_GROUPS = {"watch": 1, "save": 1}
 ALIGNMENT = 64
-"""Bytes: what a block of tensors puts each of them at, whatever its dtype."""
+"""Bytes; every tensor in a block begins at a multiple, whatever its dtype."""
 
 
 @dataclass(frozen=True)
-class Described:
-    """A tensor of a push before it is made.
+class TensorDescription:
+    """Name, shape and dtype of a tensor of a push, before its values exist.
 
-    identity: equal for the names of one tied tensor. constant: the learner's mark of what never changes, else None.
+    identity: equal for the names of one tied tensor. constant: identifier of the learner in which the tensor
+    is frozen, otherwise None.
     """
 
     name: str
@@ -54,27 +58,29 @@ class Described:
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-def in_one_block(tensors: Sequence[Tensor]) -> np.ndarray[Any, Any]:
-    """The bytes of tensors, on the CPU, each at the next multiple of `ALIGNMENT`."""
-    block = torch.empty(sum(aligned(tensor.nbytes) for tensor in tensors), dtype=torch.uint8)
-    begins = 0
+def pack_tensors(tensors: Sequence[Tensor]) -> np.ndarray[Any, Any]:
+    """Packs tensors into one block of bytes on the CPU.
+
+    Each tensor begins at the next multiple of `ALIGNMENT`.
+    """
+    block = torch.empty(sum(aligned_nbytes(tensor.nbytes) for tensor in tensors), dtype=torch.uint8)
+    start = 0
     for tensor in tensors:
-        block[begins : begins + tensor.nbytes].copy_(tensor.contiguous().view(-1).view(torch.uint8))
-        begins += aligned(tensor.nbytes)
+        block[start : start + tensor.nbytes].copy_(tensor.contiguous().view(-1).view(torch.uint8))
+        start += aligned_nbytes(tensor.nbytes)
     return block.numpy()
 
 
-def aligned(nbytes: int) -> int:
-    """What a tensor takes of a block."""
+def aligned_nbytes(nbytes: int) -> int:
+    """Returns the bytes that a tensor takes in a block."""
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
 class RankProcess:
-    """One of several ranks that compute together.
+    """Base class of rank actors, which joins the process group of its ranks.
 
-    `join` comes first; all get the same calls in the same order.
-
-    environment: set before anything is built (device selection).
+    All ranks get the same calls in the same order, `join` first. environment: environment variables that are
+    set before anything is built (device selection).
     """
 
     timeout: timedelta
@@ -83,17 +89,17 @@ class RankProcess:
         os.environ.update(environment)
 
     def free_address(self) -> str:
-        """HOST:PORT at which the other ranks can reach this one."""
+        """Returns an address HOST:PORT at which the other ranks can reach this one."""
         with socket.socket() as probe:
-            probe.bind((own_address(), 0))
-            return f"{own_address()}:{probe.getsockname()[1]}"
+            probe.bind((node_address(), 0))
+            return f"{node_address()}:{probe.getsockname()[1]}"
 
     def join(self, rank: int, count: int, meeting_point: str, on_gpu: bool, timeout_s: float) -> int:
-        """Meet the other ranks at `meeting_point`; returns this process's id.
+        """Joins the process group at `meeting_point`; returns the id of this process.
 
-        timeout_s: that a collective waits at most.
+        timeout_s: longest wait in a collective.
         """
-        if meeting_point.startswith("file:"):  # all of them are on this machine: nobody listens elsewhere
+        if meeting_point.startswith("file:"):  # all ranks are on this machine
             os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = "lo"
         limit = timedelta(seconds=timeout_s)
         dist.init_process_group(
@@ -108,44 +114,48 @@ class RankProcess:
 
     @ray.method(concurrency_group="watch")
     def stacks(self) -> str:
-        return own_stacks()
+        """Returns the stacks of all threads of this process."""
+        return dump_own_stacks()
 
 
 class RankActor(RankProcess):
-    """A learner rank. `build` follows `join`."""
+    """Ray actor of a learner rank, which passes its calls to a `Worker`.
+
+    `build` must follow `join`.
+    """
 
     worker: Worker
-    _saving: dist.ProcessGroup
-    _writing: Callable[[], None]
+    _save_group: dist.ProcessGroup
+    _finish_save: Callable[[], None]
     _sender: Sender
 
     def build(self, config: Config, plan: Plan) -> None:
-        """This rank's shards of the models, and their worker."""
+        """Builds this rank's shards of the models, and their worker."""
         device = torch.device("cpu") if plan.devices.on_cpu else torch.device("cuda", 0)
         prepare_process(config, plan.learner.num_threads, device)
-        self._saving = dist.new_group(backend="gloo", timeout=self.timeout)
+        self._save_group = dist.new_group(backend="gloo", timeout=self.timeout)
         mesh = learner_mesh(device.type, plan.devices.ranks, plan.learner.shard_size)
         models = make_sharded_models(config, plan, mesh, device)
         check_forward(models.scorer, plan.weight_check.prompts, plan.weight_check.learner)
-        self.worker = Worker(config, models, pushed_tensors(config, plan))
+        self.worker = Worker(config, models, push_tensor_source(config, plan))
 
     def begin_step(self) -> None:
         self.worker.begin_step()
 
-    def gradients(self, pieces: Sequence[Piece]) -> Part:
-        return self.worker.gradients(pieces)
+    def gradients(self, tasks: Sequence[MicrobatchTask]) -> WorkerOutput:
+        return self.worker.gradients(tasks)
 
-    def update(self) -> Update:
+    def update(self) -> UpdateResult:
         return self.worker.update()
 
-    def log_prob(self, parts: Sequence[Batch]) -> list[Tensor]:
-        return [scored.cpu() for scored in self.worker.log_prob(parts)]
+    def log_prob(self, batches: Sequence[Batch]) -> list[Tensor]:
+        return [scored.cpu() for scored in self.worker.log_prob(batches)]
 
-    def scores(self, parts: Sequence[Batch]) -> list[Tensor]:
-        return [scored.cpu() for scored in self.worker.scores(parts)]
+    def log_prob_and_entropy(self, batches: Sequence[Batch]) -> list[Tensor]:
+        return [scored.cpu() for scored in self.worker.log_prob_and_entropy(batches)]
 
-    def reference_log_prob(self, parts: Sequence[Batch]) -> list[Tensor]:
-        return [scored.cpu() for scored in self.worker.reference_log_prob(parts)]
+    def reference_log_prob(self, batches: Sequence[Batch]) -> list[Tensor]:
+        return [scored.cpu() for scored in self.worker.reference_log_prob(batches)]
 
     def score(self, sequences: Sequence[Sequence[int]], temperature: float) -> list[list[float]]:
         return self.worker.score(sequences, temperature)
@@ -156,45 +166,54 @@ class RankActor(RankProcess):
     def vocab_size(self) -> int:
         return self.worker.vocab_size
 
-    def describe(self) -> list[Described]:
-        """Every tensor of a push, in the order in which `tensors` counts them."""
-        known: dict[Any, int] = {}
+    def describe_tensors(self) -> list[TensorDescription]:
+        """Describes every tensor of a push, in the order of the indices of `gather_tensors`."""
+        identities: dict[Any, int] = {}
         return [
-            Described(
-                one.name, one.shape, one.dtype, known.setdefault(one.identity, len(known)), one.constant
+            TensorDescription(
+                one.name,
+                one.shape,
+                one.dtype,
+                identities.setdefault(one.identity, len(identities)),
+                one.constant,
             )
             for one in self.worker.publish()
         ]
 
-    def tensors(self, indices: Sequence[int]) -> np.ndarray[Any, Any] | None:
-        """The bytes of whole tensors, gathered from all ranks one after the other, as `in_one_block` lays them; rank 0
-        alone returns them."""
-        published = self.worker.publish()
-        made = [published[index].make() for index in indices]
-        return in_one_block(made) if dist.get_rank() == 0 else None
+    def gather_tensors(self, indices: Sequence[int]) -> np.ndarray[Any, Any] | None:
+        """Gathers full tensors from all ranks, one after the other.
 
-    def send_with(self, sender: Sender) -> None:
-        """What `send` uses from now on."""
+        Rank 0 returns their bytes, as `pack_tensors` lays them out; the other ranks return None.
+        """
+        published = self.worker.publish()
+        tensors = [published[index].make() for index in indices]
+        return pack_tensors(tensors) if dist.get_rank() == 0 else None
+
+    def set_sender(self, sender: Sender) -> None:
+        """Sets the sender of the following calls of `send`."""
         self._sender = sender
 
     def send(self, version: int, engines: Any) -> Exception | None:
-        """This rank's part of `Ranks.send`."""
+        """Does this rank's part of `Ranks.send`."""
         return self._sender(self.worker.publish(), dist.get_rank() == 0, version, engines)
 
     def begin_save(self, folder: Path) -> None:
-        """Copy what is to be written; `end_save` writes it."""
-        self._writing = self.worker.save(folder, self._saving)
+        """Copies the tensors of a checkpoint; `end_save` writes them."""
+        self._finish_save = self.worker.save(folder, self._save_group)
 
     @ray.method(concurrency_group="save")
     def end_save(self) -> None:
-        """Ends when this rank's part is on disk; the next steps may be made meanwhile."""
-        self._writing()
+        """Writes this rank's shards and returns when they are on disk.
+
+        Steps may be made meanwhile.
+        """
+        self._finish_save()
 
     def release_memory(self) -> None:
         self.worker.release_memory()
 
-    def numbers(self) -> dict[str, Any]:
-        return self.worker.numbers()
+    def scalar_state(self) -> dict[str, Any]:
+        return self.worker.scalar_state()
 
-    def load(self, folder: Path, numbers: dict[str, Any]) -> None:
-        self.worker.load(folder, numbers, self._saving)
+    def load(self, folder: Path, scalar_state: dict[str, Any]) -> None:
+        self.worker.load(folder, scalar_state, self._save_group)

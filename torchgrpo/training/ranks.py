@@ -1,9 +1,10 @@
-"""Ranks of a learner or a scorer: Ray actors that start and work together.
+"""Starts rank actors in Ray, calls all of them together, and reports the first failure.
 
-    driver ── the same method, each with its share ──▶ rank 0 ... rank N-1 ── collectives among themselves ──▶ answers
+    driver ── the same method, each with its share ──▶ rank 0 ... rank N-1 ── collectives ──▶ answers
 
-A call ends when all ranks have answered. One that died or raised takes the others along, for their collectives wait for
-it: what happened to it is told first. Every wait has a deadline, and the stacks of all ranks are shown when it passes.
+A call ends when all ranks have answered. A rank that dies or raises ends the call, since the collectives of
+the other ranks wait for it; the error reports the first failure. Every wait has a deadline. When a deadline
+passes, the error shows the stacks of all ranks.
 """
 
 import logging
@@ -21,31 +22,31 @@ from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
 from config.schema.errors import ConfigError, RankLost
-from torchgrpo.cluster.calls import (
-    RAISED,
-    Reference,
-    cause_of,
-    raised_in_construction,
+from torchgrpo.cluster.actor_calls import (
+    CALL_ERRORS,
+    CallReference,
+    failure_cause,
+    is_constructor_error,
     wait_for_all,
     wait_for_any,
 )
-from torchgrpo.cluster.runtime import Place, free_resources, start_actor, start_ray
+from torchgrpo.cluster.runtime import DeviceSlot, free_resources, start_actor, start_ray
 from torchgrpo.training.rank_actor import CONCURRENCY_GROUPS, RankProcess, Sender
 
 log = logging.getLogger(__name__)
 
 _GRACE_S, _STACKS_S, _CLOSE_S = 3.0, 5.0, 10.0
-LOADING = 3
-"""Times `timeout_s` that a model may take to load: longer than anything that ranks wait for later."""
+LOADING_PATIENCE = 3
+"""Factor on `timeout_s` for loading a model, which takes longer than any later call."""
 
 
 @dataclass(frozen=True)
 class RankSettings:
-    """How ranks are started and watched.
+    """Settings by which ranks are started and watched.
 
-    nodes: of the cluster, with as many ranks on each. ray_cpus: of a local runtime, where this is the first to start
-    it. timeout_s: that ranks may wait for one another, or the driver for one of them. asked: the settings that ask for
-    them, for messages.
+    nodes: nodes of the cluster, with equally many ranks on each. ray_cpus: CPUs of a local Ray runtime, where
+    these ranks are the first to start it. timeout_s: longest wait of ranks for one another, and of the driver
+    for a rank. settings_text: the config settings that request the ranks, for messages.
     """
 
     nodes: int
@@ -53,57 +54,59 @@ class RankSettings:
     on_gpu: bool
     timeout_s: float
     address: str | None = None
-    asked: str = "train_model.num_devices"
+    settings_text: str = "train_model.num_devices"
 
 
 class Ranks:
-    """The actors of the class `host`, one for each of `places`; `start` comes first."""
+    """The actors of `actor_class`, one for each device slot; call `start` first."""
 
-    def __init__(self, places: Sequence[Place], settings: RankSettings, host: type[RankProcess]) -> None:
-        self.places = list(places)
+    def __init__(
+        self, slots: Sequence[DeviceSlot], settings: RankSettings, actor_class: type[RankProcess]
+    ) -> None:
+        self.slots = list(slots)
         self.settings = settings
-        self.host = host
+        self.actor_class = actor_class
         self.actors: list[Any] = []
         self.process_ids: list[int] = []
         self._group: PlacementGroup | None = None
         self._sender: Sender | None = None
-        self._meeting = Path(tempfile.mkdtemp(prefix="grpo_ranks_"))
+        self._store_folder = Path(tempfile.mkdtemp(prefix="grpo_ranks_"))
         self._owns_ray = False
 
     def start(self) -> None:
-        """Start all ranks at once, and wait until they have met.
+        """Starts all ranks at once and waits until they have joined.
 
         Raises:
-            ConfigError: there is no room for them in the cluster.
-            RankLost: a rank does not start; everything already started is taken down.
+            ConfigError: the cluster has no room for the ranks.
+            RankLost: a rank does not start; every started rank has been ended.
         """
         settings = self.settings
         try:
             self._owns_ray = start_ray(settings.address, settings.ray_cpus)
-            self._group = self._promised()
-            per_node = len(self.places) // settings.nodes
-            for number, place in enumerate(self.places):
+            self._group = self._reserve_resources()
+            per_node = len(self.slots) // settings.nodes
+            for number, slot in enumerate(self.slots):
                 group, bundle = self._group, number // per_node
-                self.actors.append(start_actor(self.host, place, 1, CONCURRENCY_GROUPS, group, bundle))
-            # The ranks find each other by a file, on a cluster by an address of rank 0.
+                self.actors.append(start_actor(self.actor_class, slot, 1, CONCURRENCY_GROUPS, group, bundle))
+            # On one machine the ranks join through a file, on a cluster through an address of rank 0.
             if settings.address is None:
-                point = f"file://{self._meeting / 'store'}"
+                point = f"file://{self._store_folder / 'store'}"
             else:
-                (address,) = self.answers([self.actors[0].free_address.remote()], "its address")
+                (address,) = self.wait_for_answers([self.actors[0].free_address.remote()], "the address")
                 point = f"tcp://{address}"
-            count, own = len(self.places), (settings.on_gpu, settings.timeout_s)
-            calls = self.begin("join", [(rank, count, point, *own) for rank in range(count)])
-            self.process_ids = self.answers(calls, "its start")
+            count, options = len(self.slots), (settings.on_gpu, settings.timeout_s)
+            calls = self.begin_call("join", [(rank, count, point, *options) for rank in range(count)])
+            self.process_ids = self.wait_for_answers(calls, "the start")
         except BaseException:
             self.close()
             raise
 
-    def _promised(self) -> PlacementGroup:
-        """Room for all ranks at once: one bundle a node."""
+    def _reserve_resources(self) -> PlacementGroup:
+        """Reserves room for all ranks at once, one bundle per node. Raises ConfigError."""
         settings = self.settings
-        per_node = len(self.places) // settings.nodes
+        per_node = len(self.slots) // settings.nodes
         bundle: dict[str, float] = {"CPU": per_node}
-        if gpus := sum(place.num_gpus for place in self.places) // settings.nodes:
+        if gpus := sum(slot.num_gpus for slot in self.slots) // settings.nodes:
             bundle["GPU"] = gpus
         group: PlacementGroup = placement_group(
             [bundle] * settings.nodes, "STRICT_SPREAD" if settings.nodes > 1 else "PACK"
@@ -111,27 +114,28 @@ class Ranks:
         if not group.wait(settings.timeout_s if settings.address else _CLOSE_S):
             remove_placement_group(group)
             raise ConfigError(
-                f"{settings.asked}: Ray has no room for {settings.nodes} x {bundle} ({free_resources()}); lower it, or "
-                "join more nodes to the cluster"
+                f"{settings.settings_text}: Ray has no free resources for {settings.nodes} x {bundle} "
+                f"({free_resources()}); request fewer devices, or join more nodes to the cluster"
             )
         return group
 
-    def begin(self, method: str, arguments: Sequence[Sequence[Any]]) -> list[Reference]:
-        """Call METHOD of every rank at once, each with its own arguments."""
+    def begin_call(self, method: str, arguments: Sequence[Sequence[Any]]) -> list[CallReference]:
+        """Begins a method of every rank at once, each with its own arguments."""
         pairs = zip(self.actors, arguments, strict=True)
         return [getattr(actor, method).remote(*own) for actor, own in pairs]
 
-    def begin_same(self, method: str, *arguments: Any) -> list[Reference]:
-        """The same call of every rank."""
-        return self.begin(method, [arguments] * len(self.actors))
+    def begin_same_call(self, method: str, *arguments: Any) -> list[CallReference]:
+        """Begins a method of every rank with the same arguments."""
+        return self.begin_call(method, [arguments] * len(self.actors))
 
-    def answers(self, calls: Sequence[Reference], what: str, patience: int = 1) -> list[Any]:
-        """What the ranks answered to a call that was begun, in their order.
+    def wait_for_answers(self, calls: Sequence[CallReference], subject: str, patience: int = 1) -> list[Any]:
+        """Waits for the answers to a call; returns them in the order of the ranks.
 
-        patience: how many times `timeout_s` it may take.
+        subject: name of the call or of its result, for messages. patience: factor on `timeout_s`.
 
         Raises:
-            RankLost: a rank died or raised, or it took too long. ConfigError: a rank raised one.
+            RankLost: a rank died or raised, or the call took too long.
+            ConfigError: a rank raised a ConfigError.
         """
         limit = patience * self.settings.timeout_s
         waiting = {ref: number for number, ref in enumerate(calls)}
@@ -140,68 +144,78 @@ class Ranks:
         while waiting:
             remaining = deadline - time.monotonic()
             if remaining <= 0:
-                late = ", ".join(str(self.places[number]) for number in waiting.values())
+                late = ", ".join(str(self.slots[number]) for number in waiting.values())
                 raise RankLost(
-                    f"{self.stacks()}\nthe run waited {limit:.0f} s for {what} of {late} (train.wait_timeout_s); "
-                    "where, the stacks above say"
+                    f"{self.stacks()}\nthe run waited {limit:.0f} s for {subject} of {late} (train.wait_timeout_s); "
+                    "see the stacks above"
                 )
-            there = wait_for_any(waiting, min(remaining, 1.0))
-            outcomes = {ref: _outcome(ref) for ref in there}
+            answered_refs = wait_for_any(waiting, min(remaining, 1.0))
+            outcomes = {ref: _call_outcome(ref) for ref in answered_refs}
             if any(error is not None for _, error in outcomes.values()):
-                # Those that follow soon as well: the first to be told of need not be the first that failed.
+                # Waits for failures that follow soon: the first reported failure need not be the first one.
                 ended = wait_for_all(waiting, _GRACE_S)
-                failed = {waiting[ref]: error for ref in ended if (error := _outcome(ref)[1]) is not None}
-                raise self._failure(what, failed)
+                errors = {
+                    waiting[ref]: error for ref in ended if (error := _call_outcome(ref)[1]) is not None
+                }
+                raise self._lost_rank_error(subject, errors)
             answered |= {waiting.pop(ref): answer for ref, (answer, _) in outcomes.items()}
         return [answered[number] for number in range(len(calls))]
 
     def send(self, sender: Sender, version: int, engines: Any) -> None:
-        """A push from inside the ranks, straight to the engines.
+        """Pushes weights from the ranks straight to the engines.
 
-        sender: what each rank does for it; the first call hands it to them, and it keeps its connections there.
+        sender: work of each rank for a push; the first call sends it to the ranks, where it keeps its
+        connections.
 
-        Raises: what the sender of the first rank returned. RankLost: it raised, or took too long.
+        Raises:
+            RankLost: the sender raised, or took too long. Or else the exception that the first rank's sender
+                returned.
         """
         if sender != self._sender:
-            self.answers(self.begin_same("send_with", sender), "what it sends with")
+            self.wait_for_answers(self.begin_same_call("set_sender", sender), "the sender setup")
             self._sender = sender
-        # Twice as long, for those that gather are done long before the engines are.
-        broken = self.answers(self.begin_same("send", version, engines), "its part of a push", patience=2)[0]
-        if broken is not None:
-            raise broken
+        # Twice the time: the ranks finish gathering long before the engines have received everything.
+        error = self.wait_for_answers(
+            self.begin_same_call("send", version, engines), "the weight push", patience=2
+        )[0]
+        if error is not None:
+            raise error
 
-    def _failure(self, method: str, failed: dict[int, Exception]) -> Exception:
-        number = min(failed, key=lambda number: _after_others(failed[number]))
-        error, place = failed[number], self.places[number]
+    def _lost_rank_error(self, method: str, errors: dict[int, Exception]) -> Exception:
+        """Returns the exception of the rank that failed first, most likely."""
+        number = min(errors, key=lambda number: _blame_order(errors[number]))
+        error, slot = errors[number], self.slots[number]
         if isinstance(error, RayTaskError) and isinstance(error.cause, ConfigError):
-            return ConfigError(f"{error.cause}\n({place})")
-        if raised_in_construction(error):
-            return RankLost(f"{error}\n{place} could not be made: {cause_of(error)}")
+            return ConfigError(f"{error.cause}\n({slot})")
+        if is_constructor_error(error):
+            return RankLost(f"{error}\n{slot} could not be started: {failure_cause(error)}")
         if isinstance(error, DEATHS):
-            # What Ray knows of a process that has ended, without its guesses.
+            # Ray's facts about the ended process, without its guesses at causes.
             pid = re.search(r"pid: (\d+)", str(error))
             detail = re.search(r"Worker exit detail: (.*?)(?: Some common causes|$)", str(error), re.DOTALL)
-            who = f" (pid {pid.group(1)})" if pid else ""
+            process = f" (pid {pid.group(1)})" if pid else ""
             end = detail.group(1) if detail else str(error).splitlines()[0]
             return RankLost(
-                f"{place} died in {method}{who}: {end} Something killed it, such as a lack of memory, or native "
-                "code crashed; the system's log may say which"
+                f"{slot} died in {method}{process}: {end} The process was killed, for instance for lack of "
+                "memory, or native code crashed; check the system's log"
             )
-        stacks = f"{self.stacks()}\n" if _after_others(error) else ""
-        return RankLost(f"{stacks}{error}\n{place} failed in {method}: {cause_of(error)}")
+        stacks = f"{self.stacks()}\n" if _blame_order(error) else ""
+        return RankLost(f"{stacks}{error}\n{slot} failed in {method}: {failure_cause(error)}")
 
     def stacks(self) -> str:
-        """What every thread of every rank is doing now."""
+        """Returns the stacks of all threads of all ranks."""
         calls = [actor.stacks.remote() for actor in self.actors]
-        there = wait_for_all(calls, _STACKS_S)
+        ended = wait_for_all(calls, _STACKS_S)
         texts = [
-            str(_outcome(ref)[1] or ray.get(ref)) if ref in there else f"no answer within {_STACKS_S:.0f} s"
+            str(_call_outcome(ref)[1] or ray.get(ref))
+            if ref in ended
+            else f"no answer within {_STACKS_S:.0f} s"
             for ref in calls
         ]
-        return "\n".join(f"--- {place}\n{text}" for place, text in zip(self.places, texts, strict=True))
+        return "\n".join(f"--- {slot}\n{text}" for slot, text in zip(self.slots, texts, strict=True))
 
     def close(self) -> None:
-        """End the ranks; a rank that waits for another one is killed."""
+        """Ends the ranks; a rank that waits for another one is killed."""
         if ray.is_initialized():
             wait_for_all([actor.__ray_terminate__.remote() for actor in self.actors], _CLOSE_S)
             for actor in self.actors:
@@ -209,26 +223,29 @@ class Ranks:
             if self._group is not None:
                 remove_placement_group(self._group)
         self.actors, self._group = [], None
-        shutil.rmtree(self._meeting, ignore_errors=True)
+        shutil.rmtree(self._store_folder, ignore_errors=True)
         if self._owns_ray:
             self._owns_ray = False
             ray.shutdown()
 
 
 DEATHS = (RayActorError, ObjectLostError)
-"""What Ray raises where a process is gone, or its node with the answer that it had given."""
+"""Exceptions of Ray where a process is gone, or the node that holds its answer."""
 
 
-def _outcome(ref: Reference) -> tuple[Any, Exception | None]:
-    """What a call that has an outcome answered, or raised."""
+def _call_outcome(ref: CallReference) -> tuple[Any, Exception | None]:
+    """Returns the answer of a finished call and None, or None and its exception."""
     try:
         return ray.get(ref), None
-    except (*DEATHS, *RAISED) as error:
+    except (*DEATHS, *CALL_ERRORS) as error:
         return None, error
 
 
-def _after_others(error: Exception) -> int:
-    """0 for a death, 1 for an error of the rank's own, 2 for a collective that another rank left."""
+def _blame_order(error: Exception) -> int:
+    """Returns the order in which errors are blamed for a failed call.
+
+    0 for a death, 1 for an error of the rank itself, 2 for a collective that another rank left.
+    """
     if isinstance(error, DEATHS):
         return 0
     signs = ("gloo", "NCCL", "Connection closed by peer", "Connection reset by peer")

@@ -1,9 +1,10 @@
-"""Safetensors files, written a tensor at a time: names and sizes first, then the values as they are made.
+"""Writes safetensors files, one group of tensors at a time.
 
-parts: names and shapes, known before ──write_safetensors──▶ model.safetensors, or model-00001-of-00003.safetensors ...
-and model.safetensors.index.json
+TensorGroup: names and shapes, known in advance ──write_safetensors──▶ model.safetensors
+                                         └─above max_file_bytes──▶ model-00001-of-00003.safetensors ... and index
 
-The format is 8 bytes (the header's length), a JSON header with every tensor's dtype, shape and place, and the values.
+The format is 8 bytes (the header's length), a JSON header with dtype, shape and offsets of every tensor, and
+the values. The header is written first, then the values as they are computed.
 """
 
 import json
@@ -15,9 +16,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-LARGEST_FILE = 5 * 10**9
-"""Bytes; a larger tensor is alone in its file."""
-_NAMES = {
+MAX_FILE_BYTES = 5 * 10**9
+"""Bytes of the values in one file; a larger tensor has a file of its own."""
+_DTYPE_NAMES = {
     torch.float64: "F64",
     torch.float32: "F32",
     torch.float16: "F16",
@@ -32,73 +33,80 @@ _NAMES = {
 
 
 @dataclass(frozen=True)
-class Part:
-    """Tensors that are made together, one as a rule.
+class TensorGroup:
+    """Tensors that are computed together, usually one.
 
-    described: their names, shapes and dtypes, on the meta device. make: their values, by name.
+    descriptions: names, shapes and dtypes, on the meta device. make: returns the values by name.
     """
 
-    described: Mapping[str, Tensor]
+    descriptions: Mapping[str, Tensor]
     make: Callable[[], Mapping[str, Tensor]]
 
     @property
     def nbytes(self) -> int:
-        return sum(tensor.nbytes for tensor in self.described.values())
+        return sum(tensor.nbytes for tensor in self.descriptions.values())
 
 
 def write_safetensors(
-    folder: Path, parts: Sequence[Part], stem: str = "model", largest: int = LARGEST_FILE
+    folder: Path, groups: Sequence[TensorGroup], stem: str = "model", max_file_bytes: int = MAX_FILE_BYTES
 ) -> None:
-    """One file, or with more than `largest` bytes several and an index. Ends when all is on disk."""
-    files = _files(parts, largest)
+    """Writes groups of tensors to one file, or to several files and an index.
+
+    Returns when all is on disk. max_file_bytes: size above which there are several files.
+    """
+    files = _split_into_files(groups, max_file_bytes)
     if len(files) == 1:
-        _write(folder / f"{stem}.safetensors", files[0])
+        _write_file(folder / f"{stem}.safetensors", files[0])
         return
-    places: dict[str, str] = {}
-    for number, mine in enumerate(files, 1):
+    file_names: dict[str, str] = {}
+    for number, file_groups in enumerate(files, 1):
         name = f"{stem}-{number:05d}-of-{len(files):05d}.safetensors"
-        _write(folder / name, mine)
-        places |= {tensor: name for part in mine for tensor in part.described}
-    index = {"metadata": {"total_size": sum(part.nbytes for part in parts)}, "weight_map": places}
+        _write_file(folder / name, file_groups)
+        file_names |= {tensor: name for group in file_groups for tensor in group.descriptions}
+    index = {"metadata": {"total_size": sum(group.nbytes for group in groups)}, "weight_map": file_names}
     (folder / f"{stem}.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
 
 
-def _files(parts: Sequence[Part], largest: int) -> list[list[Part]]:
-    """The parts of each file; widest dtypes first, so that every tensor begins at a multiple of its width."""
-    files: list[list[Part]] = []
+def _split_into_files(groups: Sequence[TensorGroup], max_file_bytes: int) -> list[list[TensorGroup]]:
+    """Returns the groups of each file.
+
+    The widest dtypes come first, so that every tensor begins at a multiple of its width.
+    """
+    files: list[list[TensorGroup]] = []
     filled = 0
-    for part in parts:
-        if not files or filled + part.nbytes > largest:
+    for group in groups:
+        if not files or filled + group.nbytes > max_file_bytes:
             files.append([])
             filled = 0
-        files[-1].append(part)
-        filled += part.nbytes
+        files[-1].append(group)
+        filled += group.nbytes
 
-    def width(part: Part) -> int:
-        return min(tensor.element_size() for tensor in part.described.values())
+    def width(group: TensorGroup) -> int:
+        return min(tensor.element_size() for tensor in group.descriptions.values())
 
-    return [sorted(mine, key=width, reverse=True) for mine in files]
+    return [sorted(file_groups, key=width, reverse=True) for file_groups in files]
 
 
-def _write(path: Path, parts: Sequence[Part]) -> None:
+def _write_file(path: Path, groups: Sequence[TensorGroup]) -> None:
+    """Writes one safetensors file and syncs it to disk."""
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
-    for name, tensor in (item for part in parts for item in part.described.items()):
-        begin, end = end, end + tensor.nbytes
+    for name, tensor in (item for group in groups for item in group.descriptions.items()):
+        start, end = end, end + tensor.nbytes
         header[name] = {
-            "dtype": _NAMES[tensor.dtype],
+            "dtype": _DTYPE_NAMES[tensor.dtype],
             "shape": list(tensor.shape),
-            "data_offsets": [begin, end],
+            "data_offsets": [start, end],
         }
-    said = json.dumps(header, separators=(",", ":")).encode()
-    said += b" " * (-len(said) % 8)
+    header_bytes = json.dumps(header, separators=(",", ":")).encode()
+    header_bytes += b" " * (-len(header_bytes) % 8)
     with path.open("wb") as file:
-        file.write(len(said).to_bytes(8, "little"))
-        file.write(said)
-        for part in parts:
-            made = part.make()
-            for name, tensor in part.described.items():
-                values = made[name]
+        file.write(len(header_bytes).to_bytes(8, "little"))
+        file.write(header_bytes)
+        for group in groups:
+            tensors = group.make()
+            for name, tensor in group.descriptions.items():
+                values = tensors[name]
                 assert values.shape == tensor.shape and values.dtype == tensor.dtype, name
                 file.write(values.contiguous().reshape(-1).view(torch.uint8).numpy().data)
         file.flush()

@@ -1,4 +1,4 @@
-"""Report of one optimizer step: its metrics, and values of every token of its batch."""
+"""Defines the report of an optimizer step, and gathers its per-token values from workers' outputs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from config.schema.errors import RunError
 from config.schema.policy import PolicyConfig
 from torchgrpo.batches.batch import Batch
 from torchgrpo.training.microbatches import Microbatch
-from torchgrpo.training.worker import Part
+from torchgrpo.training.worker import WorkerOutput
 
 
 class NonFiniteError(RunError):
@@ -19,38 +19,44 @@ class NonFiniteError(RunError):
 
 @dataclass(frozen=True)
 class StepReport:
-    """Outcome of an optimizer step.
+    """Result of an optimizer step.
 
-    metrics: ready to log. log_ratio, entropy: float32 [N, R] of the batch, 0 outside the loss: trainer less engine
-    before the update, and the entropy of the trainer's distribution, in nats. advantage: float32 [N, 1] or [N, R], with
-    which it was trained on: the reward's by `policy.reward_coef`, and a teacher's.
+    metrics: numbers to log.
+    is_skipped: whether the update was skipped.
+    log_ratio: float32 [N, R], log-prob of the trainer before the update less that of the engine, 0 outside the
+        loss.
+    entropy: float32 [N, R], entropy of the trainer's distribution in nats, 0 outside the loss.
+    advantage: float32 [N, 1] or [N, R], total advantage: `policy.reward_coef` times the reward's, plus the
+        teacher's.
     """
 
     metrics: dict[str, float]
-    skipped: bool
+    is_skipped: bool
     log_ratio: Tensor
     entropy: Tensor
     advantage: Tensor
 
 
-def token_tensors(
-    policy: PolicyConfig, batch: Batch, shares: list[list[Microbatch]], parts: Sequence[Part]
+def gather_token_tensors(
+    policy: PolicyConfig, batch: Batch, shares: list[list[Microbatch]], outputs: Sequence[WorkerOutput]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Put the tokens' log-ratios, entropies and advantages of all workers back into [N, R]."""
+    """Gathers log-ratios, entropies and advantages of all workers' tokens into [N, R] tensors."""
     assert batch.mask is not None and batch.advantage is not None
     log_ratio, entropy = (torch.zeros(batch.mask.shape) for _ in range(2))
-    taught = policy.distill_coef != 0
-    advantage = torch.zeros(batch.mask.shape) if taught else policy.reward_coef * batch.advantage
-    for share, part in zip(shares, parts, strict=True):
-        for piece, tokens in zip(share, part.tokens, strict=True):
-            if piece.idle:
+    has_teacher = policy.distill_coef != 0
+    advantage = torch.zeros(batch.mask.shape) if has_teacher else policy.reward_coef * batch.advantage
+    for share, output in zip(shares, outputs, strict=True):
+        for microbatch, tokens in zip(share, output.tokens, strict=True):
+            if microbatch.idle:
                 continue
-            mask = batch.mask[piece.rows]
-            for whole, values in (
+            mask = batch.mask[microbatch.rows]
+            for result, values in (
                 (log_ratio, tokens.log_ratio),
                 (entropy, tokens.entropy),
                 (advantage, tokens.advantage),
             ):
                 if values is not None:
-                    whole[piece.rows] = torch.zeros(mask.shape).masked_scatter_(mask, values.float().cpu())
+                    result[microbatch.rows] = torch.zeros(mask.shape).masked_scatter_(
+                        mask, values.float().cpu()
+                    )
     return log_ratio, entropy, advantage

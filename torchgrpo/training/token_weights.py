@@ -1,7 +1,7 @@
-"""What every token counts in the loss: mismatch between trainer and engine, trust regions, chosen tokens.
+"""Computes loss weights of tokens from engine mismatch, trust regions (`trust_region.py`) and token selection.
 
-None of it has a gradient. Some of it depends on all tokens of the batch (`policy.weighs_whole_batches`); a learner that
-works in microbatches computes these weights once for the batch, from a pass without gradient, and hands them on.
+The weights have no gradient. Some of them depend on all tokens of the batch (`policy.has_batchwide_weights`); a
+learner that works in microbatches computes them once for the batch, from a forward pass without gradient.
 """
 
 from collections.abc import Callable
@@ -11,58 +11,66 @@ import torch
 from torch import Tensor
 
 from config.schema.policy import PolicyConfig
-from torchgrpo.training.loss_inputs import LossInputs, mean, row_mean, row_sum
+from torchgrpo.training.loss_inputs import LossInputs, row_mean, row_sum, token_mean
 from torchgrpo.training.policy_terms import policy_term
-from torchgrpo.training.trust_region import kept_by
+from torchgrpo.training.trust_region import trust_region_mask
 
 
 @dataclass(frozen=True)
 class TokenWeights:
-    """[N, R] each. policy: factor of the policy term. penalty: of |log ratio|, which is added, or None. kept: bool, the
-    tokens that neither a trust region nor the selection leaves out."""
+    """Weights of tokens in the loss, [N, R] each.
+
+    policy: factor of the policy term. penalty: coefficient of an added |log ratio|, or None. kept_mask: bool,
+    tokens that neither a trust region nor the token selection drops.
+    """
 
     policy: Tensor
     penalty: Tensor | None
-    kept: Tensor
+    kept_mask: Tensor
 
 
 @torch.no_grad()
 def token_weights(policy: PolicyConfig, inputs: LossInputs) -> TokenWeights:
-    """Of the tokens of a whole batch."""
-    kept = kept_by(policy.trust_regions, inputs)
-    weight = torch.ones_like(inputs.old)
-    if policy.mismatch != "none" and policy.objective != "vespo":  # there it is in the sequence's ratio
-        weight = _bounded(policy, inputs)
+    """Computes the weights of the tokens of a whole batch."""
+    kept = trust_region_mask(policy.trust_regions, inputs)
+    weight = torch.ones_like(inputs.old_log_prob)
+    if (
+        policy.mismatch != "none" and policy.objective != "vespo"
+    ):  # VESPO has the mismatch in its sequence ratio
+        weight = _bounded_weight(policy, inputs)
         if policy.mismatch_normalize:
-            average = mean(weight, inputs.mask)
-            if policy.mismatch_level != "token":  # over rows that have some
-                average = mean(row_mean(weight, inputs.mask), inputs.mask.any(dim=1, keepdim=True))
+            average = token_mean(weight, inputs.mask)
+            if policy.mismatch_level != "token":  # over rows with tokens
+                average = token_mean(row_mean(weight, inputs.mask), inputs.mask.any(dim=1, keepdim=True))
             weight = weight / torch.where(average > 1e-8, average, 1.0)
         if policy.objective == "geometric":
             logarithm = row_mean((weight + 1e-10).log(), inputs.mask, policy.length_epsilon)
             weight = logarithm.exp().expand_as(weight)
     if policy.trust_regions:
-        weight = torch.where(kept, weight, 0.0)  # a weight that is left out may be infinite
+        weight = torch.where(kept, weight, 0.0)  # a dropped weight may be infinite
     chosen = SELECTIONS[policy.select_tokens](policy, inputs)
-    factor, penalty = EFFECTS[policy.select_tokens](policy, chosen, weight.dtype)
+    factor, penalty = SELECTION_EFFECTS[policy.select_tokens](policy, chosen, weight.dtype)
     if factor is not None:
         weight, kept = weight * factor, kept & (factor > 0)
     return TokenWeights(weight, penalty, kept)
 
 
 def mismatch_capped(policy: PolicyConfig, inputs: LossInputs) -> Tensor:
-    """bool [N, R]: the tokens whose weight is at the cap or masked out."""
-    weight = _bounded(policy, inputs)
-    return (weight >= _cap(policy)) | (weight == 0)
+    """Returns a mask [N, R] of tokens with a capped or zero mismatch weight."""
+    weight = _bounded_weight(policy, inputs)
+    return (weight >= _weight_cap(policy)) | (weight == 0)
 
 
-def _bounded(policy: PolicyConfig, inputs: LossInputs) -> Tensor:
-    """exp(old - engine) per token, [N, R], truncated or masked."""
-    weight = MISMATCH_LEVELS[policy.mismatch_level](inputs.old - inputs.sample, inputs.mask).exp()
-    return MISMATCH_BOUNDS[policy.mismatch](weight, _cap(policy), policy.mismatch_floor)
+def _bounded_weight(policy: PolicyConfig, inputs: LossInputs) -> Tensor:
+    """Computes the mismatch weight exp(old - engine) of each token, truncated or masked, [N, R]."""
+    weight = MISMATCH_LEVELS[policy.mismatch_level](
+        inputs.old_log_prob - inputs.sample_log_prob, inputs.mask
+    ).exp()
+    return MISMATCH_BOUNDS[policy.mismatch](weight, _weight_cap(policy), policy.mismatch_floor)
 
 
-def _cap(policy: PolicyConfig) -> float:
+def _weight_cap(policy: PolicyConfig) -> float:
+    """Returns the cap of mismatch weights, infinite if unset."""
     return float("inf") if policy.mismatch_cap is None else policy.mismatch_cap
 
 
@@ -78,52 +86,56 @@ MISMATCH_BOUNDS: dict[str, Callable[[Tensor, float, float], Tensor]] = {
 
 
 def _top_entropy(policy: PolicyConfig, inputs: LossInputs) -> Tensor:
-    """Those at or above the quantile of the entropies ("beyond the 80/20 rule", arXiv 2506.01939)."""
+    """Selects tokens with entropy at or above a quantile ("beyond the 80/20 rule", arXiv 2506.01939)."""
     if inputs.entropy is None:
         raise ValueError("policy.select_tokens=top_entropy needs the entropy over the vocabulary")
     entropy = inputs.entropy.detach()
     values = entropy[inputs.mask].sort().values
     if not len(values):
         return inputs.mask
-    place = (1 - policy.selected_share) * (len(values) - 1)  # between two values: the line that joins them
-    below = min(int(place), len(values) - 1)
+    index = (1 - policy.selected_share) * (len(values) - 1)  # fractional: interpolate between two values
+    below = min(int(index), len(values) - 1)
     above = min(below + 1, len(values) - 1)
-    threshold = torch.lerp(values[below], values[above], place - below)
+    threshold = torch.lerp(values[below], values[above], index - below)
     return inputs.mask & (entropy >= threshold)
 
 
 def _covariance(inputs: LossInputs) -> Tensor:
-    """Of log-prob and advantage: each token's part of it, [N, R]."""
+    """Computes each token's term of the covariance of log-prob and advantage, [N, R]."""
     log_prob = inputs.log_prob.detach()
-    return (inputs.advantage - mean(inputs.advantage, inputs.mask)) * (log_prob - mean(log_prob, inputs.mask))
+    return (inputs.advantage - token_mean(inputs.advantage, inputs.mask)) * (
+        log_prob - token_mean(log_prob, inputs.mask)
+    )
 
 
 def _clip_covariance(policy: PolicyConfig, inputs: LossInputs) -> Tensor:
-    """Some of the tokens inside the range that the clip leaves alone (Clip-Cov, arXiv 2505.22617, section 4.2).
+    """Selects random tokens with a covariance inside the range (Clip-Cov, arXiv 2505.22617, section 4.2).
 
-    They are chosen by a fixed shuffle, so that the same batch gives the same tokens.
+    Tokens whose clip binds are excluded. The shuffle has a fixed seed, so that equal batches give equal
+    selections.
     """
     low, high = policy.covariance_range
     covariance = _covariance(inputs)
-    below, above = policy_term(policy).binds(policy, inputs)
+    below, above = policy_term(policy).clip_binds(policy, inputs)
     candidates = inputs.mask & ~below & ~above & (covariance > low) & (covariance < high)
-    places = candidates.flatten().nonzero()[:, 0]
-    order = torch.randperm(len(places), generator=torch.Generator().manual_seed(len(places)))
+    indices = candidates.flatten().nonzero()[:, 0]
+    order = torch.randperm(len(indices), generator=torch.Generator().manual_seed(len(indices)))
     chosen = torch.zeros_like(inputs.mask)
-    chosen.view(-1)[places[order[: _count(policy, inputs.mask)].to(places.device)]] = True
+    chosen.view(-1)[indices[order[: _selection_size(policy, inputs.mask)].to(indices.device)]] = True
     return chosen
 
 
 def _kl_covariance(policy: PolicyConfig, inputs: LossInputs) -> Tensor:
-    """The tokens with the highest covariance (KL-Cov, arXiv 2505.22617, section 4.2)."""
-    places = inputs.mask.flatten().nonzero()[:, 0]
-    highest = _covariance(inputs)[inputs.mask].topk(min(_count(policy, inputs.mask), len(places)))
+    """Selects the tokens with the highest covariance (KL-Cov, arXiv 2505.22617, section 4.2)."""
+    indices = inputs.mask.flatten().nonzero()[:, 0]
+    highest = _covariance(inputs)[inputs.mask].topk(min(_selection_size(policy, inputs.mask), len(indices)))
     chosen = torch.zeros_like(inputs.mask)
-    chosen.view(-1)[places[highest.indices]] = True
+    chosen.view(-1)[indices[highest.indices]] = True
     return chosen
 
 
-def _count(policy: PolicyConfig, mask: Tensor) -> int:
+def _selection_size(policy: PolicyConfig, mask: Tensor) -> int:
+    """Returns the number of tokens to select, at least 1."""
     return max(1, int(policy.selected_share * int(mask.sum())))
 
 
@@ -133,13 +145,18 @@ SELECTIONS: dict[str, Callable[[PolicyConfig, LossInputs], Tensor]] = {
     "clip_covariance": _clip_covariance,
     "kl_covariance": _kl_covariance,
 }
-"""bool [N, R]: the tokens that are chosen among all of the batch."""
+"""Token selections by name; each returns a mask [N, R] of selected tokens of the batch."""
 
 
-EFFECTS: dict[str, Callable[[PolicyConfig, Tensor, torch.dtype], tuple[Tensor | None, Tensor | None]]] = {
-    "none": lambda policy, chosen, dtype: (None, None),
-    "top_entropy": lambda policy, chosen, dtype: (chosen.to(dtype), None),
-    "clip_covariance": lambda policy, chosen, dtype: ((~chosen).to(dtype), None),
-    "kl_covariance": lambda policy, chosen, dtype: (None, policy.covariance_penalty * chosen.to(dtype)),
+SELECTION_EFFECTS: dict[
+    str, Callable[[PolicyConfig, Tensor, torch.dtype], tuple[Tensor | None, Tensor | None]]
+] = {
+    "none": lambda policy, is_selected, dtype: (None, None),
+    "top_entropy": lambda policy, is_selected, dtype: (is_selected.to(dtype), None),
+    "clip_covariance": lambda policy, is_selected, dtype: ((~is_selected).to(dtype), None),
+    "kl_covariance": lambda policy, is_selected, dtype: (
+        None,
+        policy.covariance_penalty * is_selected.to(dtype),
+    ),
 }
-"""What becomes of the tokens that are chosen: a factor of the policy term, and the weight of the penalty, or None."""
+"""Effects of a selection by name: factor of the policy term and penalty coefficient, None without effect."""

@@ -1,8 +1,8 @@
-"""What training changes of a model, as a checkpoint holds it, and whether it fits the model that is here.
+"""Lists a policy's trained tensors, and checks that a checkpoint belongs to the same model.
 
-Without LoRA that is every weight, with LoRA the adapter alone; the rest comes from `model.name`. A digest of what the
-run began from goes with it: an adapter is of use only on the weights that it was trained on, and the reference model
-of a resumed run must be the one that it had.
+Without LoRA the trained part is every weight, with LoRA the adapter alone; the rest comes from `model.name`.
+A digest of the base model goes with it: an adapter is only of use on the weights that it was trained on, and
+the reference model of a resumed run must be the model that the run started from.
 """
 
 import hashlib
@@ -14,89 +14,113 @@ from torch import nn
 
 from config.schema.errors import ConfigError
 from torchgrpo.training.adapters import causal_model
-from torchgrpo.training.quantization import state_without_scales
-from torchgrpo.training.sharding import whole
+from torchgrpo.training.quantization import state_dict_without_scales
+from torchgrpo.training.sharding import full_tensor
 
-MODEL = "model."
-"""Begins the names of the model's tensors in a checkpoint."""
-KEYS = {"base", "architecture"}
-_SAMPLES = 64
-_OF_THE_FILES = {"_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache"}
-"""What a model's config says that is not its function."""
+MODEL_PREFIX = "model."
+"""Prefix of the names of the model's tensors in a checkpoint."""
+MODEL_KEYS = {"base", "architecture"}
+"""Keys of `describe_model`."""
+_DIGEST_SAMPLES = 64
+_IGNORED_SETTINGS = {"_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache"}
+"""Settings of a model's config that do not change what the model computes."""
 
 
 def trained_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
-    """What a checkpoint holds of the policy, live: trained parameters, each once, and the buffers that are saved."""
+    """Returns the live tensors of the policy that a checkpoint holds.
+
+    These are the trained parameters, each once, and the persistent buffers.
+    """
     parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    buffers = {name: tensor for name, tensor in state_without_scales(model).items() if name not in parameters}
+    buffers = {
+        name: tensor for name, tensor in state_dict_without_scales(model).items() if name not in parameters
+    }
     return {name: one for name, one in model.named_parameters() if one.requires_grad} | buffers
 
 
-def described(model: nn.Module, base: str) -> dict[str, Any]:
-    """The policy in a checkpoint beside its tensors. base: its `base_digest` before it was trained."""
+def describe_model(model: nn.Module, base: str) -> dict[str, Any]:
+    """Returns the entries of a checkpoint that identify the policy's base weights and architecture.
+
+    base: `base_digest` of the model before training.
+    """
     return {"base": base, "architecture": _architecture(model)}
 
 
 def check_same_model(
-    model: nn.Module, base: str, saved: Mapping[str, Any], shapes: Mapping[str, list[int]]
+    model: nn.Module, base: str, saved_model: Mapping[str, Any], shapes: Mapping[str, list[int]]
 ) -> None:
-    """That the tensors of a checkpoint belong into a model as `model.name` gives it.
+    """Checks that the tensors of a checkpoint belong to a model as `model.name` gives it.
 
-    base: `base_digest` of that model. saved: what `described` said. shapes: of the tensors, by their names there.
+    base: `base_digest` of that model. saved_model: `describe_model` of the saved model. shapes: shapes of the
+    saved tensors by their names in the checkpoint.
+
     Raises:
-        ConfigError: they are of another model; the message names the first difference.
+        ConfigError: the tensors belong to another model; the message names the first difference.
     """
-    there = {name.removeprefix(MODEL): shape for name, shape in shapes.items() if name.startswith(MODEL)}
-    here = {name: list(tensor.shape) for name, tensor in trained_tensors(model).items()}
-    _check_equal("setting", saved["architecture"], _architecture(model))
-    _check_equal("shape of", there, here)
-    if saved["base"] != base:
+    saved_shapes = {
+        name.removeprefix(MODEL_PREFIX): shape
+        for name, shape in shapes.items()
+        if name.startswith(MODEL_PREFIX)
+    }
+    model_shapes = {name: list(tensor.shape) for name, tensor in trained_tensors(model).items()}
+    _check_equal("setting", saved_model["architecture"], _architecture(model))
+    _check_equal("shape of", saved_shapes, model_shapes)
+    if saved_model["base"] != base:
         raise ConfigError(
-            "its run began from other weights than those that model.name has now; give the model that it trained"
+            "the run of the checkpoint started from other weights than those of model.name; name the "
+            "model that it trained"
         )
 
 
-def _check_equal(what: str, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
-    different = [key for key in {**there, **here} if there.get(key) != here.get(key)]
+def _check_equal(label: str, saved_values: Mapping[str, Any], own_values: Mapping[str, Any]) -> None:
+    """Raises ConfigError with the first key whose values differ."""
+    different = [
+        key for key in {**saved_values, **own_values} if saved_values.get(key) != own_values.get(key)
+    ]
     if different:
         key = different[0]
         raise ConfigError(
-            f"it holds another model than model.name and train_model.lora say: {what} {key} is "
-            f"{there.get(key)} in the checkpoint and {here.get(key)} here; give the model that its run trained"
+            f"the checkpoint has another model than model.name and train_model.lora: {label} {key} is "
+            f"{saved_values.get(key)} in the checkpoint and {own_values.get(key)} here; name the model that "
+            "its run trained"
         )
 
 
 def base_digest(model: nn.Module) -> str:
-    """Of names, shapes and some values of what `model.name` brought, before anything is trained."""
-    return digest_of((name, whole(one.detach())) for name, one in brought(model).items())
+    """Returns a digest of the untrained base model: names, shapes and some values."""
+    return digest_tensors((name, full_tensor(one.detach())) for name, one in base_parameters(model).items())
 
 
-def digest_of(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
-    """As `base_digest`, of tensors by name, of which one exists at a time."""
+def digest_tensors(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
+    """Returns the digest of tensors by name, as `base_digest`; one tensor exists at a time."""
     digest = hashlib.blake2b(digest_size=16)
     for name, tensor in tensors:
         flat = tensor.flatten()
-        some = flat[:: max(1, flat.numel() // _SAMPLES)][:_SAMPLES].float()
-        digest.update(f"{name} {list(tensor.shape)} {some.tolist()}".encode())
+        samples = flat[:: max(1, flat.numel() // _DIGEST_SAMPLES)][:_DIGEST_SAMPLES].float()
+        digest.update(f"{name} {list(tensor.shape)} {samples.tolist()}".encode())
     return digest.hexdigest()
 
 
-def brought(model: nn.Module) -> dict[str, nn.Parameter]:
-    """What `model.name` brought, as far as a run depends on it: the base under an adapter, else every parameter."""
+def base_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Returns the parameters of `model.name` on which a run depends.
+
+    These are the frozen parameters under an adapter, otherwise all parameters.
+    """
     named = model.named_parameters(remove_duplicate=False)
     frozen = {name: parameter for name, parameter in named if not parameter.requires_grad}
     return frozen or dict(model.named_parameters())
 
 
 def _architecture(model: nn.Module) -> dict[str, Any]:
-    said = causal_model(model).config.to_diff_dict()
-    return {key: _plain(value) for key, value in said.items() if key not in _OF_THE_FILES}
+    """Returns the settings of a model's config.json that change what the model computes."""
+    settings = causal_model(model).config.to_diff_dict()
+    return {key: _to_plain_types(value) for key, value in settings.items() if key not in _IGNORED_SETTINGS}
 
 
-def _plain(value: Any) -> Any:
-    """In types that a checkpoint may hold."""
+def _to_plain_types(value: Any) -> Any:
+    """Converts a value to types that a checkpoint may hold."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(one) for key, one in value.items()}
+        return {str(key): _to_plain_types(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
+        return [_to_plain_types(one) for one in value]
     return value if isinstance(value, str | int | float | bool | None) else str(value)

@@ -1,7 +1,8 @@
-"""Training mode of a policy: adapters' dropout and recomputed layers, nothing else.
+"""Sets training mode without the base model's dropout and noise, and evaluation mode temporarily.
 
-A config.json may name dropout, router noise or skipped layers. The log-probs of such a forward pass are not those of
-the model that engines sample from, so ratio and KL would measure the noise.
+A config.json may enable dropout, router noise or skipped layers. The log-probs of such a forward pass differ
+from those of the model that engines sample from, so ratio and KL would measure the noise. Only the dropout of
+adapters and the recomputation of layers stay in training mode.
 """
 
 from collections.abc import Iterator
@@ -14,9 +15,10 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 
 def set_training_mode(policy: nn.Module) -> None:
-    """Put all modules in evaluation mode but adapters' dropout and layers that recompute.
+    """Puts all modules in evaluation mode except adapters' dropout and layers with checkpointing.
 
-    Such a layer has to be in training mode by itself; what it would do with that of its own is set to 0.
+    A layer with activation checkpointing must itself be in training mode; its dropout and noise settings are
+    set to 0.
     """
     policy.eval()
     for name, module in policy.named_modules():
@@ -24,13 +26,14 @@ def set_training_mode(policy: nn.Module) -> None:
             module.training = True
         if isinstance(module, GradientCheckpointingLayer) and module.gradient_checkpointing:
             module.training = True
-            _silence(module)
-            if "config" in vars(module):  # its own copy: what is saved is the model's
+            _zero_noise_settings(module)
+            if "config" in vars(module):  # a copy, because checkpoints save the model's config
                 module.config = deepcopy(module.config)
-                _silence(module.config)
+                _zero_noise_settings(module.config)
 
 
-def _silence(holder: Any) -> None:
+def _zero_noise_settings(holder: Any) -> None:
+    """Sets all dropout, jitter and noise rates of a module or config to 0."""
     for field, value in vars(holder).items():
         if isinstance(value, float) and any(word in field for word in ("drop", "jitter", "noise")):
             setattr(holder, field, 0.0)
@@ -38,7 +41,7 @@ def _silence(holder: Any) -> None:
 
 @contextmanager
 def evaluation_mode(policy: nn.Module) -> Iterator[None]:
-    """Put every module in evaluation mode for the block."""
+    """Puts all modules in evaluation mode for the block."""
     in_training = [module for module in policy.modules() if module.training]
     policy.eval()
     try:

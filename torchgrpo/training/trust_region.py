@@ -1,4 +1,7 @@
-"""Which tokens the trust regions keep: a measure of two policies, on a token or a response, between two bounds."""
+"""Masks tokens for which two policies' log-probs lie within the bounds of `policy.trust_regions`.
+
+A measure of two policies, on a token or on a response, must lie between two bounds.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -10,43 +13,51 @@ from config.schema.trust_region import TrustRegion
 from torchgrpo.training.kl import ESTIMATORS
 from torchgrpo.training.loss_inputs import LossInputs, row_mean, row_sum
 
-SMALLEST = 1e-8
-"""Probability below which a Bernoulli's is not taken."""
+MIN_PROBABILITY = 1e-8
+"""Smallest probability in the KL of two Bernoulli distributions."""
 
 
-def kept_by(regions: Sequence[TrustRegion], inputs: LossInputs) -> Tensor:
-    """bool [N, R]: the tokens of `inputs.mask` that all of the regions keep."""
+def trust_region_mask(regions: Sequence[TrustRegion], inputs: LossInputs) -> Tensor:
+    """Returns a mask [N, R] of the tokens in `inputs.mask` that are inside all regions."""
     kept = inputs.mask
     for region in regions:
         low = -math.inf if region.low is None else region.low
         high = math.inf if region.high is None else region.high
-        if region.measure == "ratio":  # as its logarithm, so that sums and means are products and roots
+        if (
+            region.measure == "ratio"
+        ):  # of the log-ratio: sums and means are then products and geometric means of ratios
             low, high = (math.log(bound) if bound > 0 else -math.inf for bound in (low, high))
-        later, earlier = BETWEEN[region.between](inputs)
+        later, earlier = POLICY_PAIRS[region.between](inputs)
         value = MEASURES[region.measure](later, earlier)
         below, above = LEVELS[region.level](value, inputs.mask, low, high)
         kept = kept & ~SIDES[region.side](below, above, inputs.advantage)
     return kept
 
 
-BETWEEN: dict[str, Callable[[LossInputs], tuple[Tensor, Tensor]]] = {
-    "now_old": lambda inputs: (inputs.log_prob.detach(), inputs.old),
-    "now_engine": lambda inputs: (inputs.log_prob.detach(), inputs.sample),
-    "old_engine": lambda inputs: (inputs.old, inputs.sample),
-    "engine_old": lambda inputs: (inputs.sample, inputs.old),
+POLICY_PAIRS: dict[str, Callable[[LossInputs], tuple[Tensor, Tensor]]] = {
+    "now_old": lambda inputs: (inputs.log_prob.detach(), inputs.old_log_prob),
+    "now_engine": lambda inputs: (inputs.log_prob.detach(), inputs.sample_log_prob),
+    "old_engine": lambda inputs: (inputs.old_log_prob, inputs.sample_log_prob),
+    "engine_old": lambda inputs: (inputs.sample_log_prob, inputs.old_log_prob),
 }
 
 
 def _binary_kl(later: Tensor, earlier: Tensor) -> Tensor:
-    """KL(earlier, later) of "this token or another", with the sign of the change of its probability (DPPO)."""
+    """Computes the binary KL(earlier, later) of a token, with the sign of its change (DPPO).
+
+    The binary distribution is "this token or another". later, earlier: log-probs.
+    """
     p, q = later.exp(), earlier.exp()
-    others = (1 - q) * torch.log((1 - q + SMALLEST) / (1 - p + SMALLEST))
+    others = (1 - q) * torch.log((1 - q + MIN_PROBABILITY) / (1 - p + MIN_PROBABILITY))
     return torch.sign(p - q) * (q * (earlier - later) + others)
 
 
 def binary_kl_symmetric(later: Tensor, earlier: Tensor) -> Tensor:
-    """The larger of the two KLs of "this token or another" (KPop). later, earlier: log-probs."""
-    p, q = (log_prob.exp().clamp(SMALLEST, 1 - SMALLEST) for log_prob in (later, earlier))
+    """Computes the larger of the two binary KLs of a token (KPop).
+
+    The binary distribution is "this token or another". later, earlier: log-probs.
+    """
+    p, q = (log_prob.exp().clamp(MIN_PROBABILITY, 1 - MIN_PROBABILITY) for log_prob in (later, earlier))
 
     def divergence(first: Tensor, second: Tensor) -> Tensor:
         return first * (first / second).log() + (1 - first) * ((1 - first) / (1 - second)).log()
@@ -63,26 +74,32 @@ MEASURES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "kl": _binary_kl,
     "kl_symmetric": binary_kl_symmetric,
 }
-"""Of log-probs; see `config.schema.trust_region.TrustRegion.measure`."""
+"""Measures of two log-probs; see `config.schema.trust_region.TrustRegion.measure`."""
 
-Outside = tuple[Tensor, Tensor]
-"""bool [N, R]: below the lower and above the upper bound."""
+OutsideMasks = tuple[Tensor, Tensor]
+"""Masks, bool [N, R], of values below the lower and above the upper bound."""
 
 
-def _token(value: Tensor, mask: Tensor, low: float, high: float) -> Outside:
+def _outside_masks(value: Tensor, mask: Tensor, low: float, high: float) -> OutsideMasks:
+    """Returns the masks of values outside the bounds, per token."""
     return value < low, value > high
 
 
-def _each(value: Tensor, mask: Tensor, low: float, high: float) -> Outside:
-    below, above = _token(value, mask, low, high)
-    return tuple((mask & some).any(dim=1, keepdim=True).expand_as(mask) for some in (below, above))  # type: ignore[return-value]
+def _any_token_outside(value: Tensor, mask: Tensor, low: float, high: float) -> OutsideMasks:
+    """Returns the masks of rows with any token outside the bounds, expanded to all tokens."""
+    below, above = _outside_masks(value, mask, low, high)
+    return tuple((mask & outside).any(dim=1, keepdim=True).expand_as(mask) for outside in (below, above))  # type: ignore[return-value]
 
 
-LEVELS: dict[str, Callable[[Tensor, Tensor, float, float], Outside]] = {
-    "token": _token,
-    "sum": lambda value, mask, low, high: _token(row_sum(value, mask).expand_as(value), mask, low, high),
-    "mean": lambda value, mask, low, high: _token(row_mean(value, mask).expand_as(value), mask, low, high),
-    "each": _each,
+LEVELS: dict[str, Callable[[Tensor, Tensor, float, float], OutsideMasks]] = {
+    "token": _outside_masks,
+    "sum": lambda value, mask, low, high: _outside_masks(
+        row_sum(value, mask).expand_as(value), mask, low, high
+    ),
+    "mean": lambda value, mask, low, high: _outside_masks(
+        row_mean(value, mask).expand_as(value), mask, low, high
+    ),
+    "each": _any_token_outside,
 }
 
 SIDES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {

@@ -1,8 +1,8 @@
-"""One process's part of a learner: the policy, whole or its shards, and the optimizer of these.
+"""Worker of one process: owns policy and optimizer, computes gradients, updates, saves and loads.
 
 share of a step: microbatch ─▶ loss over the global batch ─▶ backward, each in turn ─▶ clip ─▶ finite? ─▶ optimizer
 
-What groups are worth, who gets which of them and what is logged is the learner's (`training/learner.py`).
+Advantages, the partition of a batch and metrics are the learner's (`training/learner.py`).
 """
 
 import math
@@ -20,10 +20,9 @@ from torch import Tensor, nn
 from config.schema.config import Config
 from torchgrpo.batches.batch import Batch
 from torchgrpo.training.aggregation import BatchTotals
-from torchgrpo.training.checkpoint_tensors import copied, read_tensors, saved_shapes, write_tensors
+from torchgrpo.training.checkpoint_tensors import copy_to_cpu, read_tensors, saved_shapes, write_tensors
 from torchgrpo.training.grpo_loss import GRPOLoss
-from torchgrpo.training.host_states import HostStates
-from torchgrpo.training.learner_models import Models
+from torchgrpo.training.learner_models import LearnerModels
 from torchgrpo.training.learner_state import (
     check_same_tensors,
     learner_tensors,
@@ -32,34 +31,36 @@ from torchgrpo.training.learner_state import (
     step_counts,
 )
 from torchgrpo.training.loss_metrics import Metrics, effective_sample_size_by_age, merge_metrics
-from torchgrpo.training.optimizer import go_to_step, make_optimizer, make_scheduler
-from torchgrpo.training.process import release_memory
+from torchgrpo.training.optimizer import make_optimizer, make_scheduler, set_schedule_step
+from torchgrpo.training.optimizer_offload import OffloadedStates
+from torchgrpo.training.process_setup import release_memory
 from torchgrpo.training.published_weights import PolicyTensor, PolicyWeights
-from torchgrpo.training.sharding import Sharded, local, norm
-from torchgrpo.training.trained_parameters import base_digest, check_same_model, described
+from torchgrpo.training.sharding import ShardedModel, global_norm, local_shard
+from torchgrpo.training.trained_parameters import base_digest, check_same_model, describe_model
 from torchgrpo.training.training_mode import set_training_mode
 
 
 @dataclass(frozen=True)
-class Piece:
-    """A microbatch, and what the aggregations need to know of the global batch.
+class MicrobatchTask:
+    """A microbatch, and the totals of the global batch that its aggregation needs.
 
-    entropy_coef: of this step. teaches: false where its gradient is zero, so that it goes through the model without a
-    backward pass.
+    entropy_coef: entropy coefficient of this step. has_gradient: false where the gradient is zero, so that
+    the microbatch goes through the model without a backward pass.
     """
 
     batch: Batch
     totals: BatchTotals
     entropy_coef: float
-    teaches: bool = True
+    has_gradient: bool = True
 
 
 @dataclass(frozen=True)
 class TokenScores:
-    """Values of a microbatch's tokens in the loss, [M] float32 each, row by row.
+    """Values of the tokens of a microbatch in the loss, [M] float32 each.
 
-    log_ratio: trainer less engine, before the update. entropy: of the trainer's distribution over the vocabulary.
-    advantage: that the loss was computed with, where a teacher is part of it; None: it is that of the batch.
+    The tokens are in the order of the rows. log_ratio: log-ratio trainer / engine, before the update.
+    entropy: of the trainer's distribution over the vocabulary. advantage: the advantage in the loss, where a
+    teacher is part of it; None: the advantage of the batch.
     """
 
     log_ratio: Tensor
@@ -68,11 +69,11 @@ class TokenScores:
 
 
 @dataclass(frozen=True)
-class Part:
-    """What one worker's share of an optimizer step gave.
+class WorkerOutput:
+    """Output of one worker's share of an optimizer step.
 
-    positions: that went through the model, padding included.
-    metrics: accumulators, which add up over workers. tokens: of every piece.
+    positions: positions that went through the model, padding included. metrics: accumulators, which are
+    summed over workers. tokens: scores of every microbatch.
     """
 
     positions: int
@@ -81,209 +82,232 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Update:
-    """What became of the gradients of an optimizer step, the same for every worker.
+class UpdateResult:
+    """Result of an optimizer step, the same for every worker.
 
-    lr: that it was made with. grad_norm: of all workers' gradients together, before clipping. applied: loss and
-    gradient were finite. overflow: they were not because the scale of float16 gradients was too high, which it no
-    longer is.
+    lr: learning rate of the step. grad_norm: norm of all workers' gradients together, before clipping.
+    is_applied: loss and gradient were finite. overflow: the gradients were not finite because the loss scale
+    of float16 was too high; the scale has been lowered.
     """
 
     lr: float
     grad_norm: float
-    applied: bool
+    is_applied: bool
     overflow: bool
 
 
 class Worker(PolicyWeights):
     """Owns the policy and its optimizer, or one rank's shards of both.
 
-    objective: the loss of this worker's share whose gradients are there. pushed: see `PolicyWeights`.
+    objective: the loss of this worker's microbatches since `begin_step`. tensor_source: see `PolicyWeights`.
     """
 
-    def __init__(self, config: Config, models: Models, pushed: Callable[[Any], list[PolicyTensor]]) -> None:
-        super().__init__(models.policy, pushed, models.within)
+    def __init__(
+        self, config: Config, models: LearnerModels, tensor_source: Callable[[Any], list[PolicyTensor]]
+    ) -> None:
+        super().__init__(models.policy, tensor_source, models.unsharded_context)
         self.config = config
         self.scorer = models.scorer
         self.reference = models.reference
         self.base = base_digest(self.model)
         self.optimizer = make_optimizer(self.model, config.optimizer)
         self.scheduler = make_scheduler(self.optimizer, config.optimizer, config.total_optimizer_steps)
-        self.states = _host_states(self) if config.train_model.offload == "optimizer" else None
+        self.offloaded_states = (
+            _offload_optimizer_states(self) if config.train_model.offload == "optimizer" else None
+        )
         self.scaler = torch.amp.GradScaler(enabled=config.train.mixed_precision == "fp16")
         self.objective = torch.zeros(())
         set_training_mode(self.model)
         self.loss = GRPOLoss(self.scorer, config.policy)
 
     @torch.no_grad()
-    def log_prob(self, parts: Sequence[Batch]) -> list[Tensor]:
-        """The policy's log-probs [n, R] of each part."""
-        return [self.scorer(part.tokens, part.temperature).log_prob for part in parts]
+    def log_prob(self, batches: Sequence[Batch]) -> list[Tensor]:
+        """Returns the policy's log-probs [n, R] of each batch."""
+        return [self.scorer(one.tokens, one.temperature).log_prob for one in batches]
 
     @torch.no_grad()
-    def scores(self, parts: Sequence[Batch]) -> list[Tensor]:
-        """The policy's log-probs and the entropies of its distributions [n, R, 2] of each part."""
-        scored = [self.scorer(part.tokens, part.temperature, with_entropy=True) for part in parts]
-        return [torch.stack([one.log_prob, _known(one.entropy)], dim=2) for one in scored]
+    def log_prob_and_entropy(self, batches: Sequence[Batch]) -> list[Tensor]:
+        """Returns the policy's log-probs and entropies [n, R, 2] of each batch."""
+        scored = [self.scorer(one.tokens, one.temperature, with_entropy=True) for one in batches]
+        return [torch.stack([one.log_prob, _require_tensor(one.entropy)], dim=2) for one in scored]
 
-    def reference_log_prob(self, parts: Sequence[Batch]) -> list[Tensor]:
-        """The reference's log-probs [n, R] of each part."""
+    def reference_log_prob(self, batches: Sequence[Batch]) -> list[Tensor]:
+        """Returns the reference's log-probs [n, R] of each batch."""
         assert self.reference is not None
-        return self.reference.log_prob(parts)
+        return self.reference.log_prob(batches)
 
     def begin_step(self) -> None:
-        """Forget the gradients of a step that was given up."""
+        """Discards the gradients of an unfinished step."""
         self.optimizer.zero_grad(set_to_none=True)
         self.objective = torch.zeros(())
 
-    def gradients(self, pieces: Iterable[Piece]) -> Part:
-        """Add the gradients of some microbatches, as many for every worker, to those of the step."""
-        parts: list[Part] = []
-        for piece in pieces:
-            metrics, scores = self._learn(piece)
-            parts.append(Part(self.scorer.positions(piece.batch.tokens), metrics, [scores]))
-        part = merge_parts(parts)
-        self.objective = self.objective + part.metrics["loss/objective"]
-        return part
+    def gradients(self, tasks: Iterable[MicrobatchTask]) -> WorkerOutput:
+        """Adds the gradients of some microbatches to those of the step.
 
-    def update(self) -> Update:
-        """The step itself, from the gradients that are there."""
+        Every worker gets the same number of microbatches.
+        """
+        outputs: list[WorkerOutput] = []
+        for task in tasks:
+            metrics, scores = self._accumulate_gradients(task)
+            outputs.append(WorkerOutput(self.scorer.count_positions(task.batch.tokens), metrics, [scores]))
+        output = merge_outputs(outputs)
+        self.objective = self.objective + output.metrics["loss/objective"]
+        return output
+
+    def update(self) -> UpdateResult:
+        """Clips the accumulated gradients and makes the optimizer step if they are finite."""
         lr: float = self.optimizer.param_groups[0]["lr"]
         with self.phase("clip"):
             self.scaler.unscale_(self.optimizer)
             limit = self.config.optimizer.clip_grad_norm or float("inf")
             grad_norm = clip_gradients(list(self.model.parameters()), limit)
-        finite = bool(self._over_workers(self.objective).isfinite().all())
-        applied = finite and math.isfinite(grad_norm)
+        finite = bool(self._sum_over_workers(self.objective).isfinite().all())
+        is_applied = finite and math.isfinite(grad_norm)
         with self.phase("optimizer step"):
-            if applied:
-                with nullcontext() if self.states is None else self.states.visit():
+            if is_applied:
+                with nullcontext() if self.offloaded_states is None else self.offloaded_states.on_device():
                     self.scaler.step(self.optimizer)
                 self.scheduler.step()
             self.scaler.update()
             self.optimizer.zero_grad(set_to_none=True)
-        overflow = finite and not applied and self.scaler.is_enabled()
-        return Update(lr, grad_norm, applied, overflow)
+        overflow = finite and not is_applied and self.scaler.is_enabled()
+        return UpdateResult(lr, grad_norm, is_applied, overflow)
 
     def release_memory(self) -> None:
         """See `Learner.release_memory`."""
         release_memory()
 
     def phase(self, name: str) -> AbstractContextManager[Any]:
-        """Entered around `forward`, `backward`, `clip` and `optimizer step`, where a subclass measures."""
+        """Context of `forward`, `backward`, `clip` and `optimizer step`; a subclass measures in it."""
         return nullcontext()
 
-    def _learn(self, piece: Piece) -> tuple[Metrics, TokenScores]:
-        """Adds the gradients of a microbatch to those there; its loss, which keeps memory, does not outlive this."""
-        with torch.set_grad_enabled(piece.teaches), self.phase("forward"):
-            loss, metrics, scores = self._loss(piece)
-        if piece.teaches:
+    def _accumulate_gradients(self, task: MicrobatchTask) -> tuple[Metrics, TokenScores]:
+        """Adds the gradients of a microbatch to the accumulated ones.
+
+        The loss, which keeps the memory of the graph, ends with this method.
+        """
+        with torch.set_grad_enabled(task.has_gradient), self.phase("forward"):
+            loss, metrics, scores = self._loss(task)
+        if task.has_gradient:
             with self.phase("backward"):
                 self._backward(loss)
         return metrics, scores
 
-    def _loss(self, piece: Piece) -> tuple[Tensor, Metrics, TokenScores]:
-        """The loss, its metrics, and what is known of every token in it."""
-        batch = piece.batch
-        out = self.loss(batch, piece.totals, piece.entropy_coef)
-        metrics, log_ratio = self._off_policy(batch, out["log_prob"])
+    def _loss(self, task: MicrobatchTask) -> tuple[Tensor, Metrics, TokenScores]:
+        """Computes the loss of a microbatch, its metrics, and the scores of its tokens."""
+        batch = task.batch
+        out = self.loss(batch, task.totals, task.entropy_coef)
+        metrics, log_ratio = self._off_policy_terms(batch, out["log_prob"])
         assert batch.mask is not None
         mask = batch.mask.to(log_ratio.device)
-        taught = self.config.policy.distill_coef != 0
-        scores = TokenScores(log_ratio, out["entropy"][mask], out["advantage"][mask] if taught else None)
+        has_teacher = self.config.policy.distill_coef != 0
+        scores = TokenScores(log_ratio, out["entropy"][mask], out["advantage"][mask] if has_teacher else None)
         return self.loss.total(out), dict(out["metrics"].items()) | metrics, scores
 
     def _backward(self, loss: Tensor) -> None:
         self.scaler.scale(loss).backward()
 
-    def _off_policy(self, batch: Batch, log_prob: Tensor) -> tuple[Metrics, Tensor]:
-        """Effective sample sizes by age, and the log-ratio trainer / engine [M] of every token in the loss."""
+    def _off_policy_terms(self, batch: Batch, log_prob: Tensor) -> tuple[Metrics, Tensor]:
+        """Computes effective sample sizes by age, and the log-ratios trainer / engine.
+
+        The log-ratios [M] are those of the tokens in the loss.
+        """
         assert batch.mask is not None
         device = log_prob.device
         sample, mask = batch.sample_log_prob.to(device), batch.mask.to(device)
-        before = log_prob if batch.old_log_prob is None else batch.old_log_prob.to(device)
+        old_log_prob = log_prob if batch.old_log_prob is None else batch.old_log_prob.to(device)
         metrics: Metrics = {}
         if batch.age is not None:
-            oldest = self.config.train.max_policy_age
-            metrics = effective_sample_size_by_age(before, sample, batch.age.to(device), mask, oldest)
-        return metrics, (before - sample)[mask]
+            max_age = self.config.train.max_policy_age
+            metrics = effective_sample_size_by_age(old_log_prob, sample, batch.age.to(device), mask, max_age)
+        return metrics, (old_log_prob - sample)[mask]
 
-    def _over_workers(self, value: Tensor) -> Tensor:
-        """The sum over all workers, who together have one sharded model. A process group alone says nothing: an engine
-        in this process makes one of its own."""
-        if not isinstance(self._within, Sharded):
+    def _sum_over_workers(self, value: Tensor) -> Tensor:
+        """Sums a value over all workers of a sharded model.
+
+        A process group alone does not imply several workers: an engine in this process creates one of its
+        own.
+        """
+        if not isinstance(self._unsharded_context, ShardedModel):
             return value
         total = value.clone()
         dist.all_reduce(total)
         return total
 
     def save(self, folder: Path, group: dist.ProcessGroup | None = None) -> Callable[[], None]:
-        """As `Learner.save`, of this worker's part.
+        """Begins to write this worker's tensors; see `Learner.save`.
 
-        group: of all workers, for nothing else; None: this is the only one.
+        group: group of all workers, used for nothing else; None: this is the only worker.
         """
         tensors = learner_tensors(self.model, self.optimizer)
-        kept = copied(tensors) if self.config.train.async_checkpoint else tensors
-        return partial(write_tensors, folder, kept, group)
+        snapshot = copy_to_cpu(tensors) if self.config.train.async_checkpoint else tensors
+        return partial(write_tensors, folder, snapshot, group)
 
-    def numbers(self) -> dict[str, Any]:
-        """As `Learner.numbers`, the same for every worker."""
+    def scalar_state(self) -> dict[str, Any]:
+        """Returns the scalar state, the same for every worker; see `Learner.scalar_state`."""
         return {
-            **described(self.model, self.base),
+            **describe_model(self.model, self.base),
             "step_counts": step_counts(self.model, self.optimizer),
             "schedule_step": self.scheduler.last_epoch,
             "scaler": self.scaler.state_dict(),
         }
 
-    def load(self, folder: Path, numbers: dict[str, Any], group: dist.ProcessGroup | None = None) -> None:
-        """As `Learner.load`, this worker's part. group: as for `save`."""
+    def load(
+        self, folder: Path, scalar_state: dict[str, Any], group: dist.ProcessGroup | None = None
+    ) -> None:
+        """Restores this worker's tensors and scalar state; see `Learner.load`.
+
+        group: as for `save`.
+        """
         shapes = saved_shapes(folder)
-        check_same_model(self.model, self.base, numbers, shapes)
+        check_same_model(self.model, self.base, scalar_state, shapes)
         tensors = learner_tensors(self.model, self.optimizer)
         check_same_tensors(tensors, shapes)
         read_tensors(folder, tensors, group)
-        load_step_counts(self.model, self.optimizer, numbers["step_counts"])
-        go_to_step(self.scheduler, numbers["schedule_step"])
-        if self.scaler.is_enabled() and numbers["scaler"]:
-            self.scaler.load_state_dict(numbers["scaler"])
+        load_step_counts(self.model, self.optimizer, scalar_state["step_counts"])
+        set_schedule_step(self.scheduler, scalar_state["schedule_step"])
+        if self.scaler.is_enabled() and scalar_state["scaler"]:
+            self.scaler.load_state_dict(scalar_state["scaler"])
 
 
-def merge_parts(parts: Sequence[Part]) -> Part:
-    """Join the parts of one worker's microbatches, in their order."""
-    return Part(
-        sum(part.positions for part in parts),
-        merge_metrics([part.metrics for part in parts]),
-        [scores for part in parts for scores in part.tokens],
+def merge_outputs(outputs: Sequence[WorkerOutput]) -> WorkerOutput:
+    """Merges the outputs of one worker's microbatches, in their order."""
+    return WorkerOutput(
+        sum(output.positions for output in outputs),
+        merge_metrics([output.metrics for output in outputs]),
+        [scores for output in outputs for scores in output.tokens],
     )
 
 
-def _known(value: Tensor | None) -> Tensor:
-    assert value is not None  # it was asked for
+def _require_tensor(value: Tensor | None) -> Tensor:
+    """Returns a tensor that was requested and is therefore not None."""
+    assert value is not None
     return value
 
 
 @torch.no_grad()
 def clip_gradients(parameters: Sequence[nn.Parameter], limit: float) -> float:
-    """The norm of all gradients together, on every worker the same, to `limit` at most from now on.
+    """Clips all gradients together to norm `limit`; returns the norm before.
 
-    Returns the norm before. It is float32 (float64 for float64 gradients): bfloat16 would keep three digits of it.
+    The norm covers all workers. It is float32 (float64 for float64 gradients), since bfloat16 would keep
+    three digits only.
     """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    total = norm(gradients)
-    found = float(total)
-    if not found < limit - SLACK:  # else every gradient would be multiplied by one
-        factor = (limit / (total + 1e-6)).clamp(max=1.0)  # as `torch.nn.utils.clip_grad_norm_`
-        torch._foreach_mul_([local(gradient) for gradient in gradients], factor)
-    return found
+    norm = global_norm(gradients)
+    norm_value = float(norm)
+    if not norm_value < limit - CLIP_SLACK:  # a smaller norm would multiply every gradient by one
+        factor = (limit / (norm + 1e-6)).clamp(max=1.0)  # as `torch.nn.utils.clip_grad_norm_`
+        torch._foreach_mul_([local_shard(gradient) for gradient in gradients], factor)
+    return norm_value
 
 
-SLACK = 1e-5
-"""More than what clipping adds to the norm that it divides by."""
+CLIP_SLACK = 1e-5
+"""Bound on the epsilon that clipping adds to the norm in its denominator."""
 
 
-def _host_states(worker: Worker) -> HostStates:
-    """Those of its optimizer, on the host from now on."""
+def _offload_optimizer_states(worker: Worker) -> OffloadedStates:
+    """Moves the states of a worker's optimizer to host memory and returns them."""
     device = next(parameter.device for parameter in worker.model.parameters())
-    states = HostStates(partial(optimizer_tensors, worker.model, worker.optimizer), device)
-    with states.visit():  # they are made here if the optimizer has not stepped yet
+    states = OffloadedStates(partial(optimizer_tensors, worker.model, worker.optimizer), device)
+    with states.on_device():  # creates the states if the optimizer has not stepped yet
         return states

@@ -1,22 +1,26 @@
-"""Workers of a learner: the strategy that computes its steps, in this process or as ranks (`ranked_workers.py`)."""
+"""Interface of a learner's workers, and its implementation by one worker in this process.
+
+`rank_workers.py` implements the interface with ranks.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from torchgrpo.training.published_weights import PolicyTensor
-from torchgrpo.training.worker import Part, Piece, Worker
+from torchgrpo.training.worker import MicrobatchTask, Worker, WorkerOutput
 
-if TYPE_CHECKING:  # Ray costs a second, which a learner in this process need not wait for
+if TYPE_CHECKING:  # importing Ray is slow, and a learner in this process does not need it
     from torchgrpo.training.ranks import Ranks
     from torchgrpo.training.tensor_stream import RankTensor
 
 
 class Workers(Protocol):
-    """All workers of a learner, which take part in every call together.
+    """The workers of a learner, which take part in every call together.
 
-    count: how many there are. packs: as `ResponseScorer.packs` of theirs. has_reference: they hold the reference, which
-    scores in turns with the policy. ranks: their processes; None where the worker is in this one.
+    count: number of workers. packs: `ResponseScorer.packs` of their scorers. has_reference: the workers hold
+    the reference, and score with it between passes of the policy. ranks: the worker processes; None where the
+    worker is in this process.
     """
 
     count: int
@@ -26,27 +30,27 @@ class Workers(Protocol):
     vocab_size: int
 
     def call_all(self, method: str, *arguments: Any) -> Any:
-        """Call a method of every worker; returns the first one's answer, which is the same for all."""
+        """Calls a method of every worker and returns the answer, the same for all."""
         ...
 
     def call_each(self, method: str, shares: Sequence[Sequence[Any]]) -> list[Any]:
-        """Call a method of every worker with its share; returns their answers in order."""
+        """Calls a method of every worker with its share; returns the answers in order."""
         ...
 
-    def gradients(self, rounds: Iterator[list[Piece]]) -> list[Part]:
-        """`Worker.gradients` of every worker. A round is one microbatch of each, at once."""
+    def gradients(self, rounds: Iterator[list[MicrobatchTask]]) -> list[WorkerOutput]:
+        """Calls `Worker.gradients` of every worker. A round is one microbatch of each worker, at once."""
         ...
 
     def publish(self) -> "Sequence[PolicyTensor] | Sequence[RankTensor]":
-        """Every tensor of the policy that a push carries; see `Learner.publish`."""
+        """Returns every tensor of the policy that a push carries; see `Learner.publish`."""
         ...
 
     def save(self, folder: Path) -> Callable[[], None]:
-        """See `Learner.save`."""
+        """Begins to write a checkpoint; see `Learner.save`."""
         ...
 
     def close(self) -> None:
-        """End the processes of the workers."""
+        """Ends the processes of the workers."""
         ...
 
 
@@ -68,9 +72,9 @@ class LocalWorkers:
     def call_each(self, method: str, shares: Sequence[Sequence[Any]]) -> list[Any]:
         return [getattr(self.worker, method)(shares[0])]
 
-    def gradients(self, rounds: Iterator[list[Piece]]) -> list[Part]:
+    def gradients(self, rounds: Iterator[list[MicrobatchTask]]) -> list[WorkerOutput]:
         self.worker.begin_step()
-        return [self.worker.gradients(piece for (piece,) in rounds)]
+        return [self.worker.gradients(task for (task,) in rounds)]
 
     def publish(self) -> Sequence[PolicyTensor]:
         return self.worker.publish()

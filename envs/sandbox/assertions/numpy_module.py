@@ -1,6 +1,7 @@
-"""What `import numpy` finds in tests, on a machine that has it as well: the little that EvalPlus's tests use of it.
+"""Substitute for `numpy` in tests, with the few functions that EvalPlus's tests use.
 
-Standard library only: this runs inside the sandbox.
+`import numpy` finds the substitute on every machine, also where numpy is installed. Standard library only,
+because the module runs inside the sandbox.
 """
 
 import math
@@ -9,38 +10,39 @@ from typing import Any
 
 
 class ndarray:
-    """No value is one here: a program without numpy returns none."""
+    """Array type without instances, because a program without numpy returns no array."""
 
 
 class float32(float):
-    """No value is one here."""
+    """Number type without instances."""
 
 
-def allclose(actual: Any, desired: Any, rtol: float = 1e-5, atol: float = 1e-8) -> bool:
-    """Whether two numbers, or lists of the same lengths, are |actual - desired| <= atol + rtol |desired| everywhere.
+def allclose(actual: Any, expected: Any, rtol: float = 1e-5, atol: float = 1e-8) -> bool:
+    """Whether two numbers, or two lists of equal lengths, are close everywhere.
 
-    Unlike numpy's it spreads nothing: an empty list is near to no other.
+    Close means |actual - expected| <= atol + rtol |expected|. Unlike numpy's function, this one does not
+    broadcast: an empty list is close only to an empty list.
 
     Raises:
-        TypeError: something is no number.
+        TypeError: a value is not a number.
     """
-    if isinstance(desired, (list, tuple)):
+    if isinstance(expected, (list, tuple)):
         return (
             isinstance(actual, (list, tuple))
-            and len(actual) == len(desired)
-            and all(allclose(*pair, rtol, atol) for pair in zip(actual, desired, strict=True))
+            and len(actual) == len(expected)
+            and all(allclose(*pair, rtol, atol) for pair in zip(actual, expected, strict=True))
         )
-    if not all(isinstance(each, (int, float, complex)) for each in (actual, desired)):
-        raise TypeError(f"allclose of {type(actual).__name__} and {type(desired).__name__}")
-    if actual == desired:
+    if not all(isinstance(each, (int, float, complex)) for each in (actual, expected)):
+        raise TypeError(f"allclose of {type(actual).__name__} and {type(expected).__name__}")
+    if actual == expected:
         return True
-    return bool(abs(actual - desired) <= atol + rtol * abs(desired) < math.inf)
+    return bool(abs(actual - expected) <= atol + rtol * abs(expected) < math.inf)
 
 
-def module() -> ModuleType:
-    """The module that `import numpy` finds."""
-    made = ModuleType("numpy")
-    vars(made).update(
+def build_module() -> ModuleType:
+    """Builds the module that `import numpy` finds."""
+    module = ModuleType("numpy")
+    vars(module).update(
         ndarray=ndarray,
         float32=float32,
         float64=float,
@@ -50,4 +52,4 @@ def module() -> ModuleType:
         nan=math.nan,
         pi=math.pi,
     )
-    return made
+    return module

@@ -1,7 +1,7 @@
-"""What `import pytest` finds in tests: the part of pytest's interface that they use, and how tests are found.
+"""Substitute for `pytest` in tests, and the collection of tests.
 
-`raises`, `approx`, `fixture`, `mark.parametrize`, `param`, `fail` and `skip`; other marks do nothing. Standard library
-only: this runs inside the sandbox.
+It has `raises`, `approx`, `fixture`, `mark.parametrize`, `param`, `fail` and `skip`; other marks do nothing.
+Standard library only, because the module runs inside the sandbox.
 """
 
 import contextlib
@@ -14,17 +14,17 @@ from functools import partial
 from types import FunctionType, ModuleType
 from typing import Any
 
-RELATIVE, ABSOLUTE = 1e-6, 1e-12
+DEFAULT_RELATIVE, DEFAULT_ABSOLUTE = 1e-6, 1e-12
 PARAMETERS, FIXTURE = "_pytest_parameters", "_pytest_fixture"
-SCALARS = (int, float, complex)
+NUMBER_TYPES = (int, float, complex)
 
 
-class Skipped(Exception):
-    """A test that says it should not run; it has not failed."""
+class SkipTest(Exception):
+    """Request of a test to be skipped, which is no failure."""
 
 
 class Raises:
-    """The context of `raises`; `value` is the exception."""
+    """Context of `raises`; `value` is the exception."""
 
     def __init__(self, expected: Any, match: str | None = None) -> None:
         self.expected, self.match = expected, match
@@ -48,17 +48,17 @@ class Raises:
         return True
 
 
-def raises(expected: Any, *call: Any, match: str | None = None, **named: Any) -> Raises:
-    """A context, or with a function and its arguments its call."""
+def raises(expected: Any, *call: Any, match: str | None = None, **keywords: Any) -> Raises:
+    """Returns a context that expects an exception, or calls a function in that context."""
     context = Raises(expected, match)
     if call:
         with context:
-            call[0](*call[1:], **named)
+            call[0](*call[1:], **keywords)
     return context
 
 
 class Approx:
-    """Equals numbers near to its own, and lists, tuples and dictionaries of them."""
+    """Value that equals close numbers, and lists, tuples and dictionaries of close numbers."""
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -66,28 +66,32 @@ class Approx:
         self.expected, self.relative, self.absolute = expected, rel, abs
 
     def __eq__(self, actual: Any) -> bool:
-        return self._near(actual, self.expected)
+        return self._is_close(actual, self.expected)
 
-    def _near(self, actual: Any, expected: Any) -> bool:
+    def _is_close(self, actual: Any, expected: Any) -> bool:
         if isinstance(expected, dict):
             return (
                 isinstance(actual, dict)
                 and actual.keys() == expected.keys()
-                and all(self._near(actual[key], expected[key]) for key in expected)
+                and all(self._is_close(actual[key], expected[key]) for key in expected)
             )
         if isinstance(expected, (list, tuple)):
             return (
                 isinstance(actual, (list, tuple))
                 and len(actual) == len(expected)
-                and all(itertools.starmap(self._near, zip(actual, expected, strict=True)))
+                and all(itertools.starmap(self._is_close, zip(actual, expected, strict=True)))
             )
-        if not isinstance(expected, SCALARS) or isinstance(expected, bool) or not isinstance(actual, SCALARS):
+        if (
+            not isinstance(expected, NUMBER_TYPES)
+            or isinstance(expected, bool)
+            or not isinstance(actual, NUMBER_TYPES)
+        ):
             return bool(actual == expected)
         if actual == expected:
             return True
-        default = 0.0 if self.relative is None and self.absolute is not None else RELATIVE
+        default = 0.0 if self.relative is None and self.absolute is not None else DEFAULT_RELATIVE
         relative = default if self.relative is None else self.relative
-        absolute = ABSOLUTE if self.absolute is None else self.absolute
+        absolute = DEFAULT_ABSOLUTE if self.absolute is None else self.absolute
         tolerance = max(relative * abs(expected), absolute)
         return tolerance != float("inf") and abs(actual - expected) <= tolerance
 
@@ -97,7 +101,10 @@ class Approx:
 
 class _Mark:
     def parametrize(self, names: Any, values: Any, **more: Any) -> Callable[[Any], Any]:
-        """names: `"a, b"` or a list of names; values: one for each case, with several names a tuple each."""
+        """Adds cases to a test.
+
+        names: `"a, b"` or a list of names. values: one value per case, or a tuple for several names.
+        """
         keys = [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
 
         def decorate(test: Any) -> Any:
@@ -105,36 +112,38 @@ class _Mark:
             for value in values:
                 case = value.values if isinstance(value, Param) else (value,) if len(keys) == 1 else value
                 cases.append(dict(zip(keys, case, strict=True)))
-            vars_of(test).setdefault(PARAMETERS, []).append(cases)
+            function_attributes(test).setdefault(PARAMETERS, []).append(cases)
             return test
 
         return decorate
 
     def __getattr__(self, name: str) -> Any:
-        return _does_nothing
+        return _ignore_mark
 
 
 class Param:
-    """A case of `parametrize` with a name or marks of its own."""
+    """Case of `parametrize` with a name or marks of its own."""
 
     def __init__(self, *values: Any, **more: Any) -> None:
         self.values = values
 
 
-def _does_nothing(*given: Any, **named: Any) -> Any:
-    """A mark with or without arguments."""
-    return given[0] if len(given) == 1 and not named and callable(given[0]) else lambda test: test
+def _ignore_mark(*arguments: Any, **keywords: Any) -> Any:
+    """Applies a mark with or without arguments, which leaves the test unchanged."""
+    return (
+        arguments[0] if len(arguments) == 1 and not keywords and callable(arguments[0]) else lambda test: test
+    )
 
 
-def vars_of(function: Any) -> dict[str, Any]:
+def function_attributes(function: Any) -> dict[str, Any]:
     return function.__dict__  # type: ignore[no-any-return]
 
 
 def fixture(function: Any = None, **more: Any) -> Any:
-    """Marks a function whose result tests ask for by its name."""
+    """Marks a function as a fixture, whose result tests receive by its name."""
     if function is None:
-        return lambda decorated: fixture(decorated, **more)
-    vars_of(function)[FIXTURE] = True
+        return lambda test_fixture: fixture(test_fixture, **more)
+    function_attributes(function)[FIXTURE] = True
     return function
 
 
@@ -143,13 +152,13 @@ def fail(reason: str = "", **more: Any) -> None:
 
 
 def skip(reason: str = "", **more: Any) -> None:
-    raise Skipped(reason)
+    raise SkipTest(reason)
 
 
-def module() -> ModuleType:
-    """The module that `import pytest` finds."""
-    made = ModuleType("pytest")
-    vars(made).update(
+def build_module() -> ModuleType:
+    """Builds the module that `import pytest` finds."""
+    module = ModuleType("pytest")
+    vars(module).update(
         raises=raises,
         approx=Approx,
         fixture=fixture,
@@ -157,70 +166,77 @@ def module() -> ModuleType:
         param=Param,
         fail=fail,
         skip=skip,
-        main=_does_nothing,
+        main=_ignore_mark,
     )
-    return made
+    return module
 
 
-def found_tests(names: Mapping[str, Any], new: Iterator[str] | list[str]) -> list[Callable[[], None]]:
-    """What pytest would run of the names that a test file has defined: functions, methods and `unittest` classes."""
+def collect_tests(names: Mapping[str, Any], new: Iterator[str] | list[str]) -> list[Callable[[], None]]:
+    """Collects the tests among names as pytest does: functions, methods and `unittest` classes.
+
+    new: the names that a test file has defined, in order.
+    """
     fixtures = {
         name: value
         for name, value in names.items()
-        if isinstance(value, FunctionType) and FIXTURE in vars_of(value)
+        if isinstance(value, FunctionType) and FIXTURE in function_attributes(value)
     }
-    found: list[Callable[[], None]] = []
+    tests: list[Callable[[], None]] = []
     for name in new:
         value = names[name]
         if isinstance(value, FunctionType) and name.startswith("test"):
-            found.append(partial(_run, value, value, fixtures))
+            tests.append(partial(_run_cases, value, value, fixtures))
         elif isinstance(value, type) and issubclass(value, unittest.TestCase):
-            found.append(partial(_run_case, value))
+            tests.append(partial(_run_test_case, value))
         elif isinstance(value, type) and name.startswith("Test"):
-            found += [
+            tests += [
                 partial(_run_method, value, each, fixtures) for each in vars(value) if each.startswith("test")
             ]
-    return found
+    return tests
 
 
-def _run(test: Any, function: Any, fixtures: Mapping[str, Any]) -> None:
-    """Once for each of its function's cases."""
-    for cases in itertools.product(*vars_of(function).get(PARAMETERS, [])):
-        given = {key: value for case in cases for key, value in case.items()}
-        with contextlib.ExitStack() as ends, contextlib.suppress(Skipped):
-            test(**_filled(test, given, fixtures, ends))
+def _run_cases(test: Any, function: Any, fixtures: Mapping[str, Any]) -> None:
+    """Runs a test once for each case of its function."""
+    for cases in itertools.product(*function_attributes(function).get(PARAMETERS, [])):
+        arguments = {key: value for case in cases for key, value in case.items()}
+        with contextlib.ExitStack() as ends, contextlib.suppress(SkipTest):
+            test(**_resolve_arguments(test, arguments, fixtures, ends))
 
 
-def _filled(function: Any, given: dict[str, Any], fixtures: Mapping[str, Any], ends: Any) -> dict[str, Any]:
-    """The arguments of a test or a fixture: its case's, and what its fixtures return."""
-    wanted = [
+def _resolve_arguments(
+    function: Any, arguments: dict[str, Any], fixtures: Mapping[str, Any], ends: Any
+) -> dict[str, Any]:
+    """Returns the arguments of a test or a fixture, from its case and its fixtures."""
+    parameters = [
         name for name, value in inspect.signature(function).parameters.items() if value.default is value.empty
     ]
-    for name in wanted:
-        if name not in given:
-            made = fixtures[name](**_filled(fixtures[name], {}, fixtures, ends))
-            given[name] = ends.enter_context(_once(made)) if inspect.isgenerator(made) else made
-    return {name: given[name] for name in inspect.signature(function).parameters if name in given}
+    for name in parameters:
+        if name not in arguments:
+            value = fixtures[name](**_resolve_arguments(fixtures[name], {}, fixtures, ends))
+            arguments[name] = (
+                ends.enter_context(_run_yield_fixture(value)) if inspect.isgenerator(value) else value
+            )
+    return {name: arguments[name] for name in inspect.signature(function).parameters if name in arguments}
 
 
 @contextlib.contextmanager
-def _once(generator: Iterator[Any]) -> Iterator[Any]:
-    """A fixture that yields: what stands behind its yield runs when the test has ended."""
+def _run_yield_fixture(generator: Iterator[Any]) -> Iterator[Any]:
+    """Runs a fixture up to its yield, and the rest when the context ends."""
     yield next(generator)
     next(generator, None)
 
 
-def _run_case(case: Any) -> None:
+def _run_test_case(case: Any) -> None:
     result = unittest.TestResult()
     unittest.defaultTestLoader.loadTestsFromTestCase(case).run(result)
-    for _, why in (*result.failures, *result.errors):
-        raise AssertionError(why.strip().splitlines()[-1])
+    for _, trace in (*result.failures, *result.errors):
+        raise AssertionError(trace.strip().splitlines()[-1])
 
 
 def _run_method(owner: Any, name: str, fixtures: Mapping[str, Any]) -> None:
-    held = owner()
-    before = getattr(held, "setup_method", None)
-    if before is not None:
-        before(*[None] * len(inspect.signature(before).parameters))
-    bound = getattr(held, name)
-    _run(bound, bound.__func__, fixtures)
+    instance = owner()
+    setup = getattr(instance, "setup_method", None)
+    if setup is not None:
+        setup(*[None] * len(inspect.signature(setup).parameters))
+    method = getattr(instance, name)
+    _run_cases(method, method.__func__, fixtures)

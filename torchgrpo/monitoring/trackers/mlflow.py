@@ -1,4 +1,4 @@
-"""The tracker `mlflow`: MLflow through its client."""
+"""Tracker `mlflow`: sends settings, metrics and completions to MLflow through its client."""
 
 import logging as python_logging
 import os
@@ -10,17 +10,18 @@ from typing import Any
 
 from config.schema.errors import RunOutcome
 from config.schema.logging import LoggingConfig
-from torchgrpo.monitoring.tracker_interface import COLUMNS, OpenTracker, ShownCompletion, flat
+from torchgrpo.monitoring.tracker_interface import COLUMNS, CompletionRow, TrackerFactory, iterate_dotted
 
-PARAMETERS_AT_ONCE, LONGEST_PARAMETER = 100, 500
-"""What MLflow takes: settings in one call, and characters of one."""
+PARAMETERS_PER_CALL, LONGEST_PARAMETER = 100, 500
+"""Limits of MLflow: settings in one call, and characters of one setting."""
 
 
 class MLflow:
-    """MLflow through its client, which names the run in every call; TorchRL's logger never ends a run, and knows it
-    only in the thread that made it.
+    """One MLflow run, written through the MLflow client.
 
-    It writes where MLFLOW_TRACKING_URI says, else to `mlflow.db` and `mlflow/` in the run's folder.
+    The client names the run in every call. TorchRL's logger is not used: it never ends a run and keeps the run in
+    a thread-local variable. The run is written to MLFLOW_TRACKING_URI, by default to `mlflow.db` and `mlflow/` in
+    the run's folder.
     """
 
     def __init__(self, logging: LoggingConfig, run_dir: Path, title: str, config: dict[str, Any]) -> None:
@@ -33,13 +34,16 @@ class MLflow:
         server = os.environ.get("MLFLOW_TRACKING_URI")
         folder = run_dir.resolve()
         self.client = MlflowClient(server or f"sqlite:///{folder}/mlflow.db")
-        found, project = self.client.get_experiment_by_name(logging.project), logging.project
-        place = None if server else (folder / "mlflow").as_uri()
-        experiment = self.client.create_experiment(project, place) if found is None else found.experiment_id
-        self.run_id = self.client.create_run(experiment, run_name=title).info.run_id
-        settings = [Param(key, str(value)[:LONGEST_PARAMETER]) for key, value in flat(config)]
-        for start in range(0, len(settings), PARAMETERS_AT_ONCE):
-            self.client.log_batch(self.run_id, params=settings[start : start + PARAMETERS_AT_ONCE])
+        experiment, project = self.client.get_experiment_by_name(logging.project), logging.project
+        artifact_uri = None if server else (folder / "mlflow").as_uri()
+        if experiment is None:
+            experiment_id = self.client.create_experiment(project, artifact_uri)
+        else:
+            experiment_id = experiment.experiment_id
+        self.run_id = self.client.create_run(experiment_id, run_name=title).info.run_id
+        settings = [Param(key, str(value)[:LONGEST_PARAMETER]) for key, value in iterate_dotted(config)]
+        for start in range(0, len(settings), PARAMETERS_PER_CALL):
+            self.client.log_batch(self.run_id, params=settings[start : start + PARAMETERS_PER_CALL])
 
     def metrics(self, numbers: Mapping[str, float], step: int) -> None:
         from mlflow.entities import Metric
@@ -48,8 +52,8 @@ class MLflow:
         rows = [Metric(name, value, now, step) for name, value in numbers.items()]
         self.client.log_batch(self.run_id, metrics=rows)
 
-    def completions(self, shown: Sequence[ShownCompletion], step: int) -> None:
-        table = {"columns": COLUMNS, "data": [[step, *astuple(one)] for one in shown]}
+    def completions(self, rows: Sequence[CompletionRow], step: int) -> None:
+        table = {"columns": COLUMNS, "data": [[step, *astuple(row)] for row in rows]}
         self.client.log_dict(self.run_id, table, f"completions/step_{step:06d}.json")
 
     def close(self, outcome: RunOutcome) -> None:
@@ -57,9 +61,9 @@ class MLflow:
         self.client.set_terminated(self.run_id, status)
 
 
-# The skinny MLflow has no interface of its own; `pip install mlflow` has.
-OPEN = OpenTracker(
+# mlflow-skinny has no web interface; `pip install mlflow` has one.
+FACTORY = TrackerFactory(
     "mlflow",
-    lambda logging, run_dir, title, config, tell: MLflow(logging, run_dir, title, config),
+    lambda logging, run_dir, title, config, on_message: MLflow(logging, run_dir, title, config),
     "mlflow-skinny sqlalchemy alembic",
 )

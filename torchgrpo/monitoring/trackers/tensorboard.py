@@ -1,4 +1,4 @@
-"""The tracker `tensorboard`: TensorBoard through TorchRL's logger."""
+"""Tracker `tensorboard`: sends metrics to TensorBoard through TorchRL's logger."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple
@@ -8,11 +8,11 @@ from typing import Any
 import yaml
 
 from config.schema.errors import RunOutcome
-from torchgrpo.monitoring.tracker_interface import COLUMNS, OpenTracker, ShownCompletion
+from torchgrpo.monitoring.tracker_interface import COLUMNS, CompletionRow, TrackerFactory
 
 
 class TensorBoard:
-    """TensorBoard through TorchRL's logger; completions and settings are texts."""
+    """One TensorBoard run; completions and settings are logged as texts."""
 
     def __init__(self, run_dir: Path, title: str, config: dict[str, Any]) -> None:
         from torchrl.record.loggers import get_logger
@@ -24,9 +24,9 @@ class TensorBoard:
     def metrics(self, numbers: Mapping[str, float], step: int) -> None:
         self.logger.log_metrics(dict(numbers), step=step)
 
-    def completions(self, shown: Sequence[ShownCompletion], step: int) -> None:
-        rows = [COLUMNS, ["---"] * len(COLUMNS), *([step, *astuple(one)] for one in shown)]
-        table = "\n".join("| " + " | ".join(map(_cell, row)) + " |" for row in rows)
+    def completions(self, rows: Sequence[CompletionRow], step: int) -> None:
+        lines = [COLUMNS, ["---"] * len(COLUMNS), *([step, *astuple(row)] for row in rows)]
+        table = "\n".join("| " + " | ".join(map(_cell, line)) + " |" for line in lines)
         self.logger.experiment.add_text("completions", table, global_step=step)
         self.logger.flush()
 
@@ -35,12 +35,12 @@ class TensorBoard:
 
 
 def _cell(value: object) -> str:
-    """A cell of a Markdown table, in which a completion's marks are its own characters."""
+    """Returns a value as a cell of a Markdown table, with markup escaped."""
     text = f"{value:.4g}" if isinstance(value, float) else str(value)
     marks = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", "|": "&#124;", "`": "&#96;", "*": "&#42;"})
     return "<br>".join(text.translate(marks).splitlines())
 
 
-OPEN = OpenTracker(
-    "tensorboard", lambda logging, run_dir, title, config, tell: TensorBoard(run_dir, title, config)
+FACTORY = TrackerFactory(
+    "tensorboard", lambda logging, run_dir, title, config, on_message: TensorBoard(run_dir, title, config)
 )

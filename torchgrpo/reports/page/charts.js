@@ -1,27 +1,27 @@
-// A chart of curves in SVG. All charts of a page share a view: pointing at one shows the values of all.
+// Charts of curves in SVG. All charts of a page share a view, so the pointer shows the values of all charts.
 
 const EDGE = { left: 46, right: 10, top: 8, bottom: 30 };
 const PLOT_HEIGHT = 150;
-const MOST_NAMED = 6; // lines with their names over a picture; the runs of a larger sweep are named in its table alone
+const MAX_LEGEND_LINES = 6; // charts with more lines have no legend; the table of a sweep names its runs
 
 /**
- * lines: [{ name, about, x: { step, seconds, tokens }, y, run, metric, dots, low, high }], where `dots` is drawn as points, with
- * intervals from low to high. marks: events of the run, by step.
+ * Creates a chart. lines: [{ name, about, x: { step, seconds, tokens }, y, run, metric, dots, low, high }]; a line with `dots`
+ * has points with intervals from low to high. marks: events of the run, by step.
  */
 function curveChart({ title, unit, lines, marks = [], view, height = PLOT_HEIGHT }) {
   const plot = element("div", { class: "plot" });
   const values = lines.map(() => element("b"));
   const legend = element("ul", { class: "legend" }, lines.map((line, index) => legendEntry(line, index, values[index])));
-  const caption = element("p", { class: "pointed", "aria-live": "off" });
+  const caption = element("p", { class: "pointer-text", "aria-live": "off" });
   const figure = element(
     "figure", { class: "chart" },
     element("figcaption", {}, element("strong", { text: title }), unit ? element("span", { text: unit }) : null),
-    lines.length > MOST_NAMED ? null : legend, plot, caption,
+    lines.length > MAX_LEGEND_LINES ? null : legend, plot, caption,
   );
   const chart = { title, lines, marks, view, height, plot, values, caption, scale: null };
-  const redraw = whenSeen(plot, () => drawChart(chart));
+  const redraw = drawWhenVisible(plot, () => drawChart(chart));
   view.on("change", redraw);
-  view.on("point", () => { if (chart.scale) showPointed(chart); });
+  view.on("point", () => { if (chart.scale) showPointerValues(chart); });
   return figure;
 }
 
@@ -29,11 +29,11 @@ function legendEntry(line, index, value) {
   return element("li", {}, lineSign(line.colour ?? index), element("span", { title: line.about }, breakable(line.name)), value);
 }
 
-/** A piece of the line with this number. */
+/** Creates a sample of a line for the legend. */
 function lineSign(index) {
-  const piece = drawn("line", { x1: 0, x2: 18, y1: 4, y2: 4, class: "curve", "stroke-dasharray": lineDash(index) });
-  piece.style.stroke = lineColour(index);
-  return drawn("svg", { width: 18, height: 8, "aria-hidden": "true" }, piece);
+  const sample = svgElement("line", { x1: 0, x2: 18, y1: 4, y2: 4, class: "curve", "stroke-dasharray": lineDash(index) });
+  sample.style.stroke = lineColour(index);
+  return svgElement("svg", { width: 18, height: 8, "aria-hidden": "true" }, sample);
 }
 
 function drawChart(chart) {
@@ -43,20 +43,20 @@ function drawChart(chart) {
   const scale = scaleOf(shown, view, width, height);
   chart.scale = scale;
   chart.shown = shown;
-  const picture = drawn("svg", {
+  const picture = svgElement("svg", {
     width, height, role: "img", tabindex: "0",
-    "aria-label": `${chart.title}; arrow keys move along the curve, a drag shows a range`,
+    "aria-label": `${chart.title}; arrow keys move along the curve, a drag selects a range`,
   });
   picture.append(...gridOf(scale, view), ...marksOf(chart, scale), ...shown.flatMap((points, index) => curveOf(chart, points, index)));
-  chart.cross = drawn("line", { class: "cross", y1: EDGE.top, y2: height - EDGE.bottom, visibility: "hidden" });
-  chart.brush = drawn("rect", { class: "brush", y: EDGE.top, height: height - EDGE.top - EDGE.bottom, visibility: "hidden" });
+  chart.cross = svgElement("line", { class: "cross", y1: EDGE.top, y2: height - EDGE.bottom, visibility: "hidden" });
+  chart.brush = svgElement("rect", { class: "brush", y: EDGE.top, height: height - EDGE.top - EDGE.bottom, visibility: "hidden" });
   picture.append(chart.cross, chart.brush);
-  listen(chart, picture);
+  listenToPointer(chart, picture);
   plot.replaceChildren(picture);
-  showPointed(chart);
+  showPointerValues(chart);
 }
 
-/** [{ x, y, low, high }] in the range that is shown, without gaps. */
+/** Returns the points [{ x, y, low, high }] of a line in the visible range, without gaps. */
 function pointsOf(line, view) {
   const xs = line.x[view.axis] || [];
   const [from, to] = view.range || [-Infinity, Infinity];
@@ -84,7 +84,7 @@ function scaleOf(shown, view, width, height) {
   };
 }
 
-/** The smallest and the largest of possibly many values. */
+/** Returns the smallest and the largest value; does not spread the values as arguments. */
 function extent(values, otherwise) {
   let [low, high] = [Infinity, -Infinity];
   for (const value of values) {
@@ -99,7 +99,7 @@ function linear(from, to, start, end) {
   return Object.assign(place, { from, to, invert: (pixel) => from + ((pixel - start) / (end - start)) * (to - from) });
 }
 
-/** Round numbers between two ends, about so many. */
+/** Returns about `about` round numbers between two ends. */
 function ticksBetween(from, to, about) {
   const raw = (to - from) / Math.max(1, about);
   const power = 10 ** Math.floor(Math.log10(raw));
@@ -115,8 +115,8 @@ function gridOf(scale, view) {
   const nodes = [];
   for (const tick of ticksBetween(scale.y.from, scale.y.to, 4)) {
     const y = scale.y(tick);
-    nodes.push(drawn("line", { class: "grid", x1: EDGE.left, x2: scale.width - EDGE.right, y1: y, y2: y }));
-    nodes.push(drawn("text", { class: "tick-text", x: EDGE.left - 6, y: y + 3.5, "text-anchor": "end", text: axisNumber(tick) }));
+    nodes.push(svgElement("line", { class: "grid", x1: EDGE.left, x2: scale.width - EDGE.right, y1: y, y2: y }));
+    nodes.push(svgElement("text", { class: "tick-text", x: EDGE.left - 6, y: y + 3.5, "text-anchor": "end", text: axisNumber(tick) }));
   }
   const whole = view.axis !== "seconds";
   for (const tick of ticksBetween(scale.x.from, scale.x.to, scale.width / (whole ? 60 : 100))) {
@@ -127,26 +127,26 @@ function gridOf(scale, view) {
   return nodes;
 }
 
-/** A number beneath an axis, in the middle of its place, but inside the picture. */
+/** Creates a label below an axis, centred at x but inside the chart. */
 function tickText(x, y, text, width) {
   const anchor = x > width - 24 ? "end" : "middle";
-  return drawn("text", { class: "tick-text", x: anchor === "end" ? width - 2 : x, y, "text-anchor": anchor, text });
+  return svgElement("text", { class: "tick-text", x: anchor === "end" ? width - 2 : x, y, "text-anchor": anchor, text });
 }
 
 function axisNumber(value) {
   const size = Math.abs(value);
   for (const [unit, sign] of [[1e9, "G"], [1e6, "M"], [1e4, "k"]]) {
-    if (size >= unit) return `${signed(Number((value / (unit === 1e4 ? 1e3 : unit)).toPrecision(3)))}${sign}`;
+    if (size >= unit) return `${withMinusSign(Number((value / (unit === 1e4 ? 1e3 : unit)).toPrecision(3)))}${sign}`;
   }
-  return size && size < 1e-3 ? number(value).replace(/\.?0+e/, "e") : signed(Number(value.toPrecision(4)));
+  return size && size < 1e-3 ? number(value).replace(/\.?0+e/, "e") : withMinusSign(Number(value.toPrecision(4)));
 }
 
-/** The curve, and beneath it what it was smoothed from; or points with their intervals. */
+/** Returns the nodes of a line: smoothed curve above the raw curve, or points with intervals. */
 function curveOf(chart, points, index) {
   const { view, scale } = chart;
   const line = chart.lines[index];
   const colour = lineColour(line.colour ?? index);
-  const faded = view.lit !== null && line.run !== undefined && line.run !== view.lit;
+  const faded = view.highlighted !== null && line.run !== undefined && line.run !== view.highlighted;
   const style = (node) => {
     node.style.stroke = colour;
     if (faded) node.style.opacity = 0.15;
@@ -156,22 +156,22 @@ function curveOf(chart, points, index) {
   const dash = lineDash(line.colour ?? index);
   const nodes = [];
   if (view.smoothing && points.length > 2) {
-    if (!faded) nodes.push(style(drawn("path", { class: "curve raw", d: pathOf(points, scale) })));
-    points = smoothed(points, view.smoothing);
+    if (!faded) nodes.push(style(svgElement("path", { class: "curve raw", d: pathOf(points, scale) })));
+    points = smooth(points, view.smoothing);
   }
-  nodes.push(style(drawn("path", { class: "curve", "stroke-dasharray": dash, d: pathOf(points, scale) })));
+  nodes.push(style(svgElement("path", { class: "curve", "stroke-dasharray": dash, d: pathOf(points, scale) })));
   if (points.length === 1) nodes.push(...dotsOf(points, scale, style, colour));
   return nodes;
 }
 
 function dotsOf(points, scale, style, colour) {
   return [
-    style(drawn("path", { class: "curve", d: pathOf(points, scale) })),
+    style(svgElement("path", { class: "curve", d: pathOf(points, scale) })),
     ...points.flatMap(({ x, y, low, high }) => {
-      const dot = drawn("circle", { cx: scale.x(x), cy: scale.y(y), r: 3 });
+      const dot = svgElement("circle", { cx: scale.x(x), cy: scale.y(y), r: 3 });
       dot.style.fill = colour;
       const bar = low === null ? null
-        : style(drawn("line", { class: "interval", x1: scale.x(x), x2: scale.x(x), y1: scale.y(low), y2: scale.y(high) }));
+        : style(svgElement("line", { class: "interval", x1: scale.x(x), x2: scale.x(x), y1: scale.y(low), y2: scale.y(high) }));
       return bar ? [bar, dot] : [dot];
     }),
   ];
@@ -181,8 +181,8 @@ function pathOf(points, scale) {
   return points.map(({ x, y }, index) => `${index ? "L" : "M"}${scale.x(x).toFixed(1)} ${scale.y(y).toFixed(1)}`).join("");
 }
 
-/** Centred means; at the ends of fewer points. */
-function smoothed(points, reach) {
+/** Returns centred moving means; means at the ends have fewer points. */
+function smooth(points, reach) {
   const sums = [0];
   for (const point of points) sums.push(sums[sums.length - 1] + point.y);
   return points.map((point, index) => {

@@ -1,4 +1,4 @@
-// Pages of several runs: a few that were chosen by hand, or all of a sweep.
+// Pages of several runs: a comparison of chosen runs, or a sweep.
 
 function comparisonHead(kicker, title, lead) {
   return element("header", { class: "head" }, element("p", { class: "kicker", text: kicker }), element("h1", { text: title }), element("p", { class: "lead", text: lead }));
@@ -15,19 +15,19 @@ function comparisonPage(data) {
   const indices = runs.map((run, index) => index);
   const overview = table([
     { title: "Run", value: (index) => names[index], show: (index) => runSign(index, names[index]) },
-    { title: "Outcome", value: (index) => runs[index].outcome ?? "no end yet" },
+    { title: "Outcome", value: (index) => runs[index].outcome ?? "not finished" },
     { title: "Steps", numeric: true, value: (index) => runs[index].steps },
     { title: "Reward, first → last", value: (index) => fromTo(runs[index].curves.series["reward/mean"] || []), numeric: true },
     { title: "Time", numeric: true, value: (index) => runs[index].seconds, show: (index) => duration(runs[index].seconds) },
-  ], indices, { caption: `${plural(runs.length, "run")}; point at one to see its curves alone`, chosen: (index) => view.set({ lit: index }) });
+  ], indices, { caption: `${plural(runs.length, "run")}; point at a row to highlight its curves`, onHover: (index) => view.set({ highlighted: index }) });
   return [
     navigation([["runs", "Runs"], ["curves", "Curves"], ["evaluations", "Evaluations"], ["settings", "Settings"]]),
     comparisonHead("GRPO comparison", plural(runs.length, "run"), names.join(" · ")),
     section("runs", "Runs", null, overview),
-    section("curves", "Curves", "The same metric of all runs in one picture; a drag over any picture shows a part of the run in all.",
+    section("curves", "Curves", "Each chart shows one metric of all runs; a drag over a chart selects a range in all charts.",
       viewControls(view, []), curveSections(layout, runs, view, [])),
     comparedEvaluations(names, evaluations, paired),
-    section("settings", "Settings", "Only what is not the same in all runs.", comparedSettings(names, settings)),
+    section("settings", "Settings", "Settings that differ between the runs.", comparedSettings(names, settings)),
   ];
 }
 
@@ -38,7 +38,7 @@ function comparedSettings(names, settings) {
   ], settings, { caption: settings.length ? `${plural(settings.length, "setting")} that differ` : "The runs have the same settings" });
 }
 
-/** The last evaluation of each run side by side, set by set. */
+/** Returns the last evaluation of each run side by side, for each set. */
 function comparedEvaluations(names, evaluations, paired) {
   const sets = [...new Set(evaluations.flat().map((each) => each.set))];
   if (!sets.length) return section("evaluations", "Evaluations", null, element("p", { class: "empty", text: "None of the runs was evaluated." }));
@@ -53,7 +53,7 @@ function comparedEvaluations(names, evaluations, paired) {
       })),
     ], metrics, { caption: `${set}: the last evaluation of each run, with 95 % intervals over problems` });
   });
-  return section("evaluations", "Evaluations", "Runs are compared on the problems that both were asked; intervals that overlap decide nothing, the paired test does.",
+  return section("evaluations", "Evaluations", "Paired tests use the problems that both runs have. Overlapping intervals are inconclusive; the paired test decides.",
     paired.map((test) => pairedText(test, names)), tables);
 }
 
@@ -66,13 +66,13 @@ function sweepPage(data) {
     { title: "Run", value: (row) => row.run, show: (row) => sweptName(row, place) },
     ...columns.map((name) => ({ title: name, value: (row) => asNumber(row.overrides[name]), show: (row) => row.overrides[name] ?? NOTHING })),
     ...results.map((name) => ({ title: name.replace("_", " "), numeric: name !== "outcome", value: (row) => row.results[name] ?? null, show: (row) => seconds(name, row.results[name] ?? null) })),
-  ], rows, { caption: `${plural(rows.length, "run")} of this sweep; the same as summary.csv. Point at one to see its curves alone`, chosen: (row) => view.set({ lit: row ? place.get(row.run) ?? null : null }) });
-  const common = data.common.length ? element("p", { class: "aside" }, "The same in all: ", element("code", { text: data.common.join(" ") })) : null;
+  ], rows, { caption: `${plural(rows.length, "run")} of this sweep; as in summary.csv. Point at a row to highlight its curves`, onHover: (row) => view.set({ highlighted: row ? place.get(row.run) ?? null : null }) });
+  const common = data.common.length ? element("p", { class: "aside" }, "Same in all runs: ", element("code", { text: data.common.join(" ") })) : null;
   return [
     navigation([["runs", "Runs"], ["curves", "Curves"]]),
     comparisonHead("GRPO sweep", data.name, plural(rows.length, "run")),
-    section("runs", "Runs", "Each row is a run; a click on a heading sorts.", summary, common),
-    section("curves", "Curves", "The same metric of all runs in one picture; a drag over any picture shows a part of the run in all.",
+    section("runs", "Runs", "Each row is a run; click a heading to sort.", summary, common),
+    section("curves", "Curves", "Each chart shows one metric of all runs; a drag over a chart selects a range in all charts.",
       viewControls(view, []), curveSections(layout, runs, view, [])),
   ];
 }
@@ -82,7 +82,7 @@ function sweptName(row, place) {
   return place.has(row.run) ? runSign(place.get(row.run), name) : name;
 }
 
-/** Numbers sort as numbers. */
+/** Converts numeric text to a number, for sorting. */
 function asNumber(text) {
   return text !== undefined && text !== "" && Number.isFinite(Number(text)) ? Number(text) : text;
 }

@@ -1,6 +1,6 @@
-// One completion with its prompt, its verdict and its tokens; and one prompt over time.
+// Details of one completion with prompt, reward and tokens; success of one prompt over time.
 
-/** The rows of the columns, each as an object that knows its group and prompt. */
+/** Returns the columns of completions as row objects with the values of their groups. */
 function completionRows(rollouts) {
   const { groups, completions: columns } = rollouts;
   return columns.group.map((group, index) => ({
@@ -18,13 +18,13 @@ function completionRows(rollouts) {
     length: columns.length[index],
     age: columns.age[index],
     advantage: columns.advantage[index],
-    finish: rollouts.finishes[columns.finish[index]],
+    finish: rollouts.finish_reasons[columns.finish[index]],
     outcome: rollouts.outcomes[columns.outcome[index]],
     chosen: Boolean(columns.flags[index] & 1),
     inLoss: Boolean(columns.flags[index] & 2),
     text: columns.text[index],
-    cut: columns.cut[index],
-    parts: columns.parts[index],
+    numCutCharacters: columns.num_cut_characters[index],
+    components: columns.components[index],
     tokens: rollouts.tokens[index],
   }));
 }
@@ -33,7 +33,7 @@ function isRight(row) {
   return row.success >= 0.5;
 }
 
-/** Everything about one completion. `state.by` is what its tokens are coloured by; `open` shows another one. */
+/** Returns the details of one completion. `state.by`: value that colours the tokens. `open` shows another completion. */
 function completionDetails(row, rollouts, rows, state, open) {
   const prompt = rollouts.prompts[row.prompt];
   const where = row.set ? `evaluation ${rollouts.sets[row.set]}` : "training";
@@ -41,12 +41,12 @@ function completionDetails(row, rollouts, rows, state, open) {
   const fill = () => body.replaceChildren(...completionBody(row, rollouts, state, fill));
   fill();
   return element(
-    "article", { class: "details", "aria-label": "The chosen completion" },
-    element("p", { class: "where", text: `Step ${grouped(row.step)}, ${where}, sample ${row.sample + 1} · data row ${prompt.row ?? NOTHING}` }),
+    "article", { class: "details", "aria-label": "Selected completion" },
+    element("p", { class: "where", text: `Step ${groupDigits(row.step)}, ${where}, sample ${row.sample + 1} · data row ${prompt.row ?? NOTHING}` }),
     element("dl", { class: "facts" }, factsOf(row).map(([name, value]) => element("div", {}, element("dt", { text: name }), element("dd", { text: value })))),
     ...prompt.messages.map(([role, text]) => element("div", { class: "message" },
       element("h4", { text: role }), element("pre", { dir: "auto", text: visible(rollouts.texts[text]) }))),
-    element("div", { class: "message" }, element("h4", { text: "gold answer" }), element("pre", { dir: "auto", text: visible(prompt.answer) })),
+    element("div", { class: "message" }, element("h4", { text: "reference answer" }), element("pre", { dir: "auto", text: visible(prompt.answer) })),
     body,
     siblingsOf(row, rows, open),
     element("button", { type: "button", text: "This prompt over time", on: { click: () => open(row, "prompt") } }),
@@ -54,21 +54,21 @@ function completionDetails(row, rollouts, rows, state, open) {
 }
 
 function factsOf(row) {
-  const parts = Object.entries(row.parts).map(([name, value]) => [name, number(value)]);
-  const use = row.fate === "trained" ? (row.inLoss ? "in the loss" : row.chosen ? "not in the loss" : "left out") : row.fate;
+  const components = Object.entries(row.components).map(([name, value]) => [name, number(value)]);
+  const use = row.fate === "trained" ? (row.inLoss ? "in the loss" : row.chosen ? "not in the loss" : "unselected candidate") : row.fate;
   return [
-    ["reward", row.outcome === "error" ? "error" : number(row.score)], ...parts,
-    ["length", `${grouped(row.length)} tokens`], ["ended by", row.finish], ["outcome", row.outcome],
+    ["reward", row.outcome === "error" ? "error" : number(row.score)], ...components,
+    ["length", `${groupDigits(row.length)} tokens`], ["ended by", row.finish], ["outcome", row.outcome],
     ["advantage", number(row.advantage)], ["age", number(row.age)], ["use", use],
   ];
 }
 
 function completionBody(row, rollouts, state, fill) {
   const heading = element("h4", { text: "completion" });
-  const cut = row.cut ? element("p", { class: "aside", text: `${grouped(row.cut)} more characters are not in this report.` }) : null;
+  const cut = row.numCutCharacters ? element("p", { class: "aside", text: `${groupDigits(row.numCutCharacters)} more characters are not in this report.` }) : null;
   if (!row.tokens) {
-    const why = rollouts.no_tokens ? `No tokens: ${rollouts.no_tokens}.` : "Values of each token are kept for some completions only: this is none of them.";
-    return [heading, element("pre", { class: "completion", dir: "auto", text: visible(row.text) }), element("p", { class: "aside", text: why }), cut].filter(Boolean);
+    const reason = rollouts.missing_tokens_reason ? `No tokens: ${rollouts.missing_tokens_reason}.` : "The report has token values for some completions only, not for this one.";
+    return [heading, element("pre", { class: "completion", dir: "auto", text: visible(row.text) }), element("p", { class: "aside", text: reason }), cut].filter(Boolean);
   }
   const keys = Object.entries(TOKEN_VALUES).map(([key, { title }]) => [key, title]);
   const chooser = choice("Colour tokens by", [...keys, ["none", "nothing"]], state.by, (by) => { state.by = by; fill(); });
@@ -77,7 +77,7 @@ function completionBody(row, rollouts, state, fill) {
   return [heading, chooser, ...shown, cut].filter(Boolean);
 }
 
-/** The other completions of the group that are in the report. */
+/** Returns buttons for the completions of the same group in the report. */
 function siblingsOf(row, rows, open) {
   const others = rows.filter((other) => other.group === row.group);
   if (others.length < 2) return null;
@@ -90,14 +90,14 @@ function siblingsOf(row, rows, open) {
   );
 }
 
-/** The success of every group of a prompt, in training and in evaluations. */
+/** Returns the chart of the mean reward of a prompt's groups, in training and in evaluations. */
 function promptCurve(prompt, rollouts, view) {
   const { groups } = rollouts;
   const lines = rollouts.sets.map((set, number) => {
-    const mine = groups.prompt.flatMap((each, index) => (each === prompt && groups.set[index] === number && groups.score[index] !== null ? [index] : []));
-    const steps = mine.map((index) => groups.step[index]);
-    const line = { name: set || "training", x: { step: steps }, y: mine.map((index) => groups.score[index]), dots: true };
-    return mine.length ? line : null;
+    const indices = groups.prompt.flatMap((each, index) => (each === prompt && groups.set[index] === number && groups.score[index] !== null ? [index] : []));
+    const steps = indices.map((index) => groups.step[index]);
+    const line = { name: set || "training", x: { step: steps }, y: indices.map((index) => groups.score[index]), dots: true };
+    return indices.length ? line : null;
   }).filter(Boolean);
   return curveChart({ title: "This prompt over time", unit: "mean reward of each group", lines, view, height: 130 });
 }

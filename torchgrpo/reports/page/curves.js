@@ -1,6 +1,6 @@
-// Events on curves, the pointer over them, and the page's sections of charts.
+// Event marks and pointer of the curves, and the sections of charts.
 
-/** Where on the axis an optimizer step is: by the first run's own rows. */
+/** Returns the position of an optimizer step on the axis, from the rows of the line's run. */
 function placeOfStep(line, view, step) {
   if (view.axis === "step") return step;
   const steps = line.x.step;
@@ -13,7 +13,7 @@ function placeOfStep(line, view, step) {
   return steps.length ? line.x[view.axis][low] : null;
 }
 
-/** Ticks beneath the plot, and lines through it for what is rare and serious. */
+/** Returns the marks of events: ticks below the plot, lines through it for rare and serious events. */
 function marksOf(chart, scale) {
   const { marks, view, height } = chart;
   const curve = chart.lines.find((line) => !line.dots) || chart.lines[0];
@@ -21,19 +21,19 @@ function marksOf(chart, scale) {
   const paths = {};
   const foot = height - EDGE.bottom;
   for (const [kind, look] of Object.entries(MARKS)) {
-    const mine = marks.filter((mark) => mark.kind === kind)
+    const matching = marks.filter((mark) => mark.kind === kind)
       .map((mark) => ({ text: mark.text, place: placeOfStep(curve, view, mark.step) }))
       .filter(({ place }) => place !== null && place >= scale.x.from && place <= scale.x.to);
-    if (mine.length * 5 > scale.width) continue; // a solid bar would say nothing; a shorter range has room
-    const through = look.line && mine.length <= MOST_LINES;
-    for (const mark of mine) {
+    if (matching.length * 5 > scale.width) continue; // too dense to read; a shorter range shows these marks
+    const through = look.line && matching.length <= MAX_LINES;
+    for (const mark of matching) {
       const x = scale.x(mark.place).toFixed(1);
       paths[kind] = (paths[kind] || "") + (through ? `M${x} ${EDGE.top}V${foot + 7}` : `M${x} ${foot + 1}v6`);
       chart.places.push({ x: Number(x), text: mark.text });
     }
   }
   return Object.entries(paths).map(([kind, d]) => {
-    const path = drawn("path", { class: "mark", d });
+    const path = svgElement("path", { class: "mark", d });
     path.style.stroke = MARKS[kind].colour;
     return path;
   });
@@ -45,14 +45,14 @@ function nearest(points, value) {
   return best;
 }
 
-/** The values where the pointer is, or the last ones. */
-function showPointed(chart) {
+/** Shows the values at the pointer, or the last values without a pointer. */
+function showPointerValues(chart) {
   const { view, scale, shown, values, cross, caption } = chart;
-  const at = view.pointed;
+  const at = view.pointer;
   const over = at !== null && at >= scale.x.from && at <= scale.x.to;
   shown.forEach((points, index) => {
     const point = over ? nearest(points, at) : points[points.length - 1];
-    const interval = point && point.low !== null ? ` [${brief(point.low)}, ${brief(point.high)}]` : "";
+    const interval = point && point.low !== null ? ` [${shortNumber(point.low)}, ${shortNumber(point.high)}]` : "";
     values[index].textContent = point ? number(point.y) + interval : NOTHING;
   });
   cross.setAttribute("visibility", over ? "visible" : "hidden");
@@ -64,13 +64,13 @@ function showPointed(chart) {
   cross.setAttribute("x1", x);
   cross.setAttribute("x2", x);
   const near = chart.places.filter((place) => Math.abs(place.x - x) < 4).map((place) => place.text);
-  caption.textContent = [placed(view, at), ...new Set(near)].slice(0, 4).join(" · ");
+  caption.textContent = [axisText(view, at), ...new Set(near)].slice(0, 4).join(" · ");
 }
 
-/** The pointer, a drag over a range, arrow keys. */
-function listen(chart, picture) {
+/** Handles the pointer, a drag over a range, and arrow keys. */
+function listenToPointer(chart, picture) {
   const { view } = chart;
-  let pressed = null;
+  let dragStart = null;
   const place = (event) => Math.min(Math.max(event.offsetX, EDGE.left), chart.scale.width - EDGE.right);
   const snapped = (value) => {
     const near = nearest(chart.shown.flat(), value);
@@ -78,25 +78,25 @@ function listen(chart, picture) {
   };
   picture.addEventListener("pointerdown", (event) => {
     if (event.pointerType !== "mouse") return;
-    pressed = place(event);
+    dragStart = place(event);
     picture.setPointerCapture(event.pointerId);
   });
   picture.addEventListener("pointermove", (event) => {
     view.point(snapped(chart.scale.x.invert(place(event))));
-    if (pressed === null) return;
+    if (dragStart === null) return;
     const here = place(event);
-    chart.brush.setAttribute("x", Math.min(pressed, here));
-    chart.brush.setAttribute("width", Math.abs(here - pressed));
+    chart.brush.setAttribute("x", Math.min(dragStart, here));
+    chart.brush.setAttribute("width", Math.abs(here - dragStart));
     chart.brush.setAttribute("visibility", "visible");
   });
   picture.addEventListener("pointerup", (event) => {
-    if (pressed === null) return;
-    const ends = [pressed, place(event)].sort((a, b) => a - b);
-    pressed = null;
+    if (dragStart === null) return;
+    const ends = [dragStart, place(event)].sort((a, b) => a - b);
+    dragStart = null;
     chart.brush.setAttribute("visibility", "hidden");
     if (ends[1] - ends[0] > 6) view.set({ range: ends.map((end) => chart.scale.x.invert(end)) });
   });
-  picture.addEventListener("pointerleave", () => { if (pressed === null) view.point(null); });
+  picture.addEventListener("pointerleave", () => { if (dragStart === null) view.point(null); });
   picture.addEventListener("dblclick", () => view.set({ range: null }));
   picture.addEventListener("blur", () => view.point(null));
   picture.addEventListener("keydown", (event) => {
@@ -105,13 +105,13 @@ function listen(chart, picture) {
     if (!move) return;
     event.preventDefault();
     const points = chart.shown.reduce((most, each) => (each.length > most.length ? each : most), []);
-    const now = view.pointed === null ? (move > 0 ? -1 : points.length) : points.indexOf(nearest(points, view.pointed));
+    const now = view.pointer === null ? (move > 0 ? -1 : points.length) : points.indexOf(nearest(points, view.pointer));
     const next = points[Math.min(Math.max(now + move, 0), points.length - 1)];
     if (next) view.point(next.x);
   });
 }
 
-/** The lines of one metric of one run; evaluations are points with intervals. */
+/** Returns the line of one metric of one run; evaluations are points with intervals. */
 function metricLine(run, name, more) {
   const { curves } = run;
   if (curves.series[name]) return { name, x: curves.x, y: curves.series[name], ...more };
@@ -127,12 +127,12 @@ function metricLine(run, name, more) {
   return { name, x, y: points.map((point) => point[1]), low: end("_low"), high: end("_high"), dots: true, ...more };
 }
 
-/** Several runs in one picture leave room for one metric. */
+/** Splits a chart so that each chart has one metric, for several runs in one chart. */
 function oneMetricEach(chart) {
   return chart.metrics.length === 1 ? [chart] : chart.metrics.map((name) => ({ ...chart, title: name, metrics: [name] }));
 }
 
-/** The sections that `layout` names, for one run or several. */
+/** Returns the sections of charts in `layout`, for one or several runs. */
 function curveSections(layout, runs, view, marks) {
   return layout.map((part) => {
     const charts = (runs.length > 1 ? part.charts.flatMap(oneMetricEach) : part.charts).map((chart) => {

@@ -1,7 +1,7 @@
-// Evaluations as numbers with intervals, and what the paired test says.
+// Tables of evaluations with intervals, and results of paired tests.
 
 function intervalText([value, low, high]) {
-  return low === null ? brief(value) : `${brief(value)} [${brief(low)}, ${brief(high)}]`;
+  return low === null ? shortNumber(value) : `${shortNumber(value)} [${shortNumber(low)}, ${shortNumber(high)}]`;
 }
 
 function evaluationTable({ set, names, rows }) {
@@ -12,16 +12,16 @@ function evaluationTable({ set, names, rows }) {
       title: name, numeric: true, value: (row) => row.values[name]?.[0] ?? null,
       show: (row) => (row.values[name] ? intervalText(row.values[name]) : NOTHING),
     })),
-  ], rows, { caption: `${set}: every evaluation, with 95 % intervals over problems` });
+  ], rows, { caption: `${set}: all evaluations, with 95 % intervals over problems` });
 }
 
-/** "held_out: improved by 71.2 points [..], p < 0.001, over 200 problems". */
+/** Returns a test result such as "held_out: improved by 71.2 points [..], p < 0.001, over 200 problems". */
 function pairedText(paired, names = null) {
   const between = names ? `${names[paired.run]} against ${names[0]}` : `iteration ${paired.from} to ${paired.to}`;
-  const sure = !paired.words.startsWith("not significant") && !paired.words.startsWith("no ");
+  const isSignificant = !paired.summary.startsWith("not significant") && !paired.summary.startsWith("no ");
   return element(
-    "p", { class: `paired ${sure ? (paired.difference > 0 ? "better" : "worse") : "unsure"}` },
-    element("strong", { text: paired.set }), ` ${between}: ${paired.words}`,
+    "p", { class: `paired ${isSignificant ? (paired.difference > 0 ? "better" : "worse") : "unsure"}` },
+    element("strong", { text: paired.set }), ` ${between}: ${paired.summary}`,
     element("span", { class: "aside", text: ` (paired t-test over ${plural(paired.problems, "problem")})` }),
   );
 }
@@ -29,7 +29,7 @@ function pairedText(paired, names = null) {
 function evaluationSection(data, view) {
   const { evaluations, paired, run } = data;
   if (!evaluations.length) {
-    return section("evaluations", "Evaluations", null, element("p", { class: "empty", text: "No evaluation in this run: eval.sets names held-out problems." }));
+    return section("evaluations", "Evaluations", null, element("p", { class: "empty", text: "This run has no evaluation; set eval.sets to evaluate held-out problems." }));
   }
   const content = evaluations.flatMap((each) => {
     const shown = each.names.filter((name) => /^(pass@|score)/.test(name));
@@ -43,7 +43,7 @@ function evaluationSection(data, view) {
   });
   return section(
     "evaluations", "Evaluations",
-    "Held-out problems, with 95 % intervals. Two evaluations differ for sure only where the paired test says so.",
+    "Held-out problems, with 95 % intervals. Two evaluations differ significantly only if the paired test is significant.",
     ...content.flat(),
   );
 }

@@ -1,27 +1,27 @@
-// The page: of one run, of several, or of a sweep.
+// Entry point: builds the page of one run, of a comparison, or of a sweep.
 
 function runPage(data) {
   const { run, layout, histograms, timeline, findings, rollouts } = data;
   const view = sharedView(smoothingFor(run.curves.x.step.length));
-  const parts = [
+  const sections = [
     ["findings", "Findings"], ["curves", "Curves"], ["evaluations", "Evaluations"], ["distributions", "Distributions"],
     ["time", "Time"], ["rollouts", "Rollouts"], ["settings", "Settings"],
   ];
   const stride = run.curves.stride > 1 ? ` Each point is the mean of ${run.curves.stride} steps.` : "";
   return [
-    navigation(parts),
+    navigation(sections),
     runHead(data),
     findingsSection(findings),
-    section("curves", "Curves", `Point at a picture to read all of them at that place; drag to see a range; ticks beneath are events.${stride}`,
+    section("curves", "Curves", `Move the pointer over a chart to read the values of all charts there; drag to select a range; ticks below are events.${stride}`,
       viewControls(view, run.marks), curveSections(layout, [run], view, run.marks)),
     evaluationSection(data, view),
-    section("distributions", "Distributions", "Completions of training in the first, middle and last third: what moved, and whether all of it did.",
+    section("distributions", "Distributions", "Training completions in the first, middle and last third of the run.",
       histograms.length ? element("div", { class: "charts" }, histograms.map(histogramChart)) : element("p", { class: "empty", text: "The ledger holds no completions." })),
-    section("time", "Where the time went", "A coloured stretch is work; where stretches are too short to draw, the height is their share of the time. Drag to zoom.",
-      timeline ? [timelineChart(timeline), shareTable(timeline)] : element("p", { class: "empty", text: "The run's folder tells no times (events.jsonl)." })),
+    section("time", "Where the time went", "Coloured intervals are busy; where intervals are too short to draw, the height is their share of the time. Drag to zoom.",
+      timeline ? [timelineChart(timeline), shareTable(timeline)] : element("p", { class: "empty", text: "The run's folder has no times (events.jsonl)." })),
     rolloutSection(rollouts),
     settingsSection(run),
-    element("footer", {}, `Made ${new Date(1000 * run.written).toISOString().slice(0, 16).replace("T", " ")} UTC from the files of the run. This page is one file and asks nothing of the network.`),
+    element("footer", {}, `Written ${new Date(1000 * run.written_at).toISOString().slice(0, 16).replace("T", " ")} UTC from the files of the run. This page is a single file without network access.`),
   ];
 }
 

@@ -1,4 +1,4 @@
-// The browser of rollouts: views, filters, an order, a list, and the completion that was chosen.
+// Browser of rollouts: views, filters, order, list, and details of the selected completion.
 
 const PAGE_ROWS = 40;
 const VIEWS = [
@@ -11,34 +11,34 @@ const ORDERS = [
 const NO_FILTER = { text: "", low: "", high: "", from: "", to: "", set: "", source: "", outcome: "", finish: "", tokens: "" };
 
 function rolloutSection(rollouts) {
-  const { of, files: [read, all] } = rollouts;
+  const { totals, files: [numRead, numFiles] } = rollouts;
   const rows = completionRows(rollouts);
-  const how = "Read a few at random before you believe a curve; then the worst, and what turned from right to wrong.";
-  if (!rows.length) return section("rollouts", "Rollouts", how, element("p", { class: "empty", text: "The ledger holds no rollouts (logging.rollouts_gb)." }));
-  const told = `${plural(rows.length, "completion")} of ${grouped(of.completions)} are here with their text, `
-    + `${grouped(Object.keys(rollouts.tokens).length)} with their tokens; ${plural(rollouts.flips.length, "prompt")} of ${grouped(of.flips)} that flipped.`
-    + (read < all ? ` Made of ${grouped(read)} of the ledger's ${grouped(all)} files, evenly over the run.` : "");
+  const how = "Read some completions at random, then the worst ones, then prompts that changed from right to wrong.";
+  if (!rows.length) return section("rollouts", "Rollouts", how, element("p", { class: "empty", text: "The ledger has no rollouts (logging.rollouts_gb)." }));
+  const summary = `${plural(rows.length, "completion")} of ${groupDigits(totals.completions)} with text, `
+    + `${groupDigits(Object.keys(rollouts.tokens).length)} with tokens; ${plural(rollouts.flips.length, "prompt")} of ${groupDigits(totals.flips)} that flipped.`
+    + (numRead < numFiles ? ` From ${groupDigits(numRead)} of the ledger's ${groupDigits(numFiles)} files, evenly over the run.` : "");
   const browser = { rollouts, rows, state: { view: "all", order: "step", descending: false, shown: PAGE_ROWS, by: "advantage", prompt: null, filter: { ...NO_FILTER } } };
   if (rows.some((row) => !row.set)) browser.state.filter.set = "0"; // training first
   browser.views = new Map(VIEWS.map(([key]) => [key, rowsOfView(browser, key)]));
   browser.list = element("ol", { class: "list" });
   browser.count = element("p", { class: "count", role: "status" });
   browser.curve = element("div", {});
-  browser.details = element("div", { class: "chosen" });
+  browser.details = element("div", { class: "selected" });
   browser.tabs = element("div", { class: "tabs", role: "group", "aria-label": "Views" });
   browser.filters = rolloutFilters(browser);
-  browser.chosen = null;
+  browser.selected = null;
   showList(browser);
   openRow(browser, browser.matching[0] ?? rows[0]);
   return section(
     "rollouts", "Rollouts", how,
-    element("p", { class: "aside", text: told }),
+    element("p", { class: "aside", text: summary }),
     browser.tabs, browser.filters, browser.curve,
     element("div", { class: "browser" }, element("div", { class: "column" }, browser.count, browser.list), browser.details),
   );
 }
 
-/** The rows that a view begins from. */
+/** Returns all rows of a view, before the filters. */
 function rowsOfView({ rollouts, rows }, view) {
   if (view === "all") return rows;
   if (view === "to_right" || view === "to_wrong") {
@@ -59,7 +59,7 @@ function rolloutFilters(browser) {
   const { rollouts, state } = browser;
   const filtered = (name) => (value) => { state.filter[name] = value; state.shown = PAGE_ROWS; showList(browser); };
   const any = (names, label = (name) => name) => [["", "any"], ...names.map((name, index) => [String(index), label(name)])];
-  const words = (names) => [["", "any"], ...names.map((name) => [name, name])];
+  const nameOptions = (names) => [["", "any"], ...names.map((name) => [name, name])];
   const numeric = { step: "any", class: "short" };
   return element(
     "div", { class: "controls filters" },
@@ -68,8 +68,8 @@ function rolloutFilters(browser) {
     entry("Step from", "number", "", filtered("from"), numeric), entry("to", "number", "", filtered("to"), { ...numeric, "aria-label": "Step to" }),
     rollouts.sets.length > 1 ? choice("Of", any(rollouts.sets, (name) => name || "training"), state.filter.set, filtered("set")) : null,
     rollouts.sources.length > 1 ? choice("Data set", any(rollouts.sources), "", filtered("source")) : null,
-    choice("Outcome", words(rollouts.outcomes), "", filtered("outcome")),
-    choice("Ended by", words(rollouts.finishes), "", filtered("finish")),
+    choice("Outcome", nameOptions(rollouts.outcomes), "", filtered("outcome")),
+    choice("Ended by", nameOptions(rollouts.finish_reasons), "", filtered("finish")),
     choice("Tokens", [["", "any"], ["yes", "with values"]], "", filtered("tokens")),
     choice("Order by", ORDERS, state.order, (order) => { state.order = order; showList(browser); }),
     choice("First", [["up", "smallest"], ["down", "largest"]], "up", (way) => { state.descending = way === "down"; showList(browser); }),
@@ -85,35 +85,35 @@ function matches(row, filter, rollouts) {
   if (filter.outcome && row.outcome !== filter.outcome) return false;
   if (filter.finish && row.finish !== filter.finish) return false;
   if (!filter.text) return true;
-  const wanted = filter.text.toLowerCase();
-  if (row.text.toLowerCase().includes(wanted)) return true;
-  return rollouts.prompts[row.prompt].messages.some(([, text]) => rollouts.texts[text].toLowerCase().includes(wanted));
+  const query = filter.text.toLowerCase();
+  if (row.text.toLowerCase().includes(query)) return true;
+  return rollouts.prompts[row.prompt].messages.some(([, text]) => rollouts.texts[text].toLowerCase().includes(query));
 }
 
-/** The rows that are wanted, in their order; those of a flip stay together. */
+/** Returns the rows that match the filters, in order; the rows of a flip stay together. */
 function matchingRows({ rollouts, rows, views, state }) {
   if (state.view === "prompt") {
-    return sorted(rows.filter((row) => row.prompt === state.prompt), { value: (row) => row.step }, false);
+    return sortRows(rows.filter((row) => row.prompt === state.prompt), { value: (row) => row.step }, false);
   }
   const found = views.get(state.view).filter((row) => matches(row, state.filter, rollouts));
-  const paired = state.view.startsWith("to_");
-  return paired ? found : sorted(found, { value: (row) => row[state.order] }, state.descending);
+  const isFlipView = state.view.startsWith("to_");
+  return isFlipView ? found : sortRows(found, { value: (row) => row[state.order] }, state.descending);
 }
 
 function showList(browser) {
   const { state, rollouts } = browser;
   browser.matching = matchingRows(browser);
-  browser.filters.hidden = state.view === "prompt"; // which shows all there is of one
+  browser.filters.hidden = state.view === "prompt"; // this view shows all completions of a prompt
   browser.tabs.replaceChildren(...VIEWS.filter(([key]) => key !== "prompt" || state.view === "prompt").map(([key, title]) => element("button", {
-    type: "button", class: "tab", "aria-pressed": String(key === state.view), text: key === "all" || key === "prompt" ? title : `${title} (${grouped(viewSize(browser, key))})`,
+    type: "button", class: "tab", "aria-pressed": String(key === state.view), text: key === "all" || key === "prompt" ? title : `${title} (${groupDigits(viewSize(browser, key))})`,
     on: { click: () => { state.view = key; state.shown = PAGE_ROWS; showList(browser); } },
   })));
   browser.curve.replaceChildren(...(state.view === "prompt" ? [promptCurve(state.prompt, rollouts, sharedView(0))] : []));
-  browser.count.textContent = browser.matching.length ? plural(browser.matching.length, "completion") : "No completion is like this.";
+  browser.count.textContent = browser.matching.length ? plural(browser.matching.length, "completion") : "No completion matches.";
   browser.list.replaceChildren(...browser.matching.slice(0, state.shown).map((row) => listEntry(browser, row)));
   if (browser.matching.length > state.shown) {
     browser.list.append(element("li", {}, element("button", {
-      type: "button", class: "more", text: `Show more of ${grouped(browser.matching.length)}`, on: { click: () => { state.shown *= 3; showList(browser); } },
+      type: "button", class: "more", text: `Show more of ${groupDigits(browser.matching.length)}`, on: { click: () => { state.shown *= 3; showList(browser); } },
     })));
   }
 }
@@ -125,15 +125,15 @@ function viewSize(browser, key) {
 
 function listEntry(browser, row) {
   const { rollouts } = browser;
-  const asked = rollouts.prompts[row.prompt].messages.slice(-1).map(([, text]) => rollouts.texts[text])[0] ?? "";
-  const current = browser.chosen && browser.chosen.index === row.index;
+  const prompt = rollouts.prompts[row.prompt].messages.slice(-1).map(([, text]) => rollouts.texts[text])[0] ?? "";
+  const current = browser.selected && browser.selected.index === row.index;
   return element("li", {}, element(
     "button", { type: "button", class: "row", "aria-current": current ? "true" : null, on: { click: () => openRow(browser, row) } },
     element("span", { class: "row-head" },
       element("b", { class: row.outcome === "error" ? "chip" : isRight(row) ? "chip right" : "chip wrong", text: row.outcome === "error" ? "error" : number(row.score) }),
-      element("span", { text: `step ${grouped(row.step)}` }),
-      element("span", { class: "aside", text: [row.set ? rollouts.sets[row.set] : null, `${grouped(row.length)} tokens`, row.finish === "stop" ? null : row.finish].filter(Boolean).join(" · ") })),
-    element("span", { class: "asked", dir: "auto", text: snippet(asked, 90) }),
+      element("span", { text: `step ${groupDigits(row.step)}` }),
+      element("span", { class: "aside", text: [row.set ? rollouts.sets[row.set] : null, `${groupDigits(row.length)} tokens`, row.finish === "stop" ? null : row.finish].filter(Boolean).join(" · ") })),
+    element("span", { class: "prompt", dir: "auto", text: snippet(prompt, 90) }),
     element("span", { class: "snippet", dir: "auto", text: snippet(row.text, 160) || "(empty)" }),
   ));
 }
@@ -144,7 +144,7 @@ function snippet(text, length) {
 }
 
 function openRow(browser, row, view = null) {
-  browser.chosen = row;
+  browser.selected = row;
   if (view === "prompt") {
     browser.state.view = "prompt";
     browser.state.prompt = row.prompt;

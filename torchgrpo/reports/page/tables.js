@@ -1,10 +1,10 @@
-// Tables that are sorted by a click on a heading, and that scroll by themselves where they are wide.
+// Tables that sort by a click on a heading and scroll horizontally.
 
 /**
- * columns: [{ title, value: row => what is sorted by, show: row => text or node, numeric, mark: row => class }].
- * `chosen`, where given, is called with the row that the pointer is over, or null.
+ * Creates a table. columns: [{ title, value: row => sort key, show: row => text or node, numeric, mark: row => class }].
+ * `onHover`, if given, is called with the row under the pointer, or null.
  */
-function table(columns, rows, { caption, sortBy = null, descending = false, chosen = null } = {}) {
+function table(columns, rows, { caption, sortBy = null, descending = false, onHover = null } = {}) {
   const state = { column: sortBy, descending };
   const body = element("tbody");
   const headings = columns.map((column, index) => element(
@@ -18,10 +18,10 @@ function table(columns, rows, { caption, sortBy = null, descending = false, chos
   }
   function fill() {
     headings.forEach((heading, index) => {
-      const mine = index === state.column;
-      heading.setAttribute("aria-sort", mine ? (state.descending ? "descending" : "ascending") : "none");
+      const isSorted = index === state.column;
+      heading.setAttribute("aria-sort", isSorted ? (state.descending ? "descending" : "ascending") : "none");
     });
-    body.replaceChildren(...sorted(rows, columns[state.column], state.descending).map(tableRow));
+    body.replaceChildren(...sortRows(rows, columns[state.column], state.descending).map(tableRow));
   }
   function tableRow(row) {
     const cells = columns.map((column) => {
@@ -29,8 +29,8 @@ function table(columns, rows, { caption, sortBy = null, descending = false, chos
       const kind = [column.numeric ? "numeric" : "", column.mark ? column.mark(row) : ""].join(" ").trim();
       return element("td", { class: kind || null }, shown);
     });
-    const heard = chosen ? { mouseenter: () => chosen(row), mouseleave: () => chosen(null) } : {};
-    return element("tr", { on: heard }, cells);
+    const listeners = onHover ? { mouseenter: () => onHover(row), mouseleave: () => onHover(null) } : {};
+    return element("tr", { on: listeners }, cells);
   }
   fill();
   return element(
@@ -39,8 +39,8 @@ function table(columns, rows, { caption, sortBy = null, descending = false, chos
   );
 }
 
-/** A copy in the order of a column; rows without a value come last either way. */
-function sorted(rows, column, descending) {
+/** Returns a copy of the rows sorted by a column; rows without a value come last. */
+function sortRows(rows, column, descending) {
   if (!column) return rows;
   const missing = (value) => value === null || value === undefined || value === "";
   return [...rows].sort((left, right) => {

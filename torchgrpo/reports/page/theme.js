@@ -1,4 +1,4 @@
-// Light and dark: what the system says, until the reader says otherwise.
+// Light and dark theme: that of the system, until the reader chooses one.
 
 const THEMES = ["auto", "light", "dark"];
 
@@ -6,7 +6,7 @@ function rememberedTheme() {
   try {
     return localStorage.getItem("grpo-theme") || "auto";
   } catch {
-    return "auto"; // a browser that keeps nothing for files
+    return "auto"; // the browser has no storage for local files
   }
 }
 
@@ -15,7 +15,7 @@ function applyTheme(name) {
   document.documentElement.dataset.theme = name;
 }
 
-/** The button that goes through auto, light and dark. */
+/** Creates the button that switches between auto, light and dark. */
 function themeButton() {
   let name = rememberedTheme();
   const button = element("button", { type: "button", class: "quiet", id: "theme" });
@@ -28,7 +28,7 @@ function themeButton() {
     name = THEMES[(THEMES.indexOf(name) + 1) % THEMES.length];
     try {
       localStorage.setItem("grpo-theme", name);
-    } catch { /* then it holds until the page is closed */ }
+    } catch { /* the choice holds until the page is closed */ }
     show();
   });
   show();
@@ -37,7 +37,7 @@ function themeButton() {
 
 const LINES = 6;
 
-/** The colour of the line with this number, as CSS; they repeat after six, with other dashes. */
+/** Returns the CSS colour of a line. Colours repeat after six lines with other dashes. */
 function lineColour(index) {
   return `var(--line-${(index % LINES) + 1})`;
 }

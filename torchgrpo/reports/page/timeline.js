@@ -1,28 +1,28 @@
-// Who was at work when: a lane for each side of the run, over the wall clock.
+// Timeline of busy intervals: a row for each engine and phase of the run, over wall-clock time.
 
-const LANE = { height: 22, gap: 8, left: 132, right: 10, foot: 26 };
-const LANE_COLOURS = {
+const TIMELINE = { height: 22, gap: 8, left: 132, right: 10, foot: 26 };
+const ROW_COLOURS = {
   generate: "var(--line-1)", score: "var(--line-5)", collect: "var(--ink-3)", optimize: "var(--line-2)",
   push: "var(--line-4)", evaluate: "var(--line-3)", checkpoint: "var(--ink-2)",
 };
 
-function timelineChart({ seconds, lanes }) {
+function timelineChart({ seconds, rows }) {
   const plot = element("div", { class: "plot" });
   const state = { from: 0, to: seconds };
-  const told = element("p", { class: "pointed" });
-  const redraw = whenSeen(plot, () => plot.replaceChildren(timelinePicture(lanes, state, plot.clientWidth, show, told)));
+  const caption = element("p", { class: "pointer-text" });
+  const redraw = drawWhenVisible(plot, () => plot.replaceChildren(timelinePicture(rows, state, plot.clientWidth, show, caption)));
   const buttons = [
     ["Whole run", () => [0, seconds]],
     ["−", () => around(2)],
     ["+", () => around(0.5)],
-    ["◀", () => moved(-0.5)],
-    ["▶", () => moved(0.5)],
+    ["◀", () => shifted(-0.5)],
+    ["▶", () => shifted(0.5)],
   ].map(([text, range]) => element("button", { type: "button", text, "aria-label": TIMELINE_LABELS[text] ?? text, on: { click: () => show(...range()) } }));
   function around(times) {
     const [middle, half] = [(state.from + state.to) / 2, ((state.to - state.from) / 2) * times];
     return [middle - half, middle + half];
   }
-  function moved(share) {
+  function shifted(share) {
     const by = (state.to - state.from) * share;
     return [state.from + by, state.to + by];
   }
@@ -32,54 +32,54 @@ function timelineChart({ seconds, lanes }) {
     state.to = state.from + length;
     redraw();
   }
-  return element("figure", { class: "timeline" }, element("div", { class: "controls" }, buttons), plot, told);
+  return element("figure", { class: "timeline" }, element("div", { class: "controls" }, buttons), plot, caption);
 }
 
 const TIMELINE_LABELS = { "−": "Zoom out", "+": "Zoom in", "◀": "Earlier", "▶": "Later" };
 
-function timelinePicture(lanes, state, width, show, told) {
+function timelinePicture(rows, state, width, show, caption) {
   const narrow = width < 560;
-  const left = narrow ? 8 : Math.max(LANE.left, 24 + 6.6 * Math.max(...lanes.map((lane) => lane.title.length)));
-  const pitch = LANE.height + LANE.gap + (narrow ? 14 : 0);
-  const height = lanes.length * pitch + LANE.foot;
-  const x = linear(state.from, state.to, left, width - LANE.right);
-  const picture = drawn("svg", { width, height, role: "img", "aria-label": "Who was at work when; a drag shows a range" });
+  const left = narrow ? 8 : Math.max(TIMELINE.left, 24 + 6.6 * Math.max(...rows.map((row) => row.title.length)));
+  const pitch = TIMELINE.height + TIMELINE.gap + (narrow ? 14 : 0);
+  const height = rows.length * pitch + TIMELINE.foot;
+  const x = linear(state.from, state.to, left, width - TIMELINE.right);
+  const picture = svgElement("svg", { width, height, role: "img", "aria-label": "Busy intervals over time; a drag selects a range" });
   for (const tick of ticksBetween(state.from, state.to, width / 110)) {
     picture.append(
-      drawn("line", { class: "grid", x1: x(tick), x2: x(tick), y1: 0, y2: height - LANE.foot }),
+      svgElement("line", { class: "grid", x1: x(tick), x2: x(tick), y1: 0, y2: height - TIMELINE.foot }),
       tickText(Math.max(x(tick), left + 8), height - 8, duration(tick), width),
     );
   }
-  lanes.forEach((lane, index) => {
+  rows.forEach((row, index) => {
     const top = index * pitch + (narrow ? 14 : 0);
-    picture.append(drawn("text", {
-      class: "lane-text", x: narrow ? left : left - 10, y: narrow ? top - 3 : top + 15, "text-anchor": narrow ? "start" : "end", text: lane.title,
+    picture.append(svgElement("text", {
+      class: "row-title", x: narrow ? left : left - 10, y: narrow ? top - 3 : top + 15, "text-anchor": narrow ? "start" : "end", text: row.title,
     }));
-    picture.append(drawn("rect", { class: "lane", x: left, y: top, width: width - LANE.right - left, height: LANE.height }));
-    const busy = drawn("path", { d: lanePath(lane.segments, x, state, top) });
-    busy.style.fill = LANE_COLOURS[lane.key];
+    picture.append(svgElement("rect", { class: "row-track", x: left, y: top, width: width - TIMELINE.right - left, height: TIMELINE.height }));
+    const busy = svgElement("path", { d: rowPath(row.segments, x, state, top) });
+    busy.style.fill = ROW_COLOURS[row.key];
     picture.append(busy);
   });
-  listenToTimeline(picture, x, height, left, width, show, told);
+  listenToTimeline(picture, x, height, left, width, show, caption);
   return picture;
 }
 
-/** The segments of a lane in the range as one path: themselves, or where there are too many, how busy each pixel is. */
-function lanePath(segments, x, state, top) {
+/** Returns the path of a row's segments in the range; with too many segments, a column per pixel shows its busy share. */
+function rowPath(segments, x, state, top) {
   const shown = [];
   for (let i = 0; i < segments.length; i += 2) {
     const [from, to] = [segments[i], segments[i] + segments[i + 1]];
     if (to >= state.from && from <= state.to) shown.push([x(Math.max(from, state.from)), x(Math.min(to, state.to))]);
   }
   const [left, right] = [x(state.from), x(state.to)];
-  if (shown.length * 3 > right - left) return busyPath(shown, left, right, top + LANE.height);
+  if (shown.length * 3 > right - left) return busyPath(shown, left, right, top + TIMELINE.height);
   return shown.map(([from, to]) => {
     const length = Math.max(0.35, to - from);
-    return `M${from.toFixed(2)} ${top}h${length.toFixed(2)}v${LANE.height}h${(-length).toFixed(2)}z`;
+    return `M${from.toFixed(2)} ${top}h${length.toFixed(2)}v${TIMELINE.height}h${(-length).toFixed(2)}z`;
   }).join("");
 }
 
-/** Columns of a pixel, as high as the share of it that is work. */
+/** Returns a path with one column per pixel, as high as the busy share of the pixel. */
 function busyPath(shown, left, right, foot) {
   const busy = new Float64Array(Math.ceil(right - left) + 1);
   for (const [from, to] of shown) {
@@ -88,46 +88,46 @@ function busyPath(shown, left, right, foot) {
     }
   }
   let path = `M${left} ${foot}`;
-  busy.forEach((share, column) => { path += `V${(foot - LANE.height * Math.min(1, share)).toFixed(1)}H${Math.min(right, left + column + 1).toFixed(1)}`; });
+  busy.forEach((share, column) => { path += `V${(foot - TIMELINE.height * Math.min(1, share)).toFixed(1)}H${Math.min(right, left + column + 1).toFixed(1)}`; });
   return `${path}V${foot}Z`;
 }
 
-function listenToTimeline(picture, x, height, left, width, show, told) {
-  const brush = drawn("rect", { class: "brush", y: 0, height: height - LANE.foot, visibility: "hidden" });
+function listenToTimeline(picture, x, height, left, width, show, caption) {
+  const brush = svgElement("rect", { class: "brush", y: 0, height: height - TIMELINE.foot, visibility: "hidden" });
   picture.append(brush);
-  let pressed = null;
-  const place = (event) => Math.min(Math.max(event.offsetX, left), width - LANE.right);
+  let dragStart = null;
+  const place = (event) => Math.min(Math.max(event.offsetX, left), width - TIMELINE.right);
   picture.addEventListener("pointerdown", (event) => {
     if (event.pointerType !== "mouse") return;
-    pressed = place(event);
+    dragStart = place(event);
     picture.setPointerCapture(event.pointerId);
   });
   picture.addEventListener("pointermove", (event) => {
     const here = place(event);
-    told.textContent = `${duration(x.invert(here))} after the start`;
-    if (pressed === null) return;
-    brush.setAttribute("x", Math.min(pressed, here));
-    brush.setAttribute("width", Math.abs(here - pressed));
+    caption.textContent = `${duration(x.invert(here))} after the start`;
+    if (dragStart === null) return;
+    brush.setAttribute("x", Math.min(dragStart, here));
+    brush.setAttribute("width", Math.abs(here - dragStart));
     brush.setAttribute("visibility", "visible");
   });
   picture.addEventListener("pointerup", (event) => {
-    if (pressed === null) return;
-    const ends = [pressed, place(event)].sort((a, b) => a - b);
-    pressed = null;
+    if (dragStart === null) return;
+    const ends = [dragStart, place(event)].sort((a, b) => a - b);
+    dragStart = null;
     brush.setAttribute("visibility", "hidden");
     if (ends[1] - ends[0] > 6) show(x.invert(ends[0]), x.invert(ends[1]));
   });
-  picture.addEventListener("pointerleave", () => { told.textContent = ""; });
+  picture.addEventListener("pointerleave", () => { caption.textContent = ""; });
 }
 
-function shareTable({ seconds, lanes }) {
+function shareTable({ seconds, rows }) {
   return table([
-    { title: "Phase", value: (lane) => lane.title },
-    { title: "At work while", value: (lane) => lane.meaning },
-    { title: "Time", numeric: true, value: (lane) => lane.seconds, show: (lane) => duration(lane.seconds) },
-    { title: "Share of the run", numeric: true, value: (lane) => lane.seconds / seconds, show: (lane) => shareBar(lane.seconds / seconds) },
-    { title: "Times", numeric: true, value: (lane) => lane.count, show: (lane) => grouped(lane.count) },
-  ], lanes, { caption: `Time of each phase in ${duration(seconds)}; phases overlap, so the shares need not sum to 100 %` });
+    { title: "Phase", value: (row) => row.title },
+    { title: "Busy while", value: (row) => row.meaning },
+    { title: "Time", numeric: true, value: (row) => row.seconds, show: (row) => duration(row.seconds) },
+    { title: "Share of the run", numeric: true, value: (row) => row.seconds / seconds, show: (row) => shareBar(row.seconds / seconds) },
+    { title: "Intervals", numeric: true, value: (row) => row.count, show: (row) => groupDigits(row.count) },
+  ], rows, { caption: `Busy time of each phase in ${duration(seconds)}; phases overlap, so the shares may not sum to 100 %` });
 }
 
 function shareBar(share) {

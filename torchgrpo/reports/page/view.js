@@ -1,45 +1,45 @@
-// What all curves of a page have in common: the horizontal axis, the range that is shown, smoothing, the pointer.
+// View that all curves of a page share: horizontal axis, visible range, smoothing, pointer position.
 
 const AXES = [["step", "optimizer step"], ["seconds", "time"], ["tokens", "tokens trained on"]];
 
 function sharedView(smoothing) {
-  const heard = { change: new Set(), point: new Set() };
+  const listeners = { change: new Set(), point: new Set() };
   const view = {
     axis: "step",
-    range: null, // [from, to] on the axis; null: all
-    smoothing, // points on either side of a mean; 0: none
-    pointed: null, // where on the axis the pointer is
-    lit: null, // the run that is looked at, of several
-    on: (event, call) => heard[event].add(call),
-    set: (changes) => { Object.assign(view, changes); heard.change.forEach((call) => call()); },
-    point: (value) => { view.pointed = value; heard.point.forEach((call) => call()); },
+    range: null, // [from, to] on the axis; null: the whole run
+    smoothing, // points on each side of a moving mean; 0: no smoothing
+    pointer: null, // position of the pointer on the axis
+    highlighted: null, // index of the highlighted run, of several
+    on: (event, call) => listeners[event].add(call),
+    set: (changes) => { Object.assign(view, changes); listeners.change.forEach((call) => call()); },
+    point: (value) => { view.pointer = value; listeners.point.forEach((call) => call()); },
   };
   return view;
 }
 
-/** Points on either side of a mean, for a curve of so many. */
+/** Returns the points on each side of a moving mean, for the number of points of a curve. */
 function smoothingFor(points) {
   return points > 1000 ? 25 : points > 200 ? 7 : points > 60 ? 2 : 0;
 }
 
-/** A value of the axis for a person. */
-function placed(view, value) {
+/** Returns a value of the axis as text. */
+function axisText(view, value) {
   if (view.axis === "seconds") return duration(value);
-  return `${view.axis === "tokens" ? "token" : "step"} ${grouped(value)}`;
+  return `${view.axis === "tokens" ? "token" : "step"} ${groupDigits(value)}`;
 }
 
-/** The row of controls over the curves. */
+/** Returns the controls above the curves. */
 function viewControls(view, marks) {
   const from = element("input", { type: "number", step: "any", placeholder: "first" });
   const to = element("input", { type: "number", step: "any", placeholder: "last" });
   const reset = element("button", { type: "button", text: "Whole run", disabled: true });
-  const typed = () => {
+  const applyRange = () => {
     const low = from.value === "" ? -Infinity : Number(from.value);
     const high = to.value === "" ? Infinity : Number(to.value);
     if (low < high) view.set({ range: Number.isFinite(low) || Number.isFinite(high) ? [low, high] : null });
   };
-  from.addEventListener("change", typed);
-  to.addEventListener("change", typed);
+  from.addEventListener("change", applyRange);
+  to.addEventListener("change", applyRange);
   reset.addEventListener("click", () => view.set({ range: null }));
   view.on("change", () => {
     reset.disabled = view.range === null;
@@ -56,18 +56,18 @@ function viewControls(view, marks) {
   );
 }
 
-/** What the ticks beneath a curve stand for, and the lines through it: kinds of events, in order of weight. */
+/** Kinds of events that the curves mark, in drawing order: ticks below the curve, for some kinds a line through it. */
 const MARKS = {
-  evaluated: { title: "evaluation", colour: "var(--line-1)" },
+  evaluation: { title: "evaluation", colour: "var(--line-1)" },
   checkpoint: { title: "checkpoint", colour: "var(--line-3)" },
-  pushed: { title: "weights pushed", colour: "var(--ink-3)" },
-  resumed: { title: "resumed", colour: "var(--line-4)", line: true },
-  restarted: { title: "restart", colour: "var(--line-4)", line: true },
-  dropped: { title: "groups dropped", colour: "var(--line-5)", line: true },
-  skipped: { title: "step skipped", colour: "var(--bad)", line: true },
-  alarm: { title: "the doctor's findings", colour: "var(--bad)", line: true },
+  weight_push: { title: "weights pushed", colour: "var(--ink-3)" },
+  resume: { title: "resumed", colour: "var(--line-4)", line: true },
+  restart: { title: "restart", colour: "var(--line-4)", line: true },
+  stale_groups: { title: "stale groups dropped", colour: "var(--line-5)", line: true },
+  skipped_step: { title: "step skipped", colour: "var(--bad)", line: true },
+  alarm: { title: "findings of the diagnostics", colour: "var(--bad)", line: true },
 };
-const MOST_LINES = 30; // events of a kind that get a line through the curve; more are ticks alone
+const MAX_LINES = 30; // maximum events of a kind with a line through the curve; more events have ticks only
 
 function markLegend(marks) {
   const counts = new Map();
@@ -75,8 +75,8 @@ function markLegend(marks) {
   const entries = Object.keys(MARKS).filter((kind) => counts.has(kind)).map((kind) => {
     const sign = element("i", { class: MARKS[kind].line ? "tick through" : "tick" });
     sign.style.background = MARKS[kind].colour;
-    const crowded = counts.get(kind) > 60 ? ", seen in a shorter range" : "";
-    return element("span", {}, sign, `${MARKS[kind].title} (${grouped(counts.get(kind))}${crowded})`);
+    const hint = counts.get(kind) > 60 ? ", visible in a shorter range" : "";
+    return element("span", {}, sign, `${MARKS[kind].title} (${groupDigits(counts.get(kind))}${hint})`);
   });
   return element("p", { class: "marks" }, entries);
 }

@@ -1,13 +1,14 @@
-"""What a rollout engine is: token ids in, token ids and log-probs out. No model code here.
+"""Engine protocols, request and response records, and `generate`, which waits for a list of requests.
 
-Every engine (transformers, vLLM, the pool of either) speaks two protocols, so whoever drives rollouts or pushes
-weights never knows which one it is:
+Every engine (transformers, vLLM, a pool of either) implements two protocols, so callers need not distinguish engines:
 
     SteppedEngine   submit(request)            any number of times, at any moment
-                    step() -> responses        advance; whole requests come back as they finish, in any order
-    WeightTarget    load(weights, version)     between two steps; requests in flight go on under the new version
-                    score                      what the weight check asks
-                    sleep, wake                where learner and engines take turns on a GPU
+                    step() -> responses        advances; whole requests return as they finish, in any order
+    WeightTarget    load(weights, version)     between two steps; requests in flight continue with the new version
+                    score                      for the weight check
+                    sleep, wake                if learner and engines take turns on a GPU
+
+This module contains no model code.
 """
 
 import time
@@ -23,10 +24,10 @@ from envs.group import SampledCompletion, Sampling
 
 @dataclass(slots=True)
 class Request:
-    """One prompt whose `n` completions are wanted: one group.
+    """Request for `n` completions of one prompt, which form a group.
 
-    `seed` fixes every random draw of the request: equal seeds and weights give equal tokens, whatever else
-    is in the batch.
+    `seed` fixes all random numbers of the request: equal seeds and weights yield equal tokens, whatever else is in
+    the batch.
     """
 
     request_id: int
@@ -38,40 +39,41 @@ class Request:
 
 @dataclass(slots=True)
 class Response:
-    """A finished request: its `n` completions, in sampling order."""
+    """Response to a finished request: its `n` completions, in sampling order."""
 
     request_id: int
     completions: list[SampledCompletion]
 
 
 class Sampler(Protocol):
-    """Draws completions for whoever awaits them; any number of requests at a time."""
+    """Asynchronous sampler of completions, for any number of concurrent requests."""
 
     async def generate(self, request: Request) -> list[SampledCompletion]:
-        """The `n` completions of one request, in sampling order."""
+        """Samples the `n` completions of one request, in sampling order."""
         ...
 
 
 class SteppedEngine(Protocol):
-    """What draws tokens, one step after the other: an engine in this process, or a pool."""
+    """Engine that samples tokens step by step: an engine in this process, or a pool."""
 
     @property
     def policy_version(self) -> int:
-        """Version of the weights that the next token will be drawn with."""
+        """Policy version that the next token will be sampled with."""
         ...
 
     @property
     def in_flight(self) -> int:
-        """Requests submitted and not yet returned."""
+        """Number of requests submitted and not yet returned."""
         ...
 
     def submit(self, request: Request) -> None: ...
 
     def step(self, timeout: float) -> list[Response]:
-        """Advance generation; return the requests that finished (often none).
+        """Advances generation; returns the requests that finished (often none).
 
-        timeout: seconds that a remote engine may wait for something to finish; an engine in this process
-        draws one token for every running request and ignores it.
+        Args:
+            timeout: seconds that a remote engine may wait for a request to finish. An engine in this process ignores
+                it and samples one token for every running request.
         """
         ...
 
@@ -80,10 +82,10 @@ class SteppedEngine(Protocol):
 
 @dataclass(slots=True)
 class SequenceScores:
-    """Scores of sequences at temperature 1 over the full vocabulary.
+    """Log-probs of sequences at temperature 1 over the full vocabulary.
 
-    log_probs: of every token but the first given its prefix, [count][length - 1]. cached_tokens: how many of them had
-    keys and values in the engine's prefix cache already.
+    log_probs: of every token but the first, given its prefix, [count][length - 1].
+    cached_tokens: number of tokens whose keys and values were already in the engine's prefix cache.
     """
 
     log_probs: list[list[float]]
@@ -91,42 +93,42 @@ class SequenceScores:
 
 
 class WeightTarget(Protocol):
-    """What takes the learner's weights: an engine in this process, or all engines of a pool."""
+    """Target of weight pushes: an engine in this process, or all engines of a pool."""
 
     @property
-    def members(self) -> tuple[int, ...]:
-        """Process ids of the live engines; they change whenever one is replaced."""
+    def engine_pids(self) -> tuple[int, ...]:
+        """Process ids of the live engines, which change whenever an engine is replaced."""
         ...
 
     def load(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
-        """Replace all weights by (Hugging Face name, tensor) pairs, tied heads included, or the adapter by its own.
+        """Replaces all weights, or the weights of the adapter, by (Hugging Face name, tensor) pairs.
 
-        What never changes and came with an earlier push (`Outgoing.constants`) is not moved again. Returns when every
-        live engine draws its tokens with them. Requests in flight go on under the new version.
+        Tied heads are included. Constant tensors of an earlier push (`WeightUpdate.constants`) are not transferred
+        again. Returns when every live engine samples with the new weights. Requests in flight continue with them.
         """
         ...
 
     def score(self, sequences: Sequence[Sequence[int]]) -> dict[str, SequenceScores]:
-        """Score sequences with every engine; by its name, as in `SampledCompletion.engine`."""
+        """Scores sequences with every engine; returns scores by engine name, as in `SampledCompletion.engine`."""
         ...
 
     def sleep(self) -> None:
-        """Give the GPU's memory to the learner. Nothing may be in flight."""
+        """Releases GPU memory for the learner; no request may be in flight."""
         ...
 
     def wake(self) -> None:
-        """Take the memory back; the next `load` brings the weights."""
+        """Allocates GPU memory again; the weights are undefined until the next `load`."""
         ...
 
 
 class Engine(SteppedEngine, WeightTarget, Protocol):
-    """Both: what every engine of this project is."""
+    """Engine that samples and takes weights, as every engine of this project does."""
 
 
 def generate(engine: SteppedEngine, requests: Sequence[Request], timeout: float = 600.0) -> list[Response]:
-    """Submit all requests and wait for all of them; responses in the order of the requests.
+    """Submits requests and waits for all of them; returns responses in order.
 
-    timeout: seconds that the engine may work without finishing any, before a DeadlineError.
+    timeout: seconds without a finished request after which a DeadlineError is raised.
     """
     for request in requests:
         engine.submit(request)

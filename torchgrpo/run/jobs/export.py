@@ -1,4 +1,4 @@
-"""`run=export`: the model of a checkpoint in a folder of its own, and on the hub."""
+"""Job `run=export`: writes a checkpoint's model to `export.to`, and uploads it to `export.hub`."""
 
 import logging
 import re
@@ -7,15 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from config.cli.command_line import typed
-from config.run_folder.checkpoints import model_of
-from config.run_folder.files import folder_written_whole
-from config.run_folder.folders import remove_if_unused
+from config.cli.command_line import typed_overrides
+from config.run_folder.atomic_files import atomic_folder
+from config.run_folder.checkpoints import checkpoint_model_path
+from config.run_folder.folders import remove_unused_folder
 from config.schema.config import Config
 from config.schema.errors import ConfigError, RunOutcome
-from torchgrpo.run.checkpoint_model import trained_model, write_card, write_model
+from torchgrpo.run.checkpoint_model import base_model_config, write_model, write_model_card
 from torchgrpo.run.job import Job
-from torchgrpo.run.resume import given
+from torchgrpo.run.resume import load_named_checkpoint
 
 
 def run(job: Job[Any]) -> RunOutcome:
@@ -26,57 +26,68 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
 def export(config: Config, run_dir: Path) -> RunOutcome:
-    """Write the model of `checkpoint` to `to`, and upload it where `hub` is given. Leaves no folder of its own.
+    """Writes the model of `export.checkpoint` to `export.to`, and uploads it where `export.hub` is set.
+
+    The run's own folder is removed.
 
     Raises:
-        ConfigError: there is no such checkpoint, no place to write to, or the hub takes nothing.
+        ConfigError: there is no such checkpoint, the folder cannot be written, or the upload fails.
     """
-    remove_if_unused(run_dir)
-    if config.checkpoint is None:
+    remove_unused_folder(run_dir)
+    if config.export.checkpoint is None:
         raise ConfigError(
-            "run=export without checkpoint: name a checkpoint or the folder of a run, checkpoint=RUN"
+            "run=export without export.checkpoint: name a checkpoint or the folder of a run, export.checkpoint=RUN"
         )
-    path = Path(config.checkpoint)
+    path = Path(config.export.checkpoint)
     if not path.exists():
         raise ConfigError(
-            f"checkpoint={path}: no such folder; give a checkpoint, RUN/checkpoints/best, or the folder of a run"
+            f"export.checkpoint={path}: no such folder; give a checkpoint, RUN/checkpoints/best, or the folder of a run"
         )
-    saved, told = given(path, "checkpoint")
-    if config.to is None:
-        raise ConfigError("run=export without to: name the folder that the model is written to, to=FOLDER")
-    to = Path(config.to)
+    checkpoint, notices = load_named_checkpoint(path, "export.checkpoint")
+    if config.export.to is None:
+        raise ConfigError(
+            "run=export without export.to: name the folder that the model is written to, export.to=FOLDER"
+        )
+    to = Path(config.export.to)
     if to.exists() and not (to.is_dir() and not any(to.iterdir())):
-        raise ConfigError(f"to={to}: there is something already; name a folder that is new or empty")
-    if config.hub is not None:
+        raise ConfigError(f"export.to={to}: the folder is not empty; name a new or empty folder")
+    if config.export.hub is not None:
         from huggingface_hub import get_token
 
-        if _HUB_NAME.fullmatch(config.hub) is None:
-            raise ConfigError(f"hub={config.hub}: no name of a model on the hub; give hub=USER/NAME")
+        if _HUB_NAME.fullmatch(config.export.hub) is None:
+            raise ConfigError(
+                f"export.hub={config.export.hub}: this is not the name of a model on the hub; give "
+                "export.hub=USER/NAME"
+            )
         if get_token() is None:
-            raise ConfigError(f"hub={config.hub}: no token for the hub; run `hf auth login`, or set HF_TOKEN")
-    base, made = trained_model(saved), model_of(saved.path.resolve())
-    if any(word.lstrip("+").startswith("model.name=") for word in typed()):  # it may lie elsewhere by now
+            raise ConfigError(
+                f"export.hub={config.export.hub}: no token for the hub; run `hf auth login`, or set HF_TOKEN"
+            )
+    base, exported = base_model_config(checkpoint), checkpoint_model_path(checkpoint.path.resolve())
+    if any(
+        word.lstrip("+").startswith("model.name=") for word in typed_overrides()
+    ):  # the model may have been moved
         base = replace(base, name=config.model.name)
     try:
-        with folder_written_whole(to) as folder:
-            if made.is_dir():  # by its run; the card tells what is known now
-                _copy(made, folder)
-                write_card(saved.path, saved.state, folder)
+        with atomic_folder(to) as folder:
+            if exported.is_dir():  # written by the run; the card is renewed with later metrics
+                _copy_files(exported, folder)
+                write_model_card(checkpoint.path, checkpoint.state, folder)
             else:
-                write_model(saved, base, folder)
+                write_model(checkpoint, base, folder)
     except OSError as error:
-        why = f"{error.filename}: {error.strerror}" if error.filename else str(error)
-        raise ConfigError(f"to={to}: the model could not be written there ({why})") from error
-    for line in (*told, f"{saved.path}: its model is in {to}"):
+        reason = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        raise ConfigError(f"export.to={to}: the model could not be written there ({reason})") from error
+    for line in (*notices, f"{checkpoint.path}: its model is in {to}"):
         print(line)
-    if config.hub is not None:
-        _upload(to, config.hub)
-        print(f"uploaded to {config.hub}")
+    if config.export.hub is not None:
+        _upload(to, config.export.hub)
+        print(f"uploaded to {config.export.hub}")
     return "finished"
 
 
-def _copy(model: Path, folder: Path) -> None:
-    """What is in a folder; not its modes, which may forbid to write."""
+def _copy_files(model: Path, folder: Path) -> None:
+    """Copies the content of a folder, without file modes, which may forbid writing."""
     for path in sorted(model.rglob("*")):
         copy = folder / path.relative_to(model)
         if path.is_dir():
@@ -89,13 +100,14 @@ def _upload(folder: Path, name: str) -> None:
     from huggingface_hub import HfApi
 
     for client in ("httpx", "httpx2"):
-        logging.getLogger(client).setLevel(logging.WARNING)  # else a line for every request
+        logging.getLogger(client).setLevel(logging.WARNING)  # without this a line for every request is logged
     api = HfApi()
     try:
         api.create_repo(name, private=True, exist_ok=True)
         api.upload_folder(repo_id=name, folder_path=folder, commit_message="A model trained with GRPO")
     except Exception as error:  # the hub client raises a dozen unrelated types for "cannot be reached"
-        why = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ConfigError(
-            f"hub={name}: the upload failed ({why}); the model is in {folder}, and `hf upload {name} {folder}` sends it"
+            f"export.hub={name}: the upload failed ({reason}); the model is in {folder}, upload it with `hf "
+            f"upload {name} {folder}`"
         ) from error

@@ -1,4 +1,4 @@
-"""`run=replay step=N`: a recorded update computed again, from the ledger.
+"""Job `run=replay`: recomputes optimizer steps up to `replay.step` from the ledger, and compares metrics.
 
     newest checkpoint before step N, or the initial weights
       ─▶ groups of the ledger ─▶ credit ─▶ step, as often as the run did ─▶ step N: its metrics against the recorded row
@@ -17,214 +17,244 @@ from typing import Any
 
 import torch
 
-from config.cli.command_line import typed
+from config.cli.command_line import typed_overrides
 from config.cli.saved_settings import METRICS, chosen_run, saved_config
 from config.run_folder.checkpoints import checkpoints
-from config.run_folder.folders import remove_if_unused
+from config.run_folder.folders import remove_unused_folder
 from config.schema.config import Config
 from config.schema.errors import ConfigError, RunOutcome
 from torchgrpo.batches.rollout import Rollout
 from torchgrpo.monitoring.events import read_events
-from torchgrpo.monitoring.metrics import rollout_metrics, without_clocks
+from torchgrpo.monitoring.metrics import rollout_metrics, without_timings
 from torchgrpo.monitoring.metrics_file import MetricsFile
-from torchgrpo.run.build import plan_run, prepare
-from torchgrpo.run.checkpoint_model import with_model
+from torchgrpo.run.build_run import plan_run, prepare
+from torchgrpo.run.checkpoint_model import resolve_checkpoint_models
 from torchgrpo.run.job import Job
-from torchgrpo.run.ledger_iterations import Iteration, iteration_of_step, recorded_iterations
-from torchgrpo.run.lockstep import Lockstep
-from torchgrpo.run.overlapped import Overlapped
-from torchgrpo.training.checkpoint import Saved, load_checkpoint, restore_random_state
+from torchgrpo.run.ledger_iterations import RecordedIteration, find_iteration_of_step, read_iterations
+from torchgrpo.run.lockstep_run import LockstepRun
+from torchgrpo.run.overlapped_run import OverlappedRun
+from torchgrpo.training.checkpoint import Checkpoint, load_checkpoint, restore_random_state
 from torchgrpo.training.learner import make_learner
 from torchgrpo.training.minibatches import minibatches
 from torchgrpo.training.step_report import StepReport
 
 
 def run(job: Job[Any]) -> RunOutcome:
-    remove_if_unused(job.run_dir)
-    print(replay(chosen_run(job.config.run_dir), job.config.step, typed()), flush=True)
+    remove_unused_folder(job.run_dir)
+    print(
+        replay_report(chosen_run(job.config.run_dir), job.config.replay.step, typed_overrides()), flush=True
+    )
     return "finished"
 
 
-OF_THE_COMMAND = ("run", "run_dir", "step", "logging", "hydra")
-WHERE = ("device", "model.name", "train_model.num_threads")
-"""Settings of the machine, which may be others than the run's."""
-ONE_RANK = ("num_devices=1", "num_nodes=1", "shard_size=null", "devices=null")
-NO_SCORERS = ("num_devices=null", "shard_size=null", "devices=null")
-"""Of `ref_model`: the reference scores in this process."""
-MOST = 8
-"""Completions that are named."""
+COMMAND_SETTINGS = ("run", "run_dir", "replay", "logging", "hydra")
+MACHINE_SETTINGS = ("device", "model.name", "train_model.num_threads")
+"""Settings of the machine, which may differ from the run's."""
+SINGLE_RANK_OVERRIDES = ("num_devices=1", "num_nodes=1", "shard_size=null", "devices=null")
+NO_SCORER_OVERRIDES = ("num_devices=null", "shard_size=null", "devices=null")
+"""Overrides of `ref_model` that place the reference model in this process."""
+MAX_NAMED_COMPLETIONS = 8
+"""Maximum of completions listed in the report."""
 
 
 @dataclass(frozen=True)
-class Step:
-    """One optimizer step that was computed again, on these groups."""
+class ReplayedStep:
+    """Optimizer step that was recomputed, with its groups and its report."""
 
     number: int
-    iteration: Iteration
+    iteration: RecordedIteration
     rollout: Rollout
     report: StepReport
 
     def metrics(self, policy_version: int) -> dict[str, float]:
-        """Compute the row of metrics, less what only a run that goes on knows."""
+        """Returns the row of metrics, without those that only a running run can measure."""
         return rollout_metrics(self.rollout, policy_version) | self.report.metrics
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """One optimizer step: its recorded row of metrics and the replayed one, without clocks."""
+class StepComparison:
+    """Recorded and replayed metrics of one optimizer step, without clocks."""
 
     step: int
-    recorded: dict[str, Any]
-    replayed: dict[str, float]
+    recorded_row: dict[str, Any]
+    replayed_row: dict[str, float]
 
     @property
-    def shared(self) -> list[str]:
-        """Metrics that both have, less the version, which is taken over."""
-        return [name for name in self.replayed if name in self.recorded and name != "policy_version"]
+    def shared_metrics(self) -> list[str]:
+        """Metrics of both rows, without the policy version, which is copied from the recorded row."""
+        return [name for name in self.replayed_row if name in self.recorded_row and name != "policy_version"]
 
     @property
-    def differing(self) -> list[str]:
+    def differing_metrics(self) -> list[str]:
         """Metrics whose bits differ."""
-        return [name for name in self.shared if not _same(self.recorded[name], self.replayed[name])]
+        return [
+            name
+            for name in self.shared_metrics
+            if not _is_equal(self.recorded_row[name], self.replayed_row[name])
+        ]
 
 
-def replay(run_dir: Path, step: int | None, typed: list[str]) -> str:
-    """Recompute a step and lay its metrics beside the recorded ones, as text. typed: see `replayed_config`.
+def replay_report(run_dir: Path, step: int | None, typed_overrides: list[str]) -> str:
+    """Recomputes an optimizer step, and compares its metrics with the recorded ones as text.
+
+    typed_overrides: see `replayed_config`.
 
     Raises:
-        ConfigError: the ledger does not hold the step or what leads to it, or a setting cannot be another one.
+        ConfigError: the ledger lacks the step or an earlier one that it depends on, or an override is not allowed.
     """
     if step is None:
-        raise ConfigError("run=replay needs step=N, the number of an optimizer step")
-    number = iteration_of_step(run_dir, step)
-    config, _ = with_model(replayed_config(run_dir, typed))
-    start, recorded = start_before(run_dir, number), MetricsFile(run_dir / METRICS).rows()
+        raise ConfigError("run=replay needs replay.step=N, the number of an optimizer step")
+    number = find_iteration_of_step(run_dir, step)
+    config, _ = resolve_checkpoint_models(replayed_config(run_dir, typed_overrides))
+    start, recorded = checkpoint_before(run_dir, number), MetricsFile(run_dir / METRICS).read_rows()
     rows = {row["optimizer_step"]: row for row in recorded if "reward/mean" in row}
-    compared: list[Comparison] = []
+    comparisons: list[StepComparison] = []
     with tempfile.TemporaryDirectory() as scratch:
-        for last in computed_again(run_dir, config, start, (number, step), Path(scratch)):
+        for last in replay_steps(run_dir, config, start, (number, step), Path(scratch)):
             row = rows.get(last.number, {})
             replayed = last.metrics(int(row.get("policy_version", 0)))
             print(f"step {last.number} computed", file=sys.stderr)
-            compared.append(Comparison(last.number, without_clocks(row), without_clocks(replayed)))
-    begun = "the initial weights" if start is None else start.path.name
-    found = compared[-1]
+            comparisons.append(StepComparison(last.number, without_timings(row), without_timings(replayed)))
+    origin = "the initial weights" if start is None else start.path.name
+    comparison = comparisons[-1]
     lines = [
-        f"step {step} of {run_dir}, in iteration {number}; {len(compared)} steps computed from {begun}",
+        f"step {step} of {run_dir}, in iteration {number}; {len(comparisons)} steps computed from {origin}",
         "",
         _row("metric", "recorded", "replayed", "difference"),
     ]
-    for name in found.shared:
-        before, now = found.recorded[name], found.replayed[name]
+    for name in comparison.shared_metrics:
+        before, now = comparison.recorded_row[name], comparison.replayed_row[name]
         lines.append(
-            _row(name, f"{before:.9g}", f"{now:.9g}", "" if _same(before, now) else f"{now - before:+.3g}")
+            _row(
+                name, f"{before:.9g}", f"{now:.9g}", "" if _is_equal(before, now) else f"{now - before:+.3g}"
+            )
         )
-    lines += ["", first_difference(compared)]
-    completions = differing_advantages(last)
-    lines += [f"  {line}" for line in completions[:MOST]]
-    if len(completions) > MOST:
-        lines.append(f"  and {len(completions) - MOST} more completions")
+    lines += ["", first_difference(comparisons)]
+    completions = changed_advantages(last)
+    lines += [f"  {line}" for line in completions[:MAX_NAMED_COMPLETIONS]]
+    if len(completions) > MAX_NAMED_COMPLETIONS:
+        lines.append(f"  and {len(completions) - MAX_NAMED_COMPLETIONS} more completions")
     return "\n".join(lines)
 
 
-def replayed_config(run_dir: Path, typed: list[str]) -> Config:
-    """Load the run's config, for a learner in this process.
+def replayed_config(run_dir: Path, typed_overrides: list[str]) -> Config:
+    """Loads the run's config, with changes that place the learner in this process.
 
-    typed: overrides as on the command line, of which those of `WHERE` count.
+    typed_overrides: those of the command line; only settings of `MACHINE_SETTINGS` are allowed.
 
     Raises:
-        ConfigError: one of them is another setting; the message names it.
+        ConfigError: an override changes another setting; the message names it.
     """
     recorded = saved_config(run_dir)
-    where = [f"train_model.{setting}" for setting in ONE_RANK] if recorded.train_model.ranks > 1 else []
-    where += [f"ref_model.{setting}" for setting in NO_SCORERS] if recorded.ref_model.ranks else []
-    for override in typed:
+    overrides = (
+        [f"train_model.{setting}" for setting in SINGLE_RANK_OVERRIDES]
+        if recorded.train_model.ranks > 1
+        else []
+    )
+    overrides += (
+        [f"ref_model.{setting}" for setting in NO_SCORER_OVERRIDES] if recorded.ref_model.ranks else []
+    )
+    for override in typed_overrides:
         key = override.lstrip("+").partition("=")[0]
-        if key in WHERE:
-            where.append(override.lstrip("+"))
-        elif not key.startswith(OF_THE_COMMAND):
+        if key in MACHINE_SETTINGS:
+            overrides.append(override.lstrip("+"))
+        elif not key.startswith(COMMAND_SETTINGS):
             raise ConfigError(
-                f"run=replay {override}: the step is computed with the settings of its run; leave this one out. What "
-                f"may differ: {', '.join(WHERE)}"
+                f"run=replay {override}: the step is computed with the settings of its run; leave this "
+                f"override out. Settings that may differ: {', '.join(MACHINE_SETTINGS)}"
             )
-    return saved_config(run_dir, where)
+    return saved_config(run_dir, overrides)
 
 
-def first_difference(compared: list[Comparison]) -> str:
-    if not all(each.recorded for each in compared):
-        return "metrics.jsonl has no row of some of these steps: nothing to compare them with"
-    for each in compared:
-        if each.differing:
-            name = each.differing[0]
-            more = f" and {len(each.differing) - 1} more" if len(each.differing) > 1 else ""
+def first_difference(comparisons: list[StepComparison]) -> str:
+    """Returns a line about the first step whose metrics differ, or that all are bit-identical."""
+    if not all(each.recorded_row for each in comparisons):
+        return "metrics.jsonl has no rows for some of these steps, so they cannot be compared"
+    for each in comparisons:
+        if each.differing_metrics:
+            name = each.differing_metrics[0]
+            more = f" and {len(each.differing_metrics) - 1} more" if len(each.differing_metrics) > 1 else ""
             return (
-                f"numbers part at step {each.step}: {name} was {each.recorded[name]!r} and is "
-                f"{each.replayed[name]!r}{more}"
+                f"metrics differ from step {each.step} on: {name} was {each.recorded_row[name]!r} and is "
+                f"{each.replayed_row[name]!r}{more}"
             )
-    steps = f"all {len(compared)} steps" if len(compared) > 1 else "the step"
-    return f"bit-identical: {len(compared[-1].shared)} metrics of {steps}"
+    steps = f"all {len(comparisons)} steps" if len(comparisons) > 1 else "the step"
+    return f"bit-identical: {len(comparisons[-1].shared_metrics)} metrics of {steps}"
 
 
-def differing_advantages(step: Step) -> list[str]:
-    """Name each completion of a step whose advantage is not the recorded one."""
-    of_id = {record["group_id"]: record for record in step.iteration.records}
+def changed_advantages(step: ReplayedStep) -> list[str]:
+    """Returns a line for each completion whose advantage differs from the recorded one."""
+    records = {record["group_id"]: record for record in step.iteration.records}
     numbers = [group.group_id for group in step.rollout.groups]
-    chosen = [(group, one) for group in numbers for one in of_id[group]["completions"] if one["chosen"]]
+    chosen = [
+        (group, completion)
+        for group in numbers
+        for completion in records[group]["completions"]
+        if completion["chosen"]
+    ]
     found = []
-    for (group, one), advantage in zip(chosen, step.report.advantage, strict=True):
-        recorded, values = one["advantage"], advantage.tolist()
+    for (group, completion), advantage in zip(chosen, step.report.advantage, strict=True):
+        recorded, values = completion["advantage"], advantage.tolist()
         if not isinstance(recorded, list):
-            told = "" if values[0] == recorded else f"advantage {recorded} -> {values[0]}"
-        else:  # of each token, in the first step that trained on it
-            first = of_id[group]["optimizer_steps"][0] == step.number
-            told = "another advantage" if first and values[: len(recorded)] != recorded else ""
-        if told:
-            found.append(f"group {group}, completion {one['sample']}: {told}")
+            change = "" if values[0] == recorded else f"advantage {recorded} -> {values[0]}"
+        else:  # advantages of tokens, recorded in the first step that trained on the completion
+            first = records[group]["optimizer_steps"][0] == step.number
+            change = "another advantage" if first and values[: len(recorded)] != recorded else ""
+        if change:
+            found.append(f"group {group}, completion {completion['sample']}: {change}")
     return found
 
 
-def _same(one: float, other: float) -> bool:
-    return one == other or (math.isnan(one) and math.isnan(other))
+def _is_equal(first: float, second: float) -> bool:
+    return first == second or (math.isnan(first) and math.isnan(second))
 
 
 def _row(name: str, first: str, second: str, third: str) -> str:
     return f"{name:<32}{first:>17}{second:>17}{third:>13}".rstrip()
 
 
-def start_before(run_dir: Path, iteration: int) -> Saved | None:
-    """The newest readable checkpoint from before an iteration, of this run or one that it was resumed from."""
-    resumed = [Path(event["source"]) for event in read_events(run_dir) if event["event"] == "resumed"]
-    found: list[Saved] = []
+def checkpoint_before(run_dir: Path, iteration: int) -> Checkpoint | None:
+    """Returns the newest readable checkpoint before an iteration; None where there is none.
+
+    Checkpoints that this run was resumed from count.
+    """
+    resumed = [Path(event["source"]) for event in read_events(run_dir) if event["event"] == "resume"]
+    found: list[Checkpoint] = []
     for path in [*checkpoints(run_dir), *resumed]:
-        with suppress(ConfigError):  # it was removed since, or is damaged: an earlier one does as well
-            saved = Saved(path, load_checkpoint(path))
-            if saved.place[0] < iteration:
-                found.append(saved)
-    return max(found, key=lambda saved: saved.place[0], default=None)
+        with suppress(ConfigError):  # a removed or damaged checkpoint: an earlier one serves as well
+            checkpoint = Checkpoint(path, load_checkpoint(path))
+            if checkpoint.counters[0] < iteration:
+                found.append(checkpoint)
+    return max(found, key=lambda checkpoint: checkpoint.counters[0], default=None)
 
 
-def computed_again(
-    run_dir: Path, config: Config, start: Saved | None, until: tuple[int, int], scratch: Path
-) -> Iterator[Step]:
-    """Compute every step after a checkpoint (None: from the beginning) to `until`, an iteration and a number."""
+def replay_steps(
+    run_dir: Path, config: Config, start: Checkpoint | None, until: tuple[int, int], scratch: Path
+) -> Iterator[ReplayedStep]:
+    """Recomputes every optimizer step after a checkpoint, and yields each one.
+
+    start: None starts from the initial weights. until: number of the last iteration, and of the last optimizer step.
+    """
     last_iteration, last_step = until
     learner, generator = None, torch.Generator().manual_seed(config.train.seed)
-    after = 0 if start is None else start.place[0]
+    after = 0 if start is None else start.counters[0]
     with ExitStack() as ends:
-        for iteration in recorded_iterations(run_dir, after, last_iteration):
+        for iteration in read_iterations(run_dir, after, last_iteration):
             if learner is None:
-                # As the run had it when it began, whichever script that was.
-                plan = plan_run(config, Lockstep if iteration.trained_at is None else Overlapped, scratch)
+                # Plan for the schedule of the script that made the run.
+                plan = plan_run(
+                    config, LockstepRun if iteration.trained_at is None else OverlappedRun, scratch
+                )
                 prepare(config, plan)
                 learner = make_learner(config, plan, scratch)
                 ends.callback(learner.close)
                 if start is not None:
-                    learner.load(start.learner, start.state["learner"])
+                    learner.load(start.learner_folder, start.state["learner"])
                     generator.set_state(start.state["generator"])
                     restore_random_state(start.state["random"])
-            rollout = learner.credit(Rollout.of(iteration.groups, iteration.trained_at))
+            rollout = learner.credit(Rollout.from_groups(iteration.groups, iteration.trained_at))
             for minibatch in minibatches(rollout, config.optim_batch_groups, config.train.epochs, generator):
                 number = learner.optimizer_steps + 1
-                yield Step(number, iteration, minibatch, learner.step(minibatch.batch))
+                yield ReplayedStep(number, iteration, minibatch, learner.step(minibatch.batch))
                 if number == last_step:
                     return

@@ -1,7 +1,9 @@
-"""The job `run=rewards`, which grades saved completions: `python grpo.py run=rewards env.dataset=... env.samples=FILE`.
+"""Job `run=rewards`: scores saved completions and prints the rewards.
+
+    python grpo.py run=rewards env.dataset=... rewards.completions=FILE
 
 FILE is JSONL of {"row": index in the data file, "completion": text}, optionally with `num_tokens` and `truncated`.
-Each gives one JSON line on standard output, in the order of FILE; a table follows on standard error.
+Each completion gives one JSON line on standard output, in the order of FILE; a table follows on standard error.
 """
 
 import json
@@ -13,83 +15,94 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
 
-from config.run_folder.folders import remove_if_unused
+from config.run_folder.folders import remove_unused_folder
 from config.schema.env import EnvConfig
 from config.schema.errors import ConfigError, RunOutcome
+from config.schema.jobs import RewardsConfig
 from config.schema.models import ModelConfig
 from envs.group import Verdict
-from envs.judging.lowest_scores import LowestScores, at_most
-from envs.judging.service import RewardService
-from envs.row_files import local_rows, shown
-from envs.task import Completion, Example, checked_examples, make_task
-from torchgrpo.plan.model_shape import find_file
+from envs.reward_workers.minimum_scores import MinimumScores, lower_invalid_score
+from envs.reward_workers.service import RewardService
+from envs.row_files import format_value, local_rows
+from envs.task import Completion, Example, load_examples, make_task
+from torchgrpo.plan.model_shape import find_config_file
 from torchgrpo.run.job import Job
 
 
 def run(job: Job[Any]) -> RunOutcome:
-    code = run_rewards(job.config.env, model=job.config.model)
-    remove_if_unused(job.run_dir)
+    code = score_completions(job.config.env, job.config.rewards, model=job.config.model)
+    remove_unused_folder(job.run_dir)
     if code:
         sys.exit(code)
     return "finished"
 
 
-PORTION = 512
+CHUNK_SIZE = 512
 
 
-def run_rewards(
-    env: EnvConfig, out: TextIO = sys.stdout, report: TextIO = sys.stderr, model: ModelConfig | None = None
+def score_completions(
+    env: EnvConfig,
+    rewards: RewardsConfig,
+    out: TextIO = sys.stdout,
+    report: TextIO = sys.stderr,
+    model: ModelConfig | None = None,
 ) -> int:
-    """Exit code: 0, or 1 where more verifications failed than `env.max_error_rate` allows.
+    """Scores saved completions, and prints a line for each and a table.
 
-    model: its chat template says what prompts hold of the answer; None: nothing but `Example.prefill`.
+    Returns the exit code: 0, or 1 where more rewards failed than `env.max_error_rate` allows.
+
+    model: its chat template decides which part of the answer the prompt already holds; None: only `Example.prefill`.
 
     Raises:
-        ConfigError: no samples, a malformed line, a row that is not in the data.
+        ConfigError: there are no completions, a line is malformed, or a row is not in the data.
     """
-    if env.samples is None:
-        raise ConfigError('run=rewards needs env.samples=FILE, JSONL of {"row": index, "completion": text}')
+    if rewards.completions is None:
+        raise ConfigError(
+            'run=rewards needs rewards.completions=FILE, JSONL of {"row": index, "completion": text}'
+        )
     task = make_task(env)
-    examples = {example.row: example for example in checked_examples(task, env.split)}
+    examples = {example.row: example for example in load_examples(task, env.split)}
     if not examples:
         raise ConfigError("the dataset has no rows: check env.data_files and env.split")
-    path = Path(env.samples)
+    path = Path(rewards.completions)
     if not path.exists() or path.is_dir():
-        raise ConfigError(f"env.samples={path}: no such file (looked from {Path.cwd()})")
-    samples = [_sample(value, place, examples) for value, place in local_rows(path)]
+        raise ConfigError(f"rewards.completions={path}: no such file (looked from {Path.cwd()})")
+    samples = [_parse_sample(value, location, examples) for value, location in local_rows(path)]
     if not samples:
-        raise ConfigError(f"env.samples={env.samples}: the file has no lines")
+        raise ConfigError(
+            f"rewards.completions={rewards.completions}: the file has no lines; write one sample per line"
+        )
     prefill = _prefill_reader(model, report)
     samples = [(_with_prefill(completion, prefill(example)), example) for completion, example in samples]
     service = RewardService(task, replace(env, max_error_rate=1.0))
     try:
-        graded: list[Verdict] = []
-        lowest = LowestScores()
-        for start in range(0, len(samples), PORTION):
-            portion = samples[start : start + PORTION]
-            completions, of_portion = zip(*portion, strict=True)
-            verdicts = _with_lowest(lowest, of_portion, service.score(completions, of_portion))
-            for (_, example), verdict in zip(portion, verdicts, strict=True):
+        all_verdicts: list[Verdict] = []
+        lowest = MinimumScores()
+        for start in range(0, len(samples), CHUNK_SIZE):
+            chunk = samples[start : start + CHUNK_SIZE]
+            completions, chunk_examples = zip(*chunk, strict=True)
+            verdicts = _with_lowest(lowest, chunk_examples, service.score(completions, chunk_examples))
+            for (_, example), verdict in zip(chunk, verdicts, strict=True):
                 line = {
                     "row": example.row,
                     "score": verdict.score,
                     "outcome": verdict.outcome,
-                    "parts": verdict.parts,
+                    "components": verdict.components,
                     "seconds": round(verdict.seconds, 6),
                 }
                 print(json.dumps(line), file=out, flush=True)
-            graded += verdicts
-        errors = sum(verdict.outcome == "error" for verdict in graded)
-        _print_table(graded, report)
+            all_verdicts += verdicts
+        errors = sum(verdict.outcome == "error" for verdict in all_verdicts)
+        _print_table(all_verdicts, report)
         if errors:
             print(f"last error: {service.last_error}", file=report)
-        return int(errors / len(graded) > env.max_error_rate)
+        return int(errors / len(all_verdicts) > env.max_error_rate)
     finally:
         service.close()
 
 
 def _prefill_reader(model: ModelConfig | None, report: TextIO) -> Callable[[Example], str]:
-    """Says what the prompt of an example holds of its answer."""
+    """Returns a function that computes the answer's beginning in an example's prompt."""
     if model is None:
         return lambda example: example.prefill
     from envs.chat import answer_prefill
@@ -97,17 +110,17 @@ def _prefill_reader(model: ModelConfig | None, report: TextIO) -> Callable[[Exam
     from torchgrpo.training.model_loading import load_tokenizer
 
     try:
-        if find_file(model.name) is None:
+        if find_config_file(model.name) is None:
             raise ConfigError(f"model.name={model.name} is not on this machine")
         tokenizer = load_tokenizer(model)
     except ConfigError as error:
-        print(f"{error}: a thought that its chat template opens is not known to the reward", file=report)
+        print(f"{error}: the reward cannot detect a thought that the chat template opens", file=report)
         return lambda example: example.prefill
     return lambda example: answer_prefill(render_prompt(tokenizer, example), example.prefill)
 
 
 def _with_prefill(completion: Completion, prefill: str) -> Completion:
-    """Add an open thought to a sample that closes one and opens none."""
+    """Adds `<think>` to the prefill of a completion that closes a thought without opening one."""
     closed = completion.text.find("</think>")
     if closed >= 0 and "<think>" not in prefill + completion.text[:closed]:
         prefill += "<think>"
@@ -115,51 +128,58 @@ def _with_prefill(completion: Completion, prefill: str) -> Completion:
 
 
 def _with_lowest(
-    lowest: LowestScores, examples: Sequence[Example], verdicts: Sequence[Verdict]
+    lowest: MinimumScores, examples: Sequence[Example], verdicts: Sequence[Verdict]
 ) -> list[Verdict]:
-    """Verdicts of a portion, in which the completions of one row are a group."""
+    """Caps the scores of invalid completions at the lowest score of their group.
+
+    Completions of one row form a group.
+    """
     groups: dict[tuple[str, int], list[Verdict]] = {}
     for example, verdict in zip(examples, verdicts, strict=True):
         groups.setdefault((example.source, example.row), []).append(verdict)
     for (source, _), group in groups.items():
-        lowest.take(source, group)
-    floors = {key: lowest.lowest(key[0], group) for key, group in groups.items()}
+        lowest.record_scores(source, group)
+    floors = {key: lowest.minimum_score(key[0], group) for key, group in groups.items()}
     return [
-        at_most(verdict, floors[example.source, example.row])
+        lower_invalid_score(verdict, floors[example.source, example.row])
         for example, verdict in zip(examples, verdicts, strict=True)
     ]
 
 
-def _sample(value: dict[str, Any], place: str, examples: dict[int, Example]) -> tuple[Completion, Example]:
+def _parse_sample(
+    value: dict[str, Any], location: str, examples: dict[int, Example]
+) -> tuple[Completion, Example]:
     if not isinstance(value.get("completion"), str):
         raise ConfigError(
-            f'{place}: a sample is {{"row": index, "completion": text}}, this is {shown(value)}'
+            f'{location}: a sample must be {{"row": index, "completion": text}}, not {format_value(value)}'
         )
     row = value.get("row")
     if type(row) is not int or row not in examples:
         raise ConfigError(
-            f"{place}: row {shown(row)} is not among the {len(examples)} prompts (rows {min(examples)} to "
+            f"{location}: row {format_value(row)} is not among the {len(examples)} prompts (rows {min(examples)} to "
             f"{max(examples)}); rows are counted from 0 in the data file"
         )
     num_tokens, truncated = value.get("num_tokens", 0), value.get("truncated", False)
     if type(num_tokens) is not int or type(truncated) is not bool:
         raise ConfigError(
-            f"{place}: num_tokens={shown(num_tokens)}, truncated={shown(truncated)}: a whole number, and true or false"
+            f"{location}: num_tokens={format_value(num_tokens)}, truncated={format_value(truncated)}: "
+            "num_tokens must be a whole number, and truncated true or false"
         )
     return Completion(value["completion"], num_tokens, truncated), examples[row]
 
 
-def _print_table(graded: Sequence[Verdict], report: TextIO) -> None:
-    outcomes = Counter(verdict.outcome for verdict in graded)
-    judged = [verdict for verdict in graded if verdict.outcome != "error"]
-    seconds = sorted(verdict.seconds for verdict in graded)
-    lines = [("completions", f"{len(graded)}")]
+def _print_table(all_verdicts: Sequence[Verdict], report: TextIO) -> None:
+    outcomes = Counter(verdict.outcome for verdict in all_verdicts)
+    scored = [verdict for verdict in all_verdicts if verdict.outcome != "error"]
+    seconds = sorted(verdict.seconds for verdict in all_verdicts)
+    lines = [("completions", f"{len(all_verdicts)}")]
     lines += [(name, f"{outcomes[name]}") for name in ("scored", "invalid", "error")]
-    if judged:
-        lines.append(("mean score", f"{statistics.fmean(verdict.score for verdict in judged):.4f}"))
-    names = sorted({name for verdict in judged for name in verdict.parts})
+    if scored:
+        lines.append(("mean score", f"{statistics.fmean(verdict.score for verdict in scored):.4f}"))
+    names = sorted({name for verdict in scored for name in verdict.components})
     lines += [
-        (f"mean {name}", f"{statistics.fmean(v.parts.get(name, 0.0) for v in judged):.4f}") for name in names
+        (f"mean {name}", f"{statistics.fmean(v.components.get(name, 0.0) for v in scored):.4f}")
+        for name in names
     ]
     lines += [
         (f"seconds p{share}", f"{seconds[min(len(seconds) - 1, len(seconds) * share // 100)]:.6f}")

@@ -1,4 +1,4 @@
-"""The engine `transformers`: the learner's model once more, decoded by this project or by transformers."""
+"""Engine backend `transformers`: factory of a `TransformersEngine` with its own copy of the model."""
 
 from collections.abc import Callable
 from functools import partial
@@ -22,14 +22,17 @@ def engine_factory(
     run_dir: Path | None = None,
     adapter: AdapterShape | None = None,
 ) -> Callable[[], Engine]:
-    """A function that makes one engine, which may be sent to an actor; see `build_engine`."""
+    """Returns a picklable function that builds one engine; see `build_engine`."""
     eos = tuple(saved_eos_token_ids(config.model.name, tokenizer))
-    return partial(_make, config, eos, plan)
+    return partial(_build_engine, config, eos, plan)
 
 
-def _make(config: Config, eos: tuple[int, ...], plan: Plan) -> Engine:
-    """In the learner's process, or inside an actor: there with one thread, so that several on one machine do not slow
-    each other down, and on the first GPU that the actor sees."""
+def _build_engine(config: Config, eos: tuple[int, ...], plan: Plan) -> Engine:
+    """Builds the engine in the learner's process or inside an actor.
+
+    In an actor it uses `ray.num_cpus_per_engine` threads, so that engines of one machine do not slow each other down,
+    or the first GPU that the actor sees.
+    """
     device = torch.device(plan.devices.train_device)
     if not plan.devices.in_process:
         device = torch.device("cpu" if plan.devices.on_cpu else "cuda")

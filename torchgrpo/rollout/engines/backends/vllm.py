@@ -1,4 +1,4 @@
-"""The engine `vllm`: vLLM in this process or in an actor."""
+"""Engine backend `vllm`: factory and settings of a `VLLMEngine`, from config and plan."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,18 +23,18 @@ def engine_factory(
     run_dir: Path | None = None,
     adapter: AdapterShape | None = None,
 ) -> Callable[[], Engine]:
-    """A function that makes one engine, which may be sent to an actor; see `build_engine`."""
+    """Returns a picklable function that builds one engine; see `build_engine`."""
     from torchgrpo.rollout.engines.vllm_engine import VLLMEngine
 
     eos = tuple(saved_eos_token_ids(config.model.name, tokenizer))
     log = None if run_dir is None else str(run_dir.resolve() / ENGINE_LOG)
-    return partial(VLLMEngine, replace(vllm_settings(config, eos, plan, adapter), log=log))
+    return partial(VLLMEngine, replace(make_vllm_settings(config, eos, plan, adapter), log=log))
 
 
-def vllm_settings(
+def make_vllm_settings(
     config: Config, eos: tuple[int, ...], plan: Plan, adapter: AdapterShape | None = None
 ) -> VLLMSettings:
-    """What a vLLM engine is started with."""
+    """Returns the settings that the config and the plan give a vLLM engine."""
     inference, engine = config.inference_model, plan.engine
     return VLLMSettings(
         model=model_path(config.model.name),

@@ -1,3 +1,3 @@
-"""The transport `ipc`: vLLM's own, within the one GPU that learner and engines share, beside a host copy."""
+"""Weight transport `ipc`: re-export of the factory, for vLLM's transfer inside a shared GPU."""
 
-from torchgrpo.rollout.weights.vllm_transport import make_transport as make_transport
+from torchgrpo.rollout.weights.vllm_transport_factory import make_transport as make_transport

@@ -1,3 +1,3 @@
-"""The transport `nccl`: vLLM's own, from the learner's GPUs to others, beside a host copy."""
+"""Weight transport `nccl`: re-export of the factory, for vLLM's transfer between GPUs."""
 
-from torchgrpo.rollout.weights.vllm_transport import make_transport as make_transport
+from torchgrpo.rollout.weights.vllm_transport_factory import make_transport as make_transport

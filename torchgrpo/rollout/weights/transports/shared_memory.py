@@ -1,53 +1,53 @@
-"""The transport `shared_memory`: anonymous memory that all engines of this host map."""
+"""Weight transport `shared_memory`: host copy in anonymous memory that all engines of this host map."""
 
 import mmap
 import os
 from dataclasses import dataclass
 
 from torchgrpo.plan.plan import Plan
-from torchgrpo.rollout.weights.host_copy import Entry, Layout, Transport
-from torchgrpo.rollout.weights.outgoing import Outgoing
+from torchgrpo.rollout.weights.host_weight_copy import TensorEntry, WeightLayout, WeightTransport
+from torchgrpo.rollout.weights.weight_update import WeightUpdate
 
 
-def make_transport(plan: Plan) -> Transport:
-    return Transport(SharedMemory())
+def make_transport(plan: Plan) -> WeightTransport:
+    return WeightTransport(SharedMemory())
 
 
 @dataclass(frozen=True)
 class MappedWeights:
-    """A handle on `SharedMemory`: any process of this user on this host can open it."""
+    """Handle of weights in `SharedMemory`, for any process of this user and host."""
 
     path: str
     size: int
-    entries: list[Entry]
+    entries: list[TensorEntry]
 
-    def open(self) -> Outgoing:
+    def open(self) -> WeightUpdate:
         with open(self.path, "rb") as file:
-            mapped = mmap.mmap(file.fileno(), self.size, access=mmap.ACCESS_COPY)
-        return Outgoing([entry.ready(mapped) for entry in self.entries])
+            memory = mmap.mmap(file.fileno(), self.size, access=mmap.ACCESS_COPY)
+        return WeightUpdate([entry.to_ready_tensor(memory) for entry in self.entries])
 
 
 class SharedMemory:
-    """One anonymous block of memory, filled anew by each push; the kernel frees it with this process."""
+    """Host copy in one anonymous block of memory, which the kernel frees with this process."""
 
     def __init__(self) -> None:
         self._file: int | None = None
-        self._mapped: mmap.mmap | None = None
-        self._there: frozenset[Entry] = frozenset()
+        self._memory: mmap.mmap | None = None
+        self._stored_entries: frozenset[TensorEntry] = frozenset()
 
-    def write(self, weights: Outgoing) -> MappedWeights:
-        layout = Layout.of(weights)
-        if self._mapped is None or len(self._mapped) < layout.size:
+    def write(self, weights: WeightUpdate) -> MappedWeights:
+        layout = WeightLayout.from_update(weights)
+        if self._memory is None or len(self._memory) < layout.size:
             self.close()
             self._file = os.memfd_create("grpo_weights")
             os.ftruncate(self._file, layout.size)
-            self._mapped = mmap.mmap(self._file, layout.size)
-        there, self._there = self._there, frozenset()
-        layout.write(self._mapped, there)
-        self._there = frozenset(layout.entries)
+            self._memory = mmap.mmap(self._file, layout.size)
+        stored_entries, self._stored_entries = self._stored_entries, frozenset()
+        layout.write(self._memory, stored_entries)
+        self._stored_entries = frozenset(layout.entries)
         return MappedWeights(f"/proc/{os.getpid()}/fd/{self._file}", layout.size, layout.entries)
 
     def close(self) -> None:
         if self._file is not None:
             os.close(self._file)
-        self._file, self._mapped, self._there = None, None, frozenset()
+        self._file, self._memory, self._stored_entries = None, None, frozenset()

@@ -1,0 +1,107 @@
+"""Builds rollout components and collects groups, with fakes for tokenizer, rewards and prompts."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from envs.chat import ChatEncoder
+from envs.group import Group, Sampling
+from envs.prompts import PromptQueue, PromptSource
+from envs.task import Example
+from envs.turns import Conversation
+from tests.tiny_models import LetterTokenizer
+from torchgrpo.batches.batch import Batch, collate
+from torchgrpo.rollout.engine_loop import EngineLoop
+from torchgrpo.rollout.engines.interface import SteppedEngine
+from torchgrpo.rollout.group_env import EnginePolicy, GroupEnv, OnProgress, collect_rollout
+from torchgrpo.rollout.group_rollout import GroupRollout, KeepGroup
+
+
+def next_examples(source: PromptSource, count: int) -> list[Example]:
+    """Returns the next examples of a source."""
+    return [source.next_example() for _ in range(count)]
+
+
+class ListPromptSource:
+    """Prompt source that iterates over a list once and records observations."""
+
+    left_out = 0
+
+    def __init__(self, examples: Sequence[Example]) -> None:
+        self.examples = list(examples)
+        self.observations: list[tuple[Example, float]] = []
+        self._next_index = 0
+
+    def next_example(self) -> Example:
+        self._next_index += 1
+        return self.examples[self._next_index - 1]
+
+    def observe(self, example: Example, success: float) -> None:
+        self.observations.append((example, success))
+
+
+def make_group_rollout(
+    loop: EngineLoop,
+    grader: Any,
+    repeats: int,
+    sampling: Sampling,
+    candidates: int | None = None,
+    seed: int = 0,
+    tokenizer: Any = None,
+    conversation: Conversation | None = None,
+) -> GroupRollout:
+    encoder = ChatEncoder(tokenizer or LetterTokenizer())  # type: ignore[arg-type]
+    score_completions = loop.make_scorer(grader)
+    return GroupRollout(
+        loop, encoder, score_completions, conversation, sampling, candidates or repeats, repeats, seed
+    )
+
+
+@dataclass(eq=False)
+class GroupCollector:
+    """Collects groups as grpo.py does, any number per call."""
+
+    loop: EngineLoop
+    group_rollout: GroupRollout
+    prompts: PromptQueue
+    keep_group: KeepGroup
+    attempts: int
+    on_progress: OnProgress = lambda stage, done, total: None
+
+    def collect(self, num_groups: int) -> list[Group]:
+        env = GroupEnv(
+            self.loop, self.group_rollout, self.prompts, num_groups, self.keep_group, self.attempts
+        )
+        rollout = collect_rollout(env, EnginePolicy(env, self.on_progress))
+        assert_same(rollout.batch, collate(rollout.groups))
+        return rollout.groups
+
+
+def assert_same(batch: Batch, expected: Batch) -> None:
+    """Asserts that two batches are equal bit for bit in every field."""
+    ours, theirs = batch.to_tensordict(), expected.to_tensordict()
+    keys = set(theirs.keys(True, True))
+    assert set(ours.keys(True, True)) == keys
+    for key in keys:
+        assert ours[key].dtype == theirs[key].dtype, key
+        assert torch.equal(ours[key], theirs[key]), key
+
+
+def make_group_collector(
+    engine: SteppedEngine,
+    grader: Any,
+    examples: Sequence[Example],
+    repeats: int,
+    sampling: Sampling,
+    *,
+    keep_group: KeepGroup = lambda group: True,
+    attempts: int = 10,
+    **options: Any,
+) -> GroupCollector:
+    """Makes a collector whose group i is made of the i-th example."""
+    loop = EngineLoop(engine, timeout=600.0, wait_timeout=600.0)
+    prompts = PromptQueue(ListPromptSource(examples))  # type: ignore[arg-type]
+    group_rollout = make_group_rollout(loop, grader, repeats, sampling, **options)
+    return GroupCollector(loop, group_rollout, prompts, keep_group, attempts)

@@ -1,0 +1,44 @@
+"""Runs with two turns per completion, in both schedules and in evaluation."""
+
+import json
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import grpo
+import grpo_async
+from tests.script_runner import SCHEDULE_CLASSES, compose_run_config, read_metrics
+from torchgrpo.run.job import run_job
+
+TURNS = ("env.max_steps=2", "env.reasoning=true", "env.reasoning_prompt='?'", "inference_model.max_tokens=16")
+SMALL = ("env.num_envs=4", "env.repeats=4", "train.total_dialog_turns=64")
+SETS = "eval.sets={held_out:{dataset:arithmetic,n:2,limit:5}}"
+
+
+@pytest.mark.parametrize(
+    ("script", "age", "more"),
+    [
+        (grpo, 0, ()),
+        (grpo_async, 2, ()),
+        pytest.param(grpo_async, 2, ("ray.enabled=true",), marks=pytest.mark.long),
+    ],
+    ids=["lockstep", "overlapped", "overlapped, a Ray actor"],
+)
+def test_a_run_of_two_turns(script: ModuleType, age: int, more: tuple[str, ...], tmp_path: Path) -> None:
+    config = compose_run_config(*SMALL, *TURNS, SETS, f"train.max_policy_age={age}", *more)
+    run_job(config, tmp_path, script.train, SCHEDULE_CLASSES[script])
+    metrics = [row for row in read_metrics(tmp_path) if "reward/mean" in row]
+    assert len(metrics) == 4
+    for row in metrics:
+        assert row["age/max"] <= age
+        assert 1.8 < row["turns/mean"] <= 2
+        assert row["turns/sampled_tokens"] < row["length/response_mean"]
+        if row["age/max"] == 0:
+            assert row["ratio/max"] == pytest.approx(1.0, abs=1e-3)
+            assert row["ess"] == pytest.approx(1.0, abs=1e-4)
+    records = [
+        json.loads(line) for line in (tmp_path / "eval/held_out/iteration_0.jsonl").read_text().splitlines()
+    ]
+    assert len(records) == 10
+    assert sum("?" in line["completion"] for line in records) >= 8  # with the second turn

@@ -1,0 +1,84 @@
+"""FLOP formulas of attention for `FlopCounterMode`, which count only visible pairs of tokens.
+
+PyTorch's own counter assumes that every query attends to every key. In a packed sequence a query attends to its prompt
+and to earlier tokens of its response; in whole rows it attends to earlier tokens.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from torchgrpo.training.packed_attention import Segments
+
+aten = torch.ops.aten
+Shape = Sequence[int]
+FlopFormulas = dict[Any, Callable[..., int]]
+"""FLOP formulas by operation; a formula takes the shapes of the tensors and the other arguments."""
+
+
+def count_visible_pairs(segments: Segments) -> int:
+    """Counts the visible pairs of a query and a key in a packed sequence."""
+    prompts, responses = segments.prompt_lengths, segments.lengths
+    shared = responses * prompts[segments.groups]
+    return int(_triangle(prompts).sum() + _triangle(responses).sum() + shared.sum())
+
+
+def attention_flops(packed_pairs: int) -> FlopFormulas:
+    """Returns the FLOP formulas of attention for `FlopCounterMode`.
+
+    A product has two operations for each pair and feature. The forward pass has two products (scores and weighted
+    values), the backward pass five, including the scores a second time.
+    packed_pairs: visible pairs of the packed sequence, which one kernel computes on a GPU.
+    """
+
+    def packed_flops(query: Shape, key: Shape, value: Shape, *_: object, **__: object) -> int:
+        return _flops(packed_pairs, query, value, 1, 1)
+
+    def packed_backward_flops(
+        grad: Shape, query: Shape, key: Shape, value: Shape, *_: object, **__: object
+    ) -> int:
+        return _flops(packed_pairs, query, value, 3, 2)
+
+    def row_flops(
+        query: Shape, key: Shape, value: Shape, dropout_p: float = 0.0, is_causal: bool = False, **_: object
+    ) -> int:
+        return _flops(_pairs(query, key, is_causal), query, value, 1, 1)
+
+    def row_backward_flops(
+        grad: Shape,
+        query: Shape,
+        key: Shape,
+        value: Shape,
+        out: Shape,
+        logsumexp: Shape,
+        dropout_p: float,
+        is_causal: bool,
+        **_: object,
+    ) -> int:
+        return _flops(_pairs(query, key, is_causal), query, value, 3, 2)
+
+    return {
+        aten._scaled_dot_product_flash_attention: packed_flops,
+        aten._scaled_dot_product_flash_attention_backward: packed_backward_flops,
+        aten._scaled_dot_product_flash_attention_for_cpu: row_flops,
+        aten._scaled_dot_product_flash_attention_for_cpu_backward: row_backward_flops,
+    }
+
+
+def _triangle(length: Any) -> Any:
+    return length * (length + 1) // 2
+
+
+def _pairs(query: Shape, key: Shape, is_causal: bool) -> int:
+    """Returns the computed pairs of one row; without `is_causal` all pairs are computed."""
+    return int(_triangle(query[-2])) if is_causal else query[-2] * key[-2]
+
+
+def _flops(pairs: int, query: Shape, value: Shape, key_products: int, value_products: int) -> int:
+    """Returns the operations of attention products.
+
+    key_products, value_products: numbers of products over the features of keys and of values.
+    """
+    rows, heads, _, width = query
+    return 2 * rows * heads * pairs * (key_products * width + value_products * value[-1])

@@ -1,0 +1,377 @@
+"""Attention function for transformers in which packed responses see only their prompt and themselves.
+
+A prompt attends to itself alone; a response attends to its prompt and to itself. The code of the model does not
+change: its attention implementation is set once to the function `attend` registered here. The segments of a
+packed sequence reach `attend` as a keyword of the model's forward pass; without segments, `attend` is the plain
+attention of transformers. On a GPU a single kernel (flex attention) skips blocks that no token may attend to.
+On other devices, rows of similar length go through scaled dot-product attention together, and no other module
+of the model sees their padding.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, PreTrainedModel
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from config.schema.errors import RunError
+from torchgrpo.plan.model_shape import plain_attention
+
+ATTENTION_NAME = "by_segments"
+PADDING_SHARE = 0.25
+"""Largest share of padding in the attention elements of a call, relative to the elements needed."""
+SMALL_CALL = 1 << 13
+"""Attention elements of padding that cost no more than another call."""
+FLEX_DEVICE_TYPES = ("cuda",)
+"""Device types for which flex attention has a kernel with a backward pass."""
+BLOCK_SIZE = 128
+"""Positions of a block of flex attention; the kernel skips pairs of blocks without visible positions."""
+NEUTRAL_KEYWORDS = frozenset({"position_ids", "cache_position", "use_cache"})
+"""Attention keywords that do not change which tokens are visible; a packed sequence allows no others."""
+
+
+def supports_packing(model: PreTrainedModel) -> bool:
+    """Whether the model supports packed sequences; other models get padded rows."""
+    return plain_attention(model.config.to_dict())
+
+
+class Segments:
+    """Positions of P prompts and N responses in a packed sequence, int64, in order.
+
+    This class is no dataclass, because FSDP2 would pass a copy of a dataclass to each layer, and each copy
+    would plan its calls again.
+
+    prompt_starts, prompt_lengths: [P]. starts, lengths: [N], of the responses; a length may be 0.
+    groups: [N], index of the prompt of each response.
+    attended_layers: number of model layers that have used these segments.
+    """
+
+    def __init__(
+        self, prompt_starts: Tensor, prompt_lengths: Tensor, starts: Tensor, lengths: Tensor, groups: Tensor
+    ) -> None:
+        self.prompt_starts = prompt_starts
+        self.prompt_lengths = prompt_lengths
+        self.starts = starts
+        self.lengths = lengths
+        self.groups = groups
+        self.attended_layers = 0
+        self._device_plans: dict[torch.device, Any] = {}
+
+    @property
+    def total(self) -> int:
+        """Number of positions of the packed sequence."""
+        return int(self.prompt_lengths.sum() + self.lengths.sum())
+
+    def attention_calls(self, device: torch.device) -> "AttentionCalls":
+        """Returns the attention calls for `device`, planned once for all layers."""
+        if device not in self._device_plans:
+            self._device_plans[device] = AttentionCalls.from_segments(self, device)
+        return self._device_plans[device]  # type: ignore[no-any-return]
+
+    def block_mask(self, device: torch.device) -> BlockMask:
+        """Returns the block mask of flex attention for `device`, built once for all layers."""
+        if device not in self._device_plans:
+            self._device_plans[device] = _block_mask(self, device)
+        return self._device_plans[device]  # type: ignore[no-any-return]
+
+
+def attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    segments: Segments | None = None,
+    **arguments: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """Computes attention under the interface of transformers, by segments if there are any.
+
+    query: [1, heads, L, D]; key, value: [1, heads of keys, L, D]. Returns [1, L, heads, D]. Without `segments`
+    the scaled dot-product attention of transformers computes the result.
+
+    Raises:
+        RunError: the attention of a packed sequence has further inputs.
+    """
+    if segments is None:
+        plain = ALL_ATTENTION_FUNCTIONS["sdpa"]
+        return plain(  # type: ignore[no-any-return]
+            module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **arguments
+        )
+    unknown = [
+        name for name, value in arguments.items() if value is not None and name not in NEUTRAL_KEYWORDS
+    ]
+    if unknown:
+        raise RunError(
+            f"{type(module).__name__} attends with {', '.join(unknown)}, which a packed sequence does not have: set "
+            "train.packing=false"
+        )
+    return _attend_by_segments(query, key, value, segments, scaling, dropout), None
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _attend_by_segments(
+    query: Tensor, key: Tensor, value: Tensor, segments: Segments, scaling: float | None, dropout: float
+) -> Tensor:
+    """Computes the attention [1, L, heads, D] of a packed sequence.
+
+    A compiled layer breaks its graph here, because the calls depend on the positions of the segments.
+    """
+    segments.attended_layers += 1
+    if query.device.type in FLEX_DEVICE_TYPES and dropout == 0.0:
+        return _attend_with_flex(query, key, value, segments, scaling)
+    return segments.attention_calls(query.device).attend(query, key, value, scaling, dropout)
+
+
+def _attend_with_flex(
+    query: Tensor, key: Tensor, value: Tensor, segments: Segments, scaling: float | None
+) -> Tensor:
+    """Computes the attention [1, L, heads, D] with flex attention.
+
+    Flex attention needs operands of one dtype and ignores autocast.
+    """
+    device = query.device
+    dtype = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else value.dtype
+    kernel = _compiled_flex_attention() if device.type == "cuda" else flex_attention
+    out: Tensor = kernel(
+        query.to(dtype),
+        key.to(dtype),
+        value.to(dtype),
+        block_mask=segments.block_mask(device),
+        scale=scaling,
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
+    return out.transpose(1, 2)
+
+
+AttentionInterface.register(ATTENTION_NAME, attend)
+AttentionMaskInterface.register(ATTENTION_NAME, ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
+
+
+@dataclass(frozen=True)
+class AttentionCall:
+    """One call of scaled dot-product attention for n rows of similar length.
+
+    queries: int64 [n, Q] and keys: int64 [n, K], positions in the packed sequence. A shorter row repeats its
+    last position. mask: bool [Q, K]; None for causal attention where the queries are the keys.
+    """
+
+    queries: Tensor
+    keys: Tensor
+    mask: Tensor | None
+
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, dropout: float
+    ) -> Tensor:
+        """Computes the outputs [n * Q, heads, D] of the call.
+
+        query: [n * Q, heads, D]. key, value: [n * K, heads of keys, D].
+        """
+        out = scaled_dot_product_attention(
+            _padded_rows(query, self.queries),
+            _padded_rows(key, self.keys),
+            _padded_rows(value, self.keys),
+            attn_mask=self.mask,
+            dropout_p=dropout,
+            is_causal=self.mask is None,
+            scale=scaling,
+            enable_gqa=query.shape[1] != key.shape[1],
+        )
+        flat: Tensor = out.transpose(1, 2).flatten(0, 1)
+        return flat
+
+
+def _padded_rows(values: Tensor, positions: Tensor) -> Tensor:
+    """Reshapes values [n * W, heads, D] to [n, heads, W, D].
+
+    positions: [n, W].
+    """
+    rows: Tensor = values.unflatten(0, positions.shape).transpose(1, 2)
+    return rows
+
+
+@dataclass(frozen=True)
+class AttentionCalls:
+    """Attention calls of a packed sequence, with the output index of each position.
+
+    queries, keys: int64, concatenated positions of all calls, so that a layer gathers once.
+    output_indices: int64 [L], index of each position in the concatenated outputs of the calls.
+    """
+
+    calls: tuple[AttentionCall, ...]
+    queries: Tensor
+    keys: Tensor
+    output_indices: Tensor
+
+    @classmethod
+    def from_segments(cls, segments: Segments, device: torch.device) -> "AttentionCalls":
+        """Plans the calls for the segments on `device`."""
+        planned_calls = list(_plan_calls(segments, device))
+        calls = tuple(call for call, _ in planned_calls)
+        start, index_pairs = 0, []
+        for call, (rows, columns, positions) in planned_calls:
+            index_pairs.append(np.stack([positions, start + rows * call.queries.shape[1] + columns]))
+            start += call.queries.numel()
+        positions, outputs = np.concatenate(index_pairs, axis=1)
+        output_indices = np.empty_like(outputs)
+        output_indices[positions] = outputs
+        queries = torch.cat([call.queries.flatten() for call in calls])
+        keys = torch.cat([call.keys.flatten() for call in calls])
+        return cls(calls, queries, keys, torch.from_numpy(output_indices).to(device))
+
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, dropout: float
+    ) -> Tensor:
+        """Computes the attention [1, L, heads, D] of the packed sequence.
+
+        Narrower operands are computed in float32, with which the backward pass is faster on a CPU.
+        """
+        dtype = query.dtype
+        query, key, value = (
+            each[0].transpose(0, 1).to(torch.promote_types(dtype, torch.float32))
+            for each in (query, key, value)
+        )
+        query_counts = [call.queries.numel() for call in self.calls]
+        key_counts = [call.keys.numel() for call in self.calls]
+        queries = query.index_select(0, self.queries).split(query_counts)
+        keys, values = (each.index_select(0, self.keys).split(key_counts) for each in (key, value))
+        with torch.autocast(query.device.type, enabled=False):
+            outputs = [
+                call.attend(call_query, call_key, call_value, scaling, dropout)
+                for call, call_query, call_key, call_value in zip(
+                    self.calls, queries, keys, values, strict=True
+                )
+            ]
+        return torch.cat(outputs).index_select(0, self.output_indices)[None].to(dtype)
+
+
+CallOutputs = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""Row, query column and packed position of each output of a call that is not padding, [count] each."""
+
+
+def _plan_calls(segments: Segments, device: torch.device) -> Iterator[tuple[AttentionCall, CallOutputs]]:
+    """Yields attention calls that together compute each position once.
+
+    Prompts attend to themselves; responses attend to the keys of their prompt and their own.
+    """
+    spans = (segments.prompt_starts, segments.prompt_lengths, segments.starts, segments.lengths)
+    prompts, prompt_lengths, starts, lengths = (each.cpu().numpy() for each in spans)
+    groups = segments.groups.cpu().numpy()
+    for chosen in _rows_of_like_width(prompt_lengths):
+        positions, outputs = _row_positions(prompts[chosen], prompt_lengths[chosen])
+        prompt_positions = torch.from_numpy(positions).to(device)
+        yield AttentionCall(prompt_positions, prompt_positions, None), outputs
+    has_response = lengths > 0
+    for prompt_length in np.unique(prompt_lengths[groups[has_response]]):
+        rows = np.flatnonzero(has_response & (prompt_lengths[groups] == prompt_length))
+        prefix_length = int(prompt_length)
+        for chosen in _rows_of_like_width(lengths[rows], prefix_length):
+            call_rows = rows[chosen]
+            queries, outputs = _row_positions(starts[call_rows], lengths[call_rows])
+            prefix = prompts[groups[call_rows], None] + np.arange(prefix_length)
+            mask = torch.ones(queries.shape[1], prefix_length + queries.shape[1], dtype=torch.bool)
+            keys = torch.from_numpy(np.concatenate([prefix, queries], axis=1)).to(device)
+            mask = mask.tril(prefix_length).to(device)
+            yield AttentionCall(torch.from_numpy(queries).to(device), keys, mask), outputs
+
+
+def _row_positions(starts: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, CallOutputs]:
+    """Returns the positions int64 [n, widest] of n spans, and their outputs without padding.
+
+    A span shorter than the widest repeats its last position.
+    """
+    columns = np.arange(lengths.max())
+    positions = starts[:, None] + np.minimum(columns, lengths[:, None] - 1)
+    rows, row_columns = np.nonzero(columns < lengths[:, None])
+    return positions, (rows, row_columns, positions[rows, row_columns])
+
+
+def _rows_of_like_width(widths: np.ndarray, prompt_length: int = 0) -> Iterator[np.ndarray]:
+    """Yields sets of row indices of similar width, the widest first.
+
+    Padding each row of a set to the widest row wastes at most `PADDING_SHARE` or `SMALL_CALL`.
+    """
+    remaining = np.argsort(-widths, kind="stable")
+    while len(remaining):
+        sizes = widths[remaining] * (prompt_length + widths[remaining])
+        needed = sizes.cumsum()
+        wasted = sizes[0] * np.arange(1, len(remaining) + 1) - needed
+        fits = wasted <= np.maximum(PADDING_SHARE * needed, SMALL_CALL)
+        count = len(remaining) if fits.all() else int(fits.argmin())
+        yield remaining[:count]
+        remaining = remaining[count:]
+
+
+def _block_mask(segments: Segments, device: torch.device) -> BlockMask:
+    """Builds the block mask of flex attention for a packed sequence.
+
+    PyTorch's `create_block_mask` builds the same mask, but evaluates each pair of positions. On a GPU it must
+    be compiled for that, and compiled again for other lengths.
+    """
+    length = segments.total
+    group, row = torch.empty(length, dtype=torch.int64), torch.full((length,), -1)
+    prompts = _span_positions(segments.prompt_starts, segments.prompt_lengths)
+    responses = _span_positions(segments.starts, segments.lengths)
+    numbers = torch.arange(len(segments.prompt_starts))
+    group[prompts] = numbers.repeat_interleave(segments.prompt_lengths.cpu())
+    group[responses] = segments.groups.cpu().repeat_interleave(segments.lengths.cpu())
+    row[responses] = torch.arange(len(segments.starts)).repeat_interleave(segments.lengths.cpu())
+    group, row = group.to(device), row.to(device)
+
+    def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        same = (group[query] == group[key]) & (query >= key)
+        return same & ((row[key] == -1) | (row[query] == row[key]))
+
+    blocks = -(-length // BLOCK_SIZE)
+    prompt_overlaps = _block_overlaps(segments.prompt_starts, segments.prompt_lengths, blocks)
+    response_overlaps = _block_overlaps(segments.starts, segments.lengths, blocks)
+    own = torch.cat([prompt_overlaps, response_overlaps])
+    # Visible (query, key) pairs of each pair of blocks, float64 [B, B].
+    pairs = (own.T @ own).tril(-1) + torch.diag((own * (own + 1) / 2).sum(0))
+    pairs = pairs + response_overlaps.T @ prompt_overlaps[segments.groups.cpu()]
+    fully_visible = pairs == BLOCK_SIZE**2
+    partial_blocks = _ordered_blocks((pairs > 0) & ~fully_visible)
+    full_blocks = _ordered_blocks(fully_visible)
+    mask = BlockMask.from_kv_blocks(
+        *partial_blocks, *full_blocks, BLOCK_SIZE=BLOCK_SIZE, mask_mod=sees, seq_lengths=(length, length)
+    )
+    return mask.to(device)
+
+
+def _block_overlaps(starts: Tensor, lengths: Tensor, blocks: int) -> Tensor:
+    """Counts the positions of each span in each block, float64 [spans, blocks]."""
+    starts, lengths = starts.cpu()[:, None], lengths.cpu()[:, None]
+    begins = torch.arange(blocks) * BLOCK_SIZE
+    ends = torch.minimum(starts + lengths, begins + BLOCK_SIZE)
+    return (ends - torch.maximum(starts, begins)).clamp(min=0).double()
+
+
+def _ordered_blocks(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the count of set blocks of each row, and the sorted block indices.
+
+    Set blocks come first. Shapes: int32 [1, 1, B] and [1, 1, B, B].
+    """
+    order = blocks.to(torch.int8).argsort(dim=-1, descending=True, stable=True)
+    return blocks.sum(-1).int()[None, None], order.int()[None, None]
+
+
+def _span_positions(starts: Tensor, lengths: Tensor) -> Tensor:
+    """Returns the concatenated positions of all spans, int64 [sum of lengths]."""
+    starts, lengths = starts.cpu(), lengths.cpu()
+    begins = starts - (lengths.cumsum(0) - lengths)
+    return begins.repeat_interleave(lengths) + torch.arange(int(lengths.sum()))
+
+
+@cache
+def _compiled_flex_attention() -> Any:
+    """Returns flex attention compiled for dynamic shapes."""
+    return torch.compile(flex_attention, dynamic=True)
