@@ -65,9 +65,7 @@ def describe_machine() -> str:
     return f"{cores} cores of {processor}{gpu}, torch {torch.__version__}, {date.today()}"
 
 
-def save_llama(
-    folder: Path, vocabulary: int, width: int, inner: int, layers: int, heads: int, kv_heads: int
-) -> str:
+def save_llama(folder: Path, vocabulary: int, width: int, inner: int, layers: int, heads: int, kv_heads: int) -> str:
     """Saves a random Llama with tied embeddings and returns its folder."""
     torch.manual_seed(0)
     shape = LlamaConfig(

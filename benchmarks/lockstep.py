@@ -135,13 +135,7 @@ class BareLoop:
         return logits.log_softmax(-1).gather(1, responses[mask][:, None])[:, 0]
 
     def update(
-        self,
-        ids: Tensor,
-        lengths: Tensor,
-        responses: Tensor,
-        mask: Tensor,
-        sample_log_prob: Tensor,
-        advantage: Tensor,
+        self, ids: Tensor, lengths: Tensor, responses: Tensor, mask: Tensor, sample_log_prob: Tensor, advantage: Tensor
     ) -> None:
         with torch.no_grad():
             reference = self.log_probs(self.reference, ids, lengths, responses, mask)

@@ -84,24 +84,18 @@ class ForcedLengths:
 
         def make_forced_request(prompt: tuple[int, ...], group_id: int) -> Request:
             request = make_request(prompt, group_id)
-            return replace(
-                request, sampling=replace(request.sampling, max_tokens=self.group_length(group_id))
-            )
+            return replace(request, sampling=replace(request.sampling, max_tokens=self.group_length(group_id)))
 
         group_rollout.make_request = make_forced_request  # type: ignore[method-assign]
 
 
 def engine_actor_pid() -> int:
     """Returns the process id of the engine's Ray actor."""
-    return next(
-        child.pid for child in psutil.Process().children(recursive=True) if "EngineActor" in child.name()
-    )
+    return next(child.pid for child in psutil.Process().children(recursive=True) if "EngineActor" in child.name())
 
 
 @contextmanager
-def pinned_run(
-    config: Config, lengths: ForcedLengths, schedule: type[ScheduleType]
-) -> Iterator[ScheduleType]:
+def pinned_run(config: Config, lengths: ForcedLengths, schedule: type[ScheduleType]) -> Iterator[ScheduleType]:
     """Builds a run with forced lengths, and pins engine and learner to one core each."""
     with tempfile.TemporaryDirectory() as run_dir:
         run = build_run(config, Path(run_dir), schedule)

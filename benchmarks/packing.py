@@ -38,17 +38,13 @@ def sample_tokens(options: argparse.Namespace, vocabulary: int, seed: int = 1) -
     """
     generator = torch.Generator().manual_seed(seed)
     rows = options.prompts * options.repeats
-    prompts = torch.randint(
-        options.prompt // 2, options.prompt + 1, (options.prompts, 1), generator=generator
-    )
+    prompts = torch.randint(options.prompt // 2, options.prompt + 1, (options.prompts, 1), generator=generator)
     deviations = torch.randn(rows, generator=generator).tolist()
     lengths = torch.tensor([[answer_length(deviation, options.limit)] for deviation in deviations])
     if options.equal:
         prompts, lengths = torch.full_like(prompts, options.prompt), torch.full_like(lengths, options.limit)
     mask = torch.arange(options.limit) < lengths
-    prompt_mask = (torch.arange(options.prompt) >= options.prompt - prompts).repeat_interleave(
-        options.repeats, 0
-    )
+    prompt_mask = (torch.arange(options.prompt) >= options.prompt - prompts).repeat_interleave(options.repeats, 0)
     ids = torch.randint(0, vocabulary, (options.prompts, options.prompt), generator=generator)
     return Tokens(
         prompt=ids.repeat_interleave(options.repeats, 0) * prompt_mask,
@@ -83,9 +79,7 @@ class PrefixCacheScorer(ResponseScorer):
         prompt, prompt_mask = tokens.prompt[:: self.repeats], tokens.prompt_mask[:: self.repeats]
         cache = DynamicCache()
         positions = (prompt_mask.cumsum(1) - 1).clamp_min(0)
-        first = causal.base_model(
-            prompt, prompt_mask.long(), positions, past_key_values=cache, use_cache=True
-        )
+        first = causal.base_model(prompt, prompt_mask.long(), positions, past_key_values=cache, use_cache=True)
         cache.batch_repeat_interleave(self.repeats)
         prompt_lengths = prompt_mask.sum(1).repeat_interleave(self.repeats)[:, None]
         rest = causal.base_model(
@@ -157,10 +151,7 @@ def main() -> None:
         print((own_peak_kib() - before) / 2**20)
         return
     rounds = [
-        {
-            name: time_call(partial(forward_backward, model, scorer, tokens))
-            for name, scorer in scorers.items()
-        }
+        {name: time_call(partial(forward_backward, model, scorer, tokens)) for name, scorer in scorers.items()}
         for _ in range(options.rounds)
     ]
     packed_seconds = statistics.median(each["packed"][0] for each in rounds)

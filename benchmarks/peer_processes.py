@@ -181,9 +181,7 @@ def run_own_side(job: Job, turns: TurnPipe) -> None:
             groups = rollout.groups
             completions = [completion for group in groups for completion in group.completions]
             turns.report["tokens"] = sum(len(completion.token_ids) for completion in completions)
-            turns.report["prompt_tokens"] = sum(
-                len(group.prompt) * len(group.completions) for group in groups
-            )
+            turns.report["prompt_tokens"] = sum(len(group.prompt) * len(group.completions) for group in groups)
             rewards = [one.verdict.score for one in completions if one.verdict is not None]
             turns.report["reward"] = sum(rewards) / len(rewards)
             return rollout
@@ -293,12 +291,7 @@ def trl_settings(job: Job, gpu: bool) -> dict[str, Any]:
         "bf16": work.dtype == "bfloat16",
     }
     adam = {"learning_rate": LEARNING_RATE, "adam_beta1": BETAS[0], "adam_beta2": BETAS[1]}
-    plain = {
-        "beta": 0.0,
-        "num_iterations": 1,
-        "lr_scheduler_type": "constant",
-        "gradient_checkpointing": False,
-    }
+    plain = {"beta": 0.0, "num_iterations": 1, "lr_scheduler_type": "constant", "gradient_checkpointing": False}
     order = {"shuffle_dataset": False, "seed": SEED, "use_cpu": not gpu, "dataloader_pin_memory": gpu}
     quiet = {"report_to": "none", "save_strategy": "no", "logging_strategy": "no", "disable_tqdm": True}
     settings: dict[str, Any] = {**sizes, **adam, **plain, **order, **quiet}

@@ -93,16 +93,12 @@ def remove_end_token(source: Path, folder: Path) -> Path:
     end = tokenizer.eos_token_id
     assert end >= vocabulary and original.eos_token_id not in tokenizer.all_special_ids
     # A run also treats the last token of an answer in the chat template as an end token.
-    answer_template = (
-        "{% if messages[-1]['role'] == 'assistant' %}{{ messages[-1]['content'] ~ eos_token }}{% else %}"
-    )
+    answer_template = "{% if messages[-1]['role'] == 'assistant' %}{{ messages[-1]['content'] ~ eos_token }}{% else %}"
     tokenizer.chat_template = answer_template + original.chat_template + "{% endif %}"
     tokenizer.save_pretrained(folder)
     for name in ("config.json", "generation_config.json"):
         settings = json.loads((folder / name).read_text())
-        (folder / name).write_text(
-            json.dumps(settings | {"eos_token_id": end, "pad_token_id": tokenizer.pad_token_id})
-        )
+        (folder / name).write_text(json.dumps(settings | {"eos_token_id": end, "pad_token_id": tokenizer.pad_token_id}))
     return folder
 
 
@@ -226,10 +222,7 @@ def run(work: Workload, options: argparse.Namespace, engines: Sequence[str]) -> 
         pairs = [theirs / ours for ours, theirs in zip(own.seconds, other.seconds, strict=True)]
         tokens = [sum(report["tokens"] for report in side.reports) for side in (own, other)]
         token_ratio = sum(other.seconds) / tokens[1] / (sum(own.seconds) / tokens[0])
-        print(
-            f"  TRL over {own.name}: {format_spread(pairs)} pair by pair, {token_ratio:.3f} a token",
-            flush=True,
-        )
+        print(f"  TRL over {own.name}: {format_spread(pairs)} pair by pair, {token_ratio:.3f} a token", flush=True)
 
 
 def main() -> None:

@@ -82,11 +82,7 @@ class PushBenchmark:
 
     def settings(self) -> VLLMSettings:
         return VLLMSettings(
-            model=str(self.folder),
-            eos_token_ids=(2,),
-            max_model_len=256,
-            kv_cache_bytes=64 << 20,
-            max_num_seqs=16,
+            model=str(self.folder), eos_token_ids=(2,), max_model_len=256, kv_cache_bytes=64 << 20, max_num_seqs=16
         )
 
     def measure(self) -> None:
@@ -112,9 +108,7 @@ class PushBenchmark:
 def measure(name: str, folder: Path, options: argparse.Namespace) -> None:
     pushes = PushBenchmark(folder, options)
     mib = sum(tensor.nbytes for tensor in pushes.weights.values()) / 2**20
-    print(
-        f"{name}: {len(pushes.weights)} tensors, {mib:.1f} MiB, {torch.get_num_threads()} threads", flush=True
-    )
+    print(f"{name}: {len(pushes.weights)} tensors, {mib:.1f} MiB, {torch.get_num_threads()} threads", flush=True)
     pushes.measure()
 
 

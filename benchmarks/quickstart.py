@@ -101,9 +101,7 @@ def main() -> None:
     if options.presets:
         presets = PRESET_NAMES if "all" in options.presets else options.presets
         runs = {preset: ("grpo.py", f"policy={preset}") for preset in presets}
-    print(
-        f"{describe_machine()}\n{'run':22}  seed   first    last  wall s   cpu s  to {TARGET} s  learner idle"
-    )
+    print(f"{describe_machine()}\n{'run':22}  seed   first    last  wall s   cpu s  to {TARGET} s  learner idle")
     results: dict[str, list[RunResult]] = {name: [] for name in runs}
     for seed in options.seeds:
         for name, script_and_overrides in runs.items():

@@ -126,9 +126,7 @@ def sample_groups(options: argparse.Namespace, vocabulary: int) -> list[Group]:
         length = int(torch.randint(options.prompt // 2, options.prompt + 1, (), generator=generator))
         example = Example(({"role": "user", "content": ""},), "", number)
         completions = [completion() for _ in range(options.repeats)]
-        return Group(
-            number, example, tuple(tokens(length)), "", Sampling(), completions, GroupTimes(0.0, 0.0, 0.0)
-        )
+        return Group(number, example, tuple(tokens(length)), "", Sampling(), completions, GroupTimes(0.0, 0.0, 0.0))
 
     return [group(number) for number in range(options.prompts)]
 
@@ -152,18 +150,13 @@ def measure(model: str, options: argparse.Namespace, folder: Path) -> None:
         variants.close()
 
 
-def print_seconds(
-    variants: LearnerVariants, batch: Batch, rounds: list[dict[str, tuple[float, float]]]
-) -> None:
+def print_seconds(variants: LearnerVariants, batch: Batch, rounds: list[dict[str, tuple[float, float]]]) -> None:
     assert variants.plan.shape is not None
     millions, tokens = variants.plan.shape.parameters / 1e6, count_real_tokens(batch.tokens)
-    print(
-        f"{variants.plan.config.model.name}: {millions:.1f} M parameters, {len(batch)} completions, {tokens} tokens"
-    )
+    print(f"{variants.plan.config.model.name}: {millions:.1f} M parameters, {len(batch)} completions, {tokens} tokens")
     print(f"{'':24}{'step s':>9}{'fastest':>9}{'ratio':>7}{'push s':>9}{'ratio':>7}")
     medians = {
-        name: [statistics.median(each[name][kind] for each in rounds) for kind in (0, 1)]
-        for name in variants.by_name
+        name: [statistics.median(each[name][kind] for each in rounds) for kind in (0, 1)] for name in variants.by_name
     }
     for name, (step, push) in medians.items():
         fastest = min(each[name][0] for each in rounds)
@@ -177,10 +170,7 @@ def main() -> None:
     options = parser.parse_args()
     print(describe_machine())
     with tempfile.TemporaryDirectory() as folder:
-        models = options.models or [
-            str(QUICKSTART),
-            save_llama(Path(folder) / "llama", 16384, 512, 1376, 12, 8, 4),
-        ]
+        models = options.models or [str(QUICKSTART), save_llama(Path(folder) / "llama", 16384, 512, 1376, 12, 8, 4)]
         for model in models:
             measure(model, options, Path(folder))
 

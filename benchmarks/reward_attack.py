@@ -66,14 +66,7 @@ def train(reward: str, model: Path, steps: int, seed: int, overrides: list[str],
     Raises:
         RuntimeError: the run ended before the first evaluation.
     """
-    command = [
-        sys.executable,
-        "grpo.py",
-        "--config-name",
-        "grpo_quickstart",
-        f"hydra.run.dir={run_dir}",
-        *QUIET,
-    ]
+    command = [sys.executable, "grpo.py", "--config-name", "grpo_quickstart", f"hydra.run.dir={run_dir}", *QUIET]
     command += [f"env.reward={reward}", f"env.options.max_operand={MAX_ADDEND}", f"model.name={model}"]
     command += [f"env.num_envs={GROUPS}", f"env.repeats={REPEATS}", f"train.seed={seed}", "policy.kl_coef=0"]
     command += [f"train.total_dialog_turns={steps * GROUPS * REPEATS}", "inference_model.max_tokens=44"]
@@ -89,12 +82,8 @@ def report(reward: str, run_dir: Path) -> bool:
 
     Where they disagree, examples are printed as well.
     """
-    files = sorted(
-        (run_dir / "eval" / "attack").glob("iteration_*.jsonl"), key=lambda file: int(file.stem[10:])
-    )
-    before, after = (
-        [json.loads(line) for line in path.read_text().splitlines()] for path in (files[0], files[-1])
-    )
+    files = sorted((run_dir / "eval" / "attack").glob("iteration_*.jsonl"), key=lambda file: int(file.stem[10:]))
+    before, after = ([json.loads(line) for line in path.read_text().splitlines()] for path in (files[0], files[-1]))
     first = sum(bool(line["correct"]) for line in before) / len(before)
     scored = [
         (line, bool(line["correct"]), is_right(line["prompt"], line["completion"], MARK_PATTERNS[reward]))
@@ -120,9 +109,7 @@ def report(reward: str, run_dir: Path) -> bool:
 
 def main() -> int:
     parser = make_parser(__doc__, steps=60, seed=0, taught=1200)
-    parser.add_argument(
-        "--rewards", nargs="+", default=list(MARK_PATTERNS), choices=MARK_PATTERNS, metavar="NAME"
-    )
+    parser.add_argument("--rewards", nargs="+", default=list(MARK_PATTERNS), choices=MARK_PATTERNS, metavar="NAME")
     parser.add_argument("--model", type=Path, help="folder of a model to train without pretraining")
     parser.add_argument("overrides", nargs="*")
     options = parser.parse_args()

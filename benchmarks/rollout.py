@@ -93,9 +93,7 @@ def main() -> None:
     requests = make_requests(options, shape.vocab_size)
     engine = VLLMEngine(settings)
     slots = [DeviceSlot(f"engine {index}") for index in range(options.engines)]
-    pool = RayEnginePool(
-        partial(VLLMEngine, settings), slots, EnginePoolSettings(), WeightTransport(SharedMemory())
-    )
+    pool = RayEnginePool(partial(VLLMEngine, settings), slots, EnginePoolSettings(), WeightTransport(SharedMemory()))
     variants: dict[str, Callable[[], int]] = {
         "bare": partial(run_bare, engine, requests),
         "engine": partial(run_engine, engine, requests),
@@ -108,9 +106,7 @@ def main() -> None:
                 start, cpu = time.perf_counter(), cpu_seconds()
                 tokens = run()
                 if turn:
-                    rates[name].append(
-                        (tokens / (time.perf_counter() - start), tokens / (cpu_seconds() - cpu))
-                    )
+                    rates[name].append((tokens / (time.perf_counter() - start), tokens / (cpu_seconds() - cpu)))
     finally:
         pool.close()
         engine.close()

@@ -32,9 +32,7 @@ def main() -> None:
     options = parser.parse_args()
     gc.freeze()
     for stale in ("wait", "drop"):
-        print(
-            f"train.stale_groups={stale}, train.max_policy_age={options.max_age}, fastest of {options.repeats}"
-        )
+        print(f"train.stale_groups={stale}, train.max_policy_age={options.max_age}, fastest of {options.repeats}")
         print(" workers   groups us/group   held killed  age  dropped")
         fastest_times = []
         for workers in options.workers:

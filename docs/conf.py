@@ -42,11 +42,7 @@ def resolve_root_links(app: Sphinx, page: str, source: list[str]) -> None:
     """Inserts the text of a page of the root, and adapts links to the site."""
     text = source[0]
     if page in PAGES_OF_THE_ROOT:
-        text = (
-            (ROOT / PAGES_OF_THE_ROOT[page]).read_text(encoding="utf-8").replace("](docs/", "](")
-            + "\n"
-            + text
-        )
+        text = (ROOT / PAGES_OF_THE_ROOT[page]).read_text(encoding="utf-8").replace("](docs/", "](") + "\n" + text
     for name, file in PAGES_OF_THE_ROOT.items():
         text = re.sub(rf"\]\((?:\.\./)?{file}", f"]({name}.md", text)
     # A file of the repository that is no page: its name stays, the link goes.

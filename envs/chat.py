@@ -95,10 +95,7 @@ class ChatEncoder:
         invalid = [any(self.control.has_control_tokens(turn, self.ends) for turn in each) for each in turns]
         # Some tokenizers fail to decode ids without a token, and no reward reads an invalid completion.
         texts = self._decode_rows(
-            [
-                [] if is_invalid else own_turns[-1]
-                for own_turns, is_invalid in zip(turns, invalid, strict=True)
-            ]
+            [[] if is_invalid else own_turns[-1] for own_turns, is_invalid in zip(turns, invalid, strict=True)]
         )
         for one, own_turns, is_invalid, text in zip(completions, turns, invalid, texts, strict=True):
             start = prefill

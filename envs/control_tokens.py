@@ -61,9 +61,7 @@ class ControlTokens:
         found = (self._token_pattern.search(text) for text in texts_in(values))
         return next((match[0] for match in found if match), None)
 
-    def render_with_private_names(
-        self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] = ()
-    ) -> str:
+    def render_with_private_names(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] = ()) -> str:
         """Renders a chat up to the answer, with private names for the template's control tokens."""
         marks: dict[str, str] = {}
 
@@ -134,9 +132,7 @@ class ControlTokens:
             model["unk_token"] = names[model["unk_token"]]
         if "merges" in model:
             pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"]]
-            model["merges"] = [
-                pair for pair in pairs if not names.keys() & {pair[0], pair[1], pair[0] + pair[1]}
-            ]
+            model["merges"] = [pair for pair in pairs if not names.keys() & {pair[0], pair[1], pair[0] + pair[1]}]
         state["post_processor"] = state["truncation"] = state["padding"] = None
         copy = Tokenizer.from_str(json.dumps(state))
         wrong = [text for token, text in self.texts.items() if copy.token_to_id(names[text]) != token]

@@ -65,9 +65,7 @@ def read_messages(row: Row, value: Any, column: str) -> list[Message]:
             'or the beginning of the response into "prefill"'
         )
     if not messages[-1]["content"].strip():
-        raise ConfigError(
-            f'{place}: the last message of "{column}" is empty; write a question, or remove the row'
-        )
+        raise ConfigError(f'{place}: the last message of "{column}" is empty; write a question, or remove the row')
     return messages
 
 
@@ -102,8 +100,7 @@ def _content_text(content: Any, place: str, column: str) -> str:
         content = "\n".join(texts) if all(isinstance(text, str) for text in texts) else content
     if not isinstance(content, str):
         raise ConfigError(
-            f'{place}: "{column}" must be messages whose content is text, but is {format_value(content)}; '
-            f"{_REMEDY}"
+            f'{place}: "{column}" must be messages whose content is text, but is {format_value(content)}; {_REMEDY}'
         )
     return content
 

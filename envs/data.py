@@ -50,8 +50,7 @@ class Row:
         problem = _value_problem(value)
         if problem:
             raise ConfigError(
-                f"{self.place}: column {path!r} holds {problem}, in {format_value(value)}; correct or remove "
-                "the row"
+                f"{self.place}: column {path!r} holds {problem}, in {format_value(value)}; correct or remove the row"
             )
 
     def value_at(self, path: str) -> Any:
@@ -150,16 +149,12 @@ def data_files(env: EnvConfig) -> list[Path]:
         files = files[env.split]
     names = files if isinstance(files, list) else [files]
     if not names or not all(isinstance(name, str) and name for name in names):
-        raise ConfigError(
-            f"env.data_files={files!r}: give the path of a file, a list of them, or {{split: path}}"
-        )
+        raise ConfigError(f"env.data_files={files!r}: give the path of a file, a list of them, or {{split: path}}")
     paths = [Path(name).expanduser() for name in names]
     for path in paths:
         if not path.is_file():
             problem = "a folder, not a file" if path.is_dir() else f"no such file (relative to {Path.cwd()})"
-            raise ConfigError(
-                f"env.data_files={path}: {problem}; give the path of a JSONL, JSON or parquet file"
-            )
+            raise ConfigError(f"env.data_files={path}: {problem}; give the path of a JSONL, JSON or parquet file")
     return paths
 
 
@@ -180,14 +175,9 @@ def load_rows(env: EnvConfig, hub_name: str | None, hub_config: str | None, spli
                 raise ConfigError(f"{path}: the file has no rows")
             with path.open("rb") as file:
                 is_table = file.read(4) == PARQUET
-            rows += [
-                Row(values, place, len(rows) + offset, is_table)
-                for offset, (values, place) in enumerate(located)
-            ]
+            rows += [Row(values, place, len(rows) + offset, is_table) for offset, (values, place) in enumerate(located)]
     elif hub_name is None:
-        raise ConfigError(
-            f"env.dataset={env.dataset} reads local files; set env.data_files=path/to/file.jsonl"
-        )
+        raise ConfigError(f"env.dataset={env.dataset} reads local files; set env.data_files=path/to/file.jsonl")
     else:
         rows = _hub_rows(env, hub_name, hub_config, "train" if env.holdout else split)
     media = {

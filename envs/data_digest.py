@@ -47,9 +47,7 @@ class DataDigest:
             rows += _digest([one.row, messages, answer, own_prefill, one.tools])
         column_names = tuple(sorted(map(str, examples[0].row_data))) if examples else ()
         return cls(
-            rows,
-            "".join(_digest(example.row_data) for example in examples) if column_names else "",
-            column_names,
+            rows, "".join(_digest(example.row_data) for example in examples) if column_names else "", column_names
         )
 
     @classmethod
@@ -157,8 +155,7 @@ def compare_digests(setting: str, before: DataDigest, current: DataDigest, rows:
     if before.column_names and current.column_names and before.column_names != current.column_names:
         column_names = ", ".join(sorted(set(before.column_names) ^ set(current.column_names)))
         found.append(
-            f"columns in only one of the two data sets ({column_names}), so the columns of rewards were not "
-            "compared"
+            f"columns in only one of the two data sets ({column_names}), so the columns of rewards were not compared"
         )
     if num_appended:
         found.append(f"{num_appended} rows appended to {num_rows}, sampled from the next epoch on")

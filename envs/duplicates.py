@@ -71,9 +71,7 @@ def resolve_duplicates(examples: Sequence[Example], mode: str) -> tuple[Sequence
     groups: dict[PromptKey, list[Example]] = {}
     for example in examples:
         groups.setdefault(_prompt_key(example), []).append(example)
-    contradictions = {
-        prompt: other for prompt, group in groups.items() if (other := _first_contradiction(group))
-    }
+    contradictions = {prompt: other for prompt, group in groups.items() if (other := _first_contradiction(group))}
     first = next(((groups[prompt][0].row, other.row) for prompt, other in contradictions.items()), None)
     report = DuplicateReport(len(examples), len(examples) - len(groups), len(contradictions), first)
     if mode == "keep":

@@ -36,8 +36,7 @@ def check_prompts(tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example
     spelling_examples = [
         (example, token)
         for example in examples
-        if (token := control.first_spelled_token([example.messages, example.tools, example.prefill]))
-        is not None
+        if (token := control.first_spelled_token([example.messages, example.tools, example.prefill])) is not None
     ]
     if spelling_examples:
         example, token = spelling_examples[0]

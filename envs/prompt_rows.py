@@ -36,9 +36,7 @@ class PromptRows:
     def check_any_fits(self, start: int, end: int) -> None:
         """Raises ConfigError if the prompts of all rows of [start, end) are too long."""
         if all(index in self.too_long_rows for index in range(start, end)):
-            length, remedy = (
-                ("", "") if self.describe_length is None else self.describe_length([self.examples[start]])
-            )
+            length, remedy = ("", "") if self.describe_length is None else self.describe_length([self.examples[start]])
             length_text = length and f" ({length})"
             raise ConfigError(
                 f"all {end - start} prompts are longer than env.max_prompt_tokens{length_text}; raise "

@@ -52,9 +52,7 @@ class PromptSource:
         bounds = examples.bounds if isinstance(examples, MixedExamples) else {"": (0, len(examples))}
         empty = [name for name, (start, end) in bounds.items() if start == end]
         if empty:
-            raise ConfigError(
-                f"env.mixture.{empty[0]}: this member has no rows; check its data_files and split"
-            )
+            raise ConfigError(f"env.mixture.{empty[0]}: this member has no rows; check its data_files and split")
         config, difficulty_config = curriculum or CurriculumConfig(), difficulty or DifficultyConfig()
         columns = config.column
         self.members = {
@@ -193,8 +191,7 @@ class PromptQueue:
             "source": self.source.state_dict(),
             # Without the row's columns: a checkpoint cannot hold every value, and the data set has them.
             "returned": [
-                asdict(replace(example, row_data={})) | {"messages": list(example.messages)}
-                for example in waiting
+                asdict(replace(example, row_data={})) | {"messages": list(example.messages)} for example in waiting
             ],
         }
 

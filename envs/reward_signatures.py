@@ -86,18 +86,14 @@ class RewardSignature:
     @property
     def columns(self) -> list[str]:
         """Columns that every row must have."""
-        required = [
-            value for name, value in self.keyword_names.items() if name not in self.optional_parameters
-        ]
+        required = [value for name, value in self.keyword_names.items() if name not in self.optional_parameters]
         names = (*self.positional_names, *required)
         return [name for name in names if name not in BUILT_IN_NAMES[self.takes_lists]]
 
     @property
     def reads_progress(self) -> bool:
         """Whether the function reads fields that only `CompletionInRun` has."""
-        return (self.takes_lists and self.takes_kwargs) or any(
-            name in RUN_NAMES for name in self.requested_names
-        )
+        return (self.takes_lists and self.takes_kwargs) or any(name in RUN_NAMES for name in self.requested_names)
 
     def check(self, examples: Sequence[Example], dataset: str) -> None:
         """Raises ConfigError for a required column that no row has."""
@@ -118,9 +114,7 @@ def read_signature(setting: str, function: Callable[..., Any]) -> RewardSignatur
     try:
         parameters = list(_effective_signature(function).parameters.values())
     except ValueError as error:  # some functions written in C have no signature
-        raise ConfigError(
-            f"{setting}: {function!r} has no signature; wrap it in a def; {ACCEPTED_FORMS}"
-        ) from error
+        raise ConfigError(f"{setting}: {function!r} has no signature; wrap it in a def; {ACCEPTED_FORMS}") from error
     kinds = {parameter.kind for parameter in parameters}
     has_args, has_kwargs = inspect.Parameter.VAR_POSITIONAL in kinds, inspect.Parameter.VAR_KEYWORD in kinds
     positional, keywords, bound = list[str](), dict[str, str](), _bound_parameters(function)
@@ -360,9 +354,7 @@ def _parse_mapping(setting: str, mapping: Mapping[str, Any]) -> Reward:
     """
     values = {name: _unwrap_single(value) for name, value in mapping.items()}
     logs = values.pop("extra_logs", None)
-    values |= (
-        {name: _unwrap_single(value) for name, value in logs.items()} if isinstance(logs, Mapping) else {}
-    )
+    values |= {name: _unwrap_single(value) for name, value in logs.items()} if isinstance(logs, Mapping) else {}
     score = values.pop("score" if "score" in values else "rewards")
     if not _is_number(score):
         raise TypeError(f"{setting} returned {dict(mapping)!r}, whose score is not a number")
@@ -393,7 +385,6 @@ def declared_min_score(setting: str, function: Any) -> float | None:
         return declared_min_score(setting, function.func)
     if minimum is not None and not (_is_number(minimum) and math.isfinite(minimum)):
         raise ConfigError(
-            f"{setting}: min_score is {minimum!r}; set min_score to the lowest score of the reward, a finite "
-            "number"
+            f"{setting}: min_score is {minimum!r}; set min_score to the lowest score of the reward, a finite number"
         )
     return None if minimum is None else float(minimum)

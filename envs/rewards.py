@@ -121,8 +121,7 @@ def find_reward(name: str, key: str = "env.reward") -> NamedReward:
     known = known_rewards()
     if name in _RENAMED_REWARDS:
         raise ConfigError(
-            f"{key}={name!r}: the reward is now called {_RENAMED_REWARDS[name]}; set "
-            f"{key}={_RENAMED_REWARDS[name]}"
+            f"{key}={name!r}: the reward is now called {_RENAMED_REWARDS[name]}; set {key}={_RENAMED_REWARDS[name]}"
         )
     if name not in _REGISTRY:
         raise ConfigError(
@@ -179,8 +178,7 @@ def _find_user_reward(path: str, key: str) -> NamedReward:
     warm_up = getattr(found, "warm_up", None)
     if warm_up is not None and not callable(warm_up):
         raise ConfigError(
-            f"{place}: warm_up is {warm_up!r}; set warm_up to a function that loads the resources of the "
-            "reward"
+            f"{place}: warm_up is {warm_up!r}; set warm_up to a function that loads the resources of the reward"
         )
     signature, min_score = read_signature(place, found), declared_min_score(place, found)
     function = make_reward_function(signature, found)

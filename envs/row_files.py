@@ -40,9 +40,7 @@ def local_rows(path: Path) -> Iterator[tuple[dict[str, Any], str]]:
                 return iter(_parquet_rows(path))
             data = head + file.read()
     except OSError as error:
-        raise ConfigError(
-            f"{path}: cannot be read ({error.strerror}); check the permissions of the file"
-        ) from error
+        raise ConfigError(f"{path}: cannot be read ({error.strerror}); check the permissions of the file") from error
     if path.suffix == ".parquet":
         raise ConfigError(f"{path}: not a parquet file despite its name; write the file again")
     for magic, kind, remedy in _NOT_TEXT:
@@ -54,9 +52,7 @@ def local_rows(path: Path) -> Iterator[tuple[dict[str, Any], str]]:
     if data.lstrip().startswith(b"["):
         rows = enumerate(parse_json(decode(data, str(path)), str(path), "correct the file"))
         return ((check_row(row, f"{path}[{index}]"), f"{path}[{index}]") for index, row in rows)
-    lines = [
-        (f"{path}:{number}", line) for number, line in enumerate(data.split(b"\n"), start=1) if line.strip()
-    ]
+    lines = [(f"{path}:{number}", line) for number, line in enumerate(data.split(b"\n"), start=1) if line.strip()]
     return ((check_row(parse_json(decode(line, at), at, LINE_REMEDY), at), at) for at, line in lines)
 
 

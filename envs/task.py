@@ -179,8 +179,7 @@ def make_task(env: EnvConfig) -> Task:
             raise ConfigError(f"{place}: {found!r} is not a task class; derive a class from envs.task.Task")
         if inspect.isabstract(found):
             raise ConfigError(
-                f"{place}: the class lacks {', '.join(sorted(found.__abstractmethods__))}; define these "
-                "methods"
+                f"{place}: the class lacks {', '.join(sorted(found.__abstractmethods__))}; define these methods"
             )
         try:
             task = found(env)
@@ -215,9 +214,7 @@ def _check_source(env: EnvConfig, task: type[Task]) -> None:
             "or remove data_files"
         )
     if env.data_revision is not None and not task.reads_hub:
-        raise ConfigError(
-            f"{revision}: env.dataset={env.dataset} reads nothing from the hub; remove data_revision"
-        )
+        raise ConfigError(f"{revision}: env.dataset={env.dataset} reads nothing from the hub; remove data_revision")
     if env.data_revision is not None and env.data_files is not None:
         raise ConfigError(
             f"{revision} with {files}: local files have no revision of the hub; remove one of the two settings"
@@ -239,9 +236,7 @@ def load_examples(task: Task, split: str) -> Sequence[Example]:
     except Exception as error:
         if not is_user_task:
             raise
-        raise ConfigError(
-            f"env.dataset={task.env.dataset}: examples() failed: {describe_exception(error)}"
-        ) from error
+        raise ConfigError(f"env.dataset={task.env.dataset}: examples() failed: {describe_exception(error)}") from error
     if is_user_task and not isinstance(examples, Sequence):
         raise ConfigError(
             f"env.dataset={task.env.dataset}: examples() returned {type(examples).__name__}; return a list "

@@ -70,9 +70,7 @@ def _find_tool(path: str) -> Any:
     if is_class:
         for method in ("run", "close"):
             if not callable(getattr(found, method, None)):
-                raise ConfigError(
-                    f"{place}: the class has no method {method}; define run(request) and close()"
-                )
+                raise ConfigError(f"{place}: the class has no method {method}; define run(request) and close()")
         _check_request(place, found.run, ("self", "request"))
     elif callable(found):
         _check_request(place, found, ("request",))
@@ -106,9 +104,7 @@ def tool_instructions(env: EnvConfig) -> str:
     lines = []
     for name, tool in find_tools(env):
         description = " ".join(inspect.cleandoc(tool.__doc__).split("\n\n")[0].split())
-        usage = (
-            f"To use it, end your message with <{name}>...</{name}>; the result comes in the next message."
-        )
+        usage = f"To use it, end your message with <{name}>...</{name}>; the result comes in the next message."
         lines.append(f"{description} {usage}")
     return "\n".join(lines)
 
@@ -128,9 +124,7 @@ def make_tools(env: EnvConfig) -> list[Tool]:
             except ConfigError:
                 raise
             except Exception as error:
-                raise ConfigError(
-                    f"env.tools={path}: creating the tool failed: {describe_exception(error)}"
-                ) from error
+                raise ConfigError(f"env.tools={path}: creating the tool failed: {describe_exception(error)}") from error
         run, close = (tool.run, tool.close) if is_class else (tool, lambda: None)
         if is_user_code(path):
             guarded = GuardedTool(name, run, close, env.tool_timeout_s)
@@ -167,9 +161,7 @@ class GuardedTool:
         if isinstance(result, str):
             return shorten_result(result)
         if is_first_failure:
-            log.warning(
-                "tool %s failed, and the model gets the error: %s", self.name, describe_exception(result)
-            )
+            log.warning("tool %s failed, and the model gets the error: %s", self.name, describe_exception(result))
         return shorten_result(f"error: {type(result).__name__}: {result}".encode(errors="replace").decode())
 
     def _call(self, request: str, outcome: list[str | BaseException]) -> None:

@@ -85,11 +85,7 @@ class Conversation:
     """
 
     def __init__(
-        self,
-        tokenizer: PreTrainedTokenizerBase,
-        responders: Sequence[EnvResponder],
-        max_steps: int,
-        threads: int = 4,
+        self, tokenizer: PreTrainedTokenizerBase, responders: Sequence[EnvResponder], max_steps: int, threads: int = 4
     ) -> None:
         self.tokenizer = tokenizer
         self.control = control_tokens(tokenizer)
@@ -150,9 +146,7 @@ class Conversation:
                 "(model.chat_template=FILE), or env.max_steps=1"
             )
         if self.control.spells_control_token(chat):
-            return self.control.encode_rendered(
-                self.control.render_with_private_names(chat).partition(_MARK)[2]
-            )
+            return self.control.encode_rendered(self.control.render_with_private_names(chat).partition(_MARK)[2])
         ids: list[int] = self.tokenizer.encode(rest, add_special_tokens=False)
         return ids
 

@@ -40,9 +40,7 @@ def load_user_object(key: str, path: str) -> Any:
             f"searched in {os.getcwd()} and in PYTHONPATH"
         ) from error
     if name not in vars(module):
-        raise ConfigError(
-            f"{key}={path}: {module_name} ({getattr(module, '__file__', 'a package')}) has no {name!r}"
-        )
+        raise ConfigError(f"{key}={path}: {module_name} ({getattr(module, '__file__', 'a package')}) has no {name!r}")
     return vars(module)[name]
 
 

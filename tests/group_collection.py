@@ -54,9 +54,7 @@ def make_group_rollout(
 ) -> GroupRollout:
     encoder = ChatEncoder(tokenizer or LetterTokenizer())  # type: ignore[arg-type]
     score_completions = loop.make_scorer(grader)
-    return GroupRollout(
-        loop, encoder, score_completions, conversation, sampling, candidates or repeats, repeats, seed
-    )
+    return GroupRollout(loop, encoder, score_completions, conversation, sampling, candidates or repeats, repeats, seed)
 
 
 @dataclass(eq=False)
@@ -71,9 +69,7 @@ class GroupCollector:
     on_progress: OnProgress = lambda stage, done, total: None
 
     def collect(self, num_groups: int) -> list[Group]:
-        env = GroupEnv(
-            self.loop, self.group_rollout, self.prompts, num_groups, self.keep_group, self.attempts
-        )
+        env = GroupEnv(self.loop, self.group_rollout, self.prompts, num_groups, self.keep_group, self.attempts)
         rollout = collect_rollout(env, EnginePolicy(env, self.on_progress))
         assert_same(rollout.batch, collate(rollout.groups))
         return rollout.groups

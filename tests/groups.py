@@ -44,9 +44,7 @@ def make_completion(
         sampled_mask=list(sampled_mask),
         verdict=Verdict(score, components or {}, outcome),
     )
-    return replace(
-        completion, reward_input=Completion("", completion.num_sampled_tokens, finish_reason == "length")
-    )
+    return replace(completion, reward_input=Completion("", completion.num_sampled_tokens, finish_reason == "length"))
 
 
 def make_group(
@@ -74,12 +72,7 @@ def make_group(
 
 
 def random_group(
-    rng: random.Random,
-    group_id: int,
-    repeats: int,
-    source: str = "",
-    candidates: int = 0,
-    num_replaced: int = 0,
+    rng: random.Random, group_id: int, repeats: int, source: str = "", candidates: int = 0, num_replaced: int = 0
 ) -> Group:
     """Makes a group with random lengths, outcomes, finish reasons, turns and versions.
 
@@ -106,9 +99,7 @@ def random_group(
         source=source,
         temperature=rng.choice((0.5, 1.0)),
         unselected_candidates=[completion() for _ in range(candidates)],
-        replaces=random_group(
-            rng, 1000 * num_replaced + group_id, repeats, source, candidates, num_replaced - 1
-        )
+        replaces=random_group(rng, 1000 * num_replaced + group_id, repeats, source, candidates, num_replaced - 1)
         if num_replaced
         else None,
     )
@@ -144,15 +135,7 @@ def sample_groups(
                 for index, (one, text) in enumerate(zip(response.completions, texts, strict=True))
             ]
     return [
-        Group(
-            group_id,
-            example,
-            tuple(prompt),
-            "",
-            sampling,
-            completions[group_id],
-            TIMES,
-        )
+        Group(group_id, example, tuple(prompt), "", sampling, completions[group_id], TIMES)
         for group_id, (example, prompt) in enumerate(zip(examples, prompts, strict=True))
     ]
 

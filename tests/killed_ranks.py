@@ -25,9 +25,7 @@ class RankKiller:
         self._lock = threading.Lock()
         begin = Ranks.begin_call
 
-        def call_and_kill(
-            ranks: Ranks, method: str, arguments: Sequence[Sequence[Any]]
-        ) -> list[CallReference]:
+        def call_and_kill(ranks: Ranks, method: str, arguments: Sequence[Sequence[Any]]) -> list[CallReference]:
             numbers = [number for number, slot in enumerate(ranks.slots) if slot.name.startswith(victim)]
             if not numbers or not self._count_call(method):
                 return begin(ranks, method, arguments)

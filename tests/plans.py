@@ -24,8 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "plans.md"
 BEGIN, END = "<!-- table: python -m tests.plans --write -->\n\n", "\n\n<!-- end of the table -->"
 TABLE_HEADER = (
-    "| config | GPUs x GiB | fits | learner: peak | reference | engine: share, full sequences | "
-    "changes that fit |"
+    "| config | GPUs x GiB | fits | learner: peak | reference | engine: share, full sequences | changes that fit |"
 )
 SIZES = ((1, 1, 24.0), (1, 1, 80.0), (1, 2, 80.0), (1, 4, 80.0), (1, 8, 80.0), (8, 8, 80.0))
 """Sizes of machines: nodes, GPUs per node, GiB of a GPU."""

@@ -78,9 +78,7 @@ def cuda_patches(gpus: "SimulatedGPUs") -> list[Any]:
 
     def properties(device: Any = None) -> Any:
         index = gpus.parse_device("cuda" if device is None else device).index
-        return SimpleNamespace(
-            name="simulated", uuid=f"simulated-{index}", total_memory=CARD_BYTES, major=9, minor=0
-        )
+        return SimpleNamespace(name="simulated", uuid=f"simulated-{index}", total_memory=CARD_BYTES, major=9, minor=0)
 
     cuda = {
         "is_available": lambda: True,

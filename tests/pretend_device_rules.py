@@ -20,14 +20,7 @@ COPIES = {aten.copy_, aten._foreach_copy_, aten._to_copy, aten._local_scalar_den
 """Operations that read one device and write another, or need no device."""
 
 INDEXING = {aten.index, aten.index_put, aten.index_put_, aten._unsafe_index, aten._index_put_impl_}
-SCALAR_OPERANDS = {
-    aten.masked_fill,
-    aten.masked_fill_,
-    aten.fill_,
-    aten.where,
-    aten.index_put,
-    aten.index_put_,
-}
+SCALAR_OPERANDS = {aten.masked_fill, aten.masked_fill_, aten.fill_, aten.where, aten.index_put, aten.index_put_}
 """Operations, besides pointwise ones, that accept a 0-dimensional CPU tensor among CUDA tensors."""
 
 TERNARY = {aten.addcmul, aten.addcdiv, aten.addcmul_, aten.addcdiv_, aten.clamp, aten.clamp_}
@@ -36,9 +29,7 @@ TERNARY = {aten.addcmul, aten.addcdiv, aten.addcmul_, aten.addcdiv_, aten.clamp,
 DeviceLookup = Callable[[Tensor], torch.device]
 
 
-def common_device(
-    device_of: DeviceLookup, func: Any, args: Sequence[Any], operands: Sequence[Tensor]
-) -> torch.device:
+def common_device(device_of: DeviceLookup, func: Any, args: Sequence[Any], operands: Sequence[Tensor]) -> torch.device:
     """Returns the device on which `func` runs; the CPU for meta tensors.
 
     device_of: returns the device that a tensor pretends to be on. operands: the tensors among all arguments,
@@ -79,12 +70,7 @@ def _may_be_on_host(func: Any, scalar: Tensor, args: Sequence[Any]) -> bool:
     pointwise = torch.Tag.pointwise in func.tags and packet not in TERNARY
     is_written = bool(func._schema.is_mutable) and args[0] is scalar
     selects_condition = packet is aten.where and args[0] is scalar
-    return (
-        scalar.dim() == 0
-        and not is_written
-        and not selects_condition
-        and (pointwise or packet in SCALAR_OPERANDS)
-    )
+    return scalar.dim() == 0 and not is_written and not selects_condition and (pointwise or packet in SCALAR_OPERANDS)
 
 
 def _check_indices(device_of: DeviceLookup, args: Sequence[Any]) -> None:

@@ -239,9 +239,7 @@ class _Calls(TorchFunctionMode):
 
     def _pin(self, func: Any, tensor: Tensor, *args: Any) -> Tensor:
         if self.gpus.device_of(tensor).type != "cpu":
-            raise RuntimeError(
-                f"cannot pin '{self.gpus.device_of(tensor)}': only dense CPU tensors can be pinned"
-            )
+            raise RuntimeError(f"cannot pin '{self.gpus.device_of(tensor)}': only dense CPU tensors can be pinned")
         return tensor.clone()
 
     def _set_grad(self, func: Any, tensor: Tensor, gradient: Tensor | None) -> None:
@@ -260,11 +258,7 @@ def _parse_torch_device(device_class: Any, *names: Any, **more: Any) -> Any:
 
     torch itself would query the accelerator.
     """
-    return (
-        device_class("cuda", names[0])
-        if names and isinstance(names[0], int)
-        else device_class(*names, **more)
-    )
+    return device_class("cuda", names[0]) if names and isinstance(names[0], int) else device_class(*names, **more)
 
 
 class _Operations(TorchDispatchMode):
@@ -293,9 +287,7 @@ class _Operations(TorchDispatchMode):
         kwargs = kwargs or {}
         with torch._C.DisableTorchFunction():
             operands = tensors_in(args) + tensors_in(kwargs)
-            device = (
-                common_device(self.gpus.device_of, func, args, operands) if operands else self.default_device
-            )
+            device = common_device(self.gpus.device_of, func, args, operands) if operands else self.default_device
             check_generator(kwargs.get("generator"), device)
             result = (CUDA_ONLY.get(func, func) if device.type == "cuda" else func)(*args, **kwargs)
             if device.type == "cpu":

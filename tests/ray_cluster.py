@@ -52,9 +52,7 @@ class RayCluster:
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True)
         pipe = subprocess.PIPE
-        self._init = subprocess.Popen(
-            [*NAMESPACE, sys.executable, "-c", INIT_SCRIPT], stdin=pipe, stdout=pipe
-        )
+        self._init = subprocess.Popen([*NAMESPACE, sys.executable, "-c", INIT_SCRIPT], stdin=pipe, stdout=pipe)
         assert self._init.stdout is not None
         assert self._init.stdout.readline() == b"up\n"
         (inside,) = psutil.Process(self._init.pid).children()
@@ -73,9 +71,7 @@ class RayCluster:
     def start_node(self, number: int) -> None:
         """Starts a node at 127.0.0.`number` (1 is the head) and waits until Ray runs there."""
         role_arguments = (
-            ["--head", f"--port={PORT}", "--include-dashboard=false"]
-            if number == 1
-            else [f"--address={ADDRESS}"]
+            ["--head", f"--port={PORT}", "--include-dashboard=false"] if number == 1 else [f"--address={ADDRESS}"]
         )
         size = ["--num-cpus=1", f"--object-store-memory={2**27}"]
         address_arguments = [
@@ -87,10 +83,7 @@ class RayCluster:
         log_file = Path(self._folder.name, f"node-{number}.txt")
         with log_file.open("w") as output:
             self._nodes[number] = psutil.Popen(
-                [*self.enter, sys.executable, *start],
-                env=self.environment,
-                stdout=output,
-                stderr=subprocess.STDOUT,
+                [*self.enter, sys.executable, *start], env=self.environment, stdout=output, stderr=subprocess.STDOUT
             )
         deadline = time.monotonic() + LIMIT_S
         while "Ray runtime started" not in log_file.read_text():

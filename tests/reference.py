@@ -95,25 +95,14 @@ def meanings(kind: type[Any]) -> dict[str, str]:
     texts = {}
     for statement, after in zip(definition.body, [*definition.body[1:], None], strict=True):
         if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
-            text = (
-                after.value.value
-                if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
-                else ""
-            )
+            text = after.value.value if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) else ""
             texts[statement.target.id] = " ".join(str(text).split())
     return texts
 
 
 def type_name(kind: Any) -> str:
     """Returns the name of a field's type in YAML terms."""
-    names = {
-        int: "whole number",
-        float: "number",
-        str: "text",
-        bool: "true or false",
-        Any: "any",
-        type(None): "null",
-    }
+    names = {int: "whole number", float: "number", str: "text", bool: "true or false", Any: "any", type(None): "null"}
     if kind in names:
         return names[kind]
     inner = [type_name(argument) for argument in get_args(kind)]
@@ -161,11 +150,7 @@ def _metric_cells(metric: Metric) -> tuple[str, str, str]:
 
 
 def _rule_cells(rule: Rule) -> tuple[str, ...]:
-    prefixes = {
-        Bound: f"{_quote_names(rule.metrics)} ",
-        Trend: f"{_quote_names(rule.metrics[:1])}: ",
-        CustomCheck: "",
-    }
+    prefixes = {Bound: f"{_quote_names(rule.metrics)} ", Trend: f"{_quote_names(rule.metrics[:1])}: ", CustomCheck: ""}
     return (
         f"`{rule.name}`",
         rule.severity,

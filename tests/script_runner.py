@@ -97,11 +97,7 @@ def call_script(script: str, *arguments: str, modules: Path | None = None) -> Sc
 
 
 def run_script(
-    script: str,
-    run_dir: Path,
-    *overrides: str,
-    name: str = "grpo_quickstart",
-    modules: Path | None = None,
+    script: str, run_dir: Path, *overrides: str, name: str = "grpo_quickstart", modules: Path | None = None
 ) -> ScriptResult:
     """Starts a small run in this process; see `call_script`."""
     return call_script(script, *_arguments(run_dir, overrides, name), modules=modules)
@@ -207,9 +203,7 @@ def wait_for_output(process: subprocess.Popen[str], timeout: float = DEADLINE_S)
         raise AssertionError(f"after {timeout} s still running:\n{process.communicate()[0]}") from error
 
 
-def wait_until(
-    condition: Callable[[], bool], process: subprocess.Popen[str], timeout: float = DEADLINE_S
-) -> None:
+def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str], timeout: float = DEADLINE_S) -> None:
     """Polls until the condition holds; fails if the process ends or `timeout` passes first."""
     deadline = time.monotonic() + timeout
     while not condition():

@@ -79,18 +79,12 @@ class TerminalProcess:
     columns: width of the terminal. code: exit code of the process, None while the process runs.
     """
 
-    def __init__(
-        self, command: Sequence[str], columns: int, cwd: Path, environment: Mapping[str, str]
-    ) -> None:
+    def __init__(self, command: Sequence[str], columns: int, cwd: Path, environment: Mapping[str, str]) -> None:
         variables = {name: value for name, value in environment.items() if name not in ("COLUMNS", "LINES")}
         self._terminal, process_end = pty.openpty()
         ioctl(process_end, TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
         self._process = subprocess.Popen(
-            command,
-            cwd=cwd,
-            env={"TERM": "xterm-256color", **variables},
-            stdout=process_end,
-            stderr=process_end,
+            command, cwd=cwd, env={"TERM": "xterm-256color", **variables}, stdout=process_end, stderr=process_end
         )
         os.close(process_end)
         self._output = b""

@@ -108,9 +108,7 @@ def check_learner(model: PreTrainedModel, plain_model: PreTrainedModel) -> None:
             one.token_ids = random_tokens(len(one.token_ids), 100 * index + len(one.token_ids))
         groups.append(make_group(index, completions, prompt=random_tokens(length, index)))
     tokens = collate(groups).tokens
-    sequences = [
-        (one.token_ids, [*group.prompt, *one.token_ids]) for group in groups for one in group.completions
-    ]
+    sequences = [(one.token_ids, [*group.prompt, *one.token_ids]) for group in groups for one in group.completions]
     for packs in (True, False):
         scorer = ResponseScorer(model, packs)
         assert scorer.packs == (packs and plain_attention(model.config.to_dict()))
@@ -118,10 +116,7 @@ def check_learner(model: PreTrainedModel, plain_model: PreTrainedModel) -> None:
             log_probs = scorer(tokens).log_prob
         for row, (token_ids, sequence) in zip(log_probs, sequences, strict=True):
             assert torch.allclose(
-                row[: len(token_ids)],
-                plain_log_probs(plain_model, sequence, len(token_ids)),
-                rtol=0,
-                atol=EXACT,
+                row[: len(token_ids)], plain_log_probs(plain_model, sequence, len(token_ids)), rtol=0, atol=EXACT
             )
 
 
@@ -141,9 +136,7 @@ def check_export(config: ModelConfig, plain_model: PreTrainedModel, tmp_path: Pa
     with torch.no_grad():
         for parameter in plain_model.parameters():
             parameter.mul_(1.1)
-    tensors = {
-        f"{MODEL_PREFIX}{name}": parameter.detach() for name, parameter in plain_model.named_parameters()
-    }
+    tensors = {f"{MODEL_PREFIX}{name}": parameter.detach() for name, parameter in plain_model.named_parameters()}
     write_tensors(tmp_path / LEARNER, tensors)
     (tmp_path / "exported").mkdir()
     ModelWriter(config, LoraConfig()).write(tmp_path / LEARNER, tmp_path / "exported")
@@ -153,8 +146,5 @@ def check_export(config: ModelConfig, plain_model: PreTrainedModel, tmp_path: Pa
     assert not any(loaded[1].values())
     sequence = random_tokens(40, 5)
     assert torch.allclose(
-        plain_log_probs(loaded[0].eval(), sequence, 39),
-        plain_log_probs(plain_model, sequence, 39),
-        rtol=0,
-        atol=EXACT,
+        plain_log_probs(loaded[0].eval(), sequence, 39), plain_log_probs(plain_model, sequence, 39), rtol=0, atol=EXACT
     )

@@ -34,12 +34,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(
     ("job", "environment"),
-    [
-        ("rollouts", ASCII_TERMINAL),
-        ("rollouts", ASCII_SYSTEM),
-        ("diagnostics", ASCII_SYSTEM),
-        ("report", ASCII_SYSTEM),
-    ],
+    [("rollouts", ASCII_TERMINAL), ("rollouts", ASCII_SYSTEM), ("diagnostics", ASCII_SYSTEM), ("report", ASCII_SYSTEM)],
     ids=["rollouts, terminal", "rollouts", "diagnostics", "report"],
 )
 def test_jobs_print_the_files_of_a_run(job: str, environment: Mapping[str, str], run: Path) -> None:

@@ -16,14 +16,7 @@ from config.run_folder.checkpoints import checkpoint_path, checkpoints
 from config.schema.errors import DeadlineError
 from config.schema.train import TrainConfig
 from tests.recorded_runs import assert_same_run
-from tests.script_runner import (
-    ROOT,
-    compose_run_config,
-    read_metrics,
-    start_script,
-    wait_until,
-    without_timings,
-)
+from tests.script_runner import ROOT, compose_run_config, read_metrics, start_script, wait_until, without_timings
 from torchgrpo.run.checkpoint_writer import CheckpointWriter
 from torchgrpo.run.job import run_job
 from torchgrpo.run.lockstep_run import LockstepRun
@@ -134,9 +127,7 @@ def test_every_checkpoint_is_what_the_run_was_at_that_time(tmp_path: Path) -> No
         tensors_by_mode[name] = [
             saved_tensors(checkpoint_path(tmp_path / name, iteration) / LEARNER) for iteration in (1, 2, 3, 4)
         ]
-    assert without_timings(read_metrics(tmp_path / "true")) == without_timings(
-        read_metrics(tmp_path / "false")
-    )
+    assert without_timings(read_metrics(tmp_path / "true")) == without_timings(read_metrics(tmp_path / "false"))
     for ours, theirs in zip(*tensors_by_mode.values(), strict=True):
         assert ours.keys() == theirs.keys()
         for name, tensor in ours.items():
@@ -238,16 +229,8 @@ def test_a_run_killed_while_it_writes_goes_on_from_the_checkpoint_before(tmp_pat
     wait_until(metadata.exists, process)
     process.kill()
     process.communicate()
-    assert checkpoint_names(killed) == [
-        ".checkpoint_000003.writing",
-        "checkpoint_000001",
-        "checkpoint_000002",
-    ]
+    assert checkpoint_names(killed) == [".checkpoint_000003.writing", "checkpoint_000001", "checkpoint_000002"]
     run_job(compose_run_config(*SMALL), whole, grpo.train, LockstepRun)
     run_job(compose_run_config(*SMALL, "train.resume=auto"), killed, grpo.train, LockstepRun)
-    assert (
-        checkpoint_names(killed)
-        == checkpoint_names(whole)
-        == [f"checkpoint_{number:06d}" for number in (2, 3, 4)]
-    )
+    assert checkpoint_names(killed) == checkpoint_names(whole) == [f"checkpoint_{number:06d}" for number in (2, 3, 4)]
     assert_same_run(killed, whole, 4)

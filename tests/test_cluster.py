@@ -68,9 +68,7 @@ def test_a_run_survives_the_loss_of_an_engine_node(cluster: RayCluster, tmp_path
     output = wait_for_output(process)
     assert process.returncode == 0, output
     assert "interrupted" in output
-    assert [row["policy_version"] for row in read_metrics(tmp_path)] == list(
-        range(num_logged_steps(tmp_path))
-    )
+    assert [row["policy_version"] for row in read_metrics(tmp_path)] == list(range(num_logged_steps(tmp_path)))
     deadline = time.monotonic() + 300
     while cluster.engines() and time.monotonic() < deadline:
         time.sleep(0.2)
@@ -141,7 +139,5 @@ def test_a_run_survives_the_loss_of_a_scorer_node(cluster: RayCluster, tmp_path:
     script.send_signal(signal.SIGINT)
     output = wait_for_output(process)
     assert process.returncode == 0, output
-    assert [row["optimizer_step"] for row in read_metrics(tmp_path)] == list(
-        range(1, num_logged_steps(tmp_path) + 1)
-    )
+    assert [row["optimizer_step"] for row in read_metrics(tmp_path)] == list(range(1, num_logged_steps(tmp_path) + 1))
     assert read_metrics(tmp_path)[-1]["kl/ref"] > 0

@@ -52,13 +52,7 @@ def test_a_user_config_works_and_its_keys_are_checked(tmp_path: Path) -> None:
     (tmp_path / "alone.yaml").write_text(text)
     (tmp_path / "open.yaml").write_text(f"defaults: [base, _self_]\n{text}train: {{epochs: 2\n")
     (tmp_path / "wrong.yaml").write_text(f"defaults: [base, _self_]\n{text}trian: {{epochs: 2}}\n")
-    options = (
-        "--config-dir",
-        str(tmp_path),
-        "run=plan",
-        f"hydra.run.dir={tmp_path / 'run'}",
-        "--config-name",
-    )
+    options = ("--config-dir", str(tmp_path), "run=plan", f"hydra.run.dir={tmp_path / 'run'}", "--config-name")
     assert run_grpo(*options, "mine").returncode == 0
     for name, expected in (
         ("alone", "not built on base; begin its file with\n  defaults: [base, _self_]"),
@@ -115,9 +109,7 @@ def test_hydra_flags_that_print_the_configuration_work() -> None:
 # --- errors of the system -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "obstacle", ["full disk", "log that cannot be opened", "file in the way", "no such place"]
-)
+@pytest.mark.parametrize("obstacle", ["full disk", "log that cannot be opened", "file in the way", "no such place"])
 def test_a_folder_that_cannot_be_written_is_one_message(obstacle: str, tmp_path: Path) -> None:
     """The log is opened before the job starts. Every write to /dev/full fails with ENOSPC."""
     run_dir = tmp_path / "run"
@@ -299,9 +291,7 @@ def test_ctrl_c_before_the_start_leaves_no_folder(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     (tmp_path / "slow_module.py").write_text(SLOW_IMPORT)
     more = ("env.reward=slow_module:reward", "env.reward_workers=1")
-    process = start_script(
-        "grpo.py", run_dir, *SMALL, *more, environment={**ENVIRONMENT, "PYTHONPATH": str(tmp_path)}
-    )
+    process = start_script("grpo.py", run_dir, *SMALL, *more, environment={**ENVIRONMENT, "PYTHONPATH": str(tmp_path)})
     wait_until(lambda: (tmp_path / "started").exists(), process)
     for _ in range(3):
         process.send_signal(signal.SIGINT)

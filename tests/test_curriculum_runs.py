@@ -30,18 +30,8 @@ def test_a_resume_refuses_other_levels_and_accepts_another_gate(tmp_path: Path) 
     run_job(compose_run_config(*SMALL, *LEVELS), tmp_path, grpo.train, LockstepRun)
     more = ("train.resume=auto", "train.total_dialog_turns=112")
     with pytest.raises(ConfigError, match=r"env\.curriculum\.bins: 3 -> 4"):
-        run_job(
-            compose_run_config(*SMALL, *LEVELS, *more, "env.curriculum.bins=4"),
-            tmp_path,
-            grpo.train,
-            LockstepRun,
-        )
-    run_job(
-        compose_run_config(*SMALL, *LEVELS, *more, "env.curriculum.gate=0.9"),
-        tmp_path,
-        grpo.train,
-        LockstepRun,
-    )
+        run_job(compose_run_config(*SMALL, *LEVELS, *more, "env.curriculum.bins=4"), tmp_path, grpo.train, LockstepRun)
+    run_job(compose_run_config(*SMALL, *LEVELS, *more, "env.curriculum.gate=0.9"), tmp_path, grpo.train, LockstepRun)
     assert len(read_metrics(tmp_path)) == 7
 
 

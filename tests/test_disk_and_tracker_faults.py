@@ -133,9 +133,7 @@ def run_without_tracker(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("fault", TRACKER_FAULTS)
-def test_a_failing_tracker_does_not_change_the_run(
-    fault: str, run_without_tracker: Path, tmp_path: Path
-) -> None:
+def test_a_failing_tracker_does_not_change_the_run(fault: str, run_without_tracker: Path, tmp_path: Path) -> None:
     """The run finishes with one warning; its metrics are those without a tracker."""
     run_dir, script = tmp_path / "run", tmp_path / "with_a_bad_tracker.py"
     script.write_text(

@@ -22,29 +22,11 @@ from tests.reference import meanings
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 PAGES = [*sorted(DOCS.glob("*.md")), *sorted(ROOT.glob("*.md"))]
-SECTIONS = (
-    "env",
-    "model",
-    "train",
-    "policy",
-    "train_model",
-    "ref_model",
-    "inference_model",
-    "optimizer",
-    "ray",
-)
+SECTIONS = ("env", "model", "train", "policy", "train_model", "ref_model", "inference_model", "optimizer", "ray")
 SECTIONS += ("eval", "logging", "machine", "rewards", "export", "replay", "rollouts")
 PYTHON_PAGES = ("library.md", "sandbox.md", "architecture.md")
 """Pages on which `env` is a Python object, not a config section."""
-FLAGS_WITH_A_VALUE = (
-    "--config-name",
-    "--config-dir",
-    "--config-path",
-    "--cfg",
-    "--info",
-    "-p",
-    "--shell-completion",
-)
+FLAGS_WITH_A_VALUE = ("--config-name", "--config-dir", "--config-path", "--cfg", "--info", "-p", "--shell-completion")
 SCRATCH_CONFIG = schema()
 """Config that each value is set in; OmegaConf refuses values of another type."""
 USER_KEY_PREFIXES = ("env.options.", "env.mixture.", "optimizer.group_lr.", "eval.sets.")
@@ -118,11 +100,7 @@ def test_every_setting_of_a_command_exists(page: str) -> None:
             for word in open_words:
                 check_key(word.partition("=")[0], f"{page}: {command.line}")
             # `run_dir=A,B` is a list before Hydra sees it.
-            words = [
-                word
-                for word in command.overrides
-                if not word.startswith("run_dir=") and word not in open_words
-            ]
+            words = [word for word in command.overrides if not word.startswith("run_dir=") and word not in open_words]
             for override in OverridesParser.create().parse_overrides(words):
                 check_override(override, command)
 
@@ -230,9 +208,7 @@ def test_every_key_that_a_text_names_exists(page: Path) -> None:
     text = project_text(page)
     for name in re.findall(rf"`((?:{'|'.join(SECTIONS)})\.[a-z_.]+[a-z_])(?:=[^`]*)?`", text):
         sections = {key.rpartition(".")[0] for key in known_keys(Config)}
-        if name not in sections and not name.endswith(
-            (".py", ".yaml", ".json", ".jsonl", ".md", ".safetensors")
-        ):
+        if name not in sections and not name.endswith((".py", ".yaml", ".json", ".jsonl", ".md", ".safetensors")):
             check_key(name, page.name)
 
 
@@ -245,11 +221,7 @@ def project_text(page: Path) -> str:
     if page.name not in ("coming_from.md", "CHANGELOG.md"):
         return text
     rows = [table_cells(line)[1:] for line in text.splitlines() if line.startswith("|")]
-    prose = (
-        [line for line in text.splitlines() if not line.startswith("|")]
-        if page.name == "CHANGELOG.md"
-        else []
-    )
+    prose = [line for line in text.splitlines() if not line.startswith("|")] if page.name == "CHANGELOG.md" else []
     return "\n".join([*prose, *(cell for row in rows for cell in row)])
 
 
@@ -297,9 +269,7 @@ def test_translations_agree_with_the_error_messages() -> None:
 
 def test_the_steps_beside_trls_and_verls_are_the_same() -> None:
     """The two commands of docs/coming_from.md have the batch sizes that the text states."""
-    trl, verl = (
-        command for command in COMMANDS if command.page == "coming_from.md" and "env.num_envs" in command.line
-    )
+    trl, verl = (command for command in COMMANDS if command.page == "coming_from.md" and "env.num_envs" in command.line)
     config = command_config(trl)
     assert (config.completions_per_iteration, config.optim_batch_size) == (64, 64)
     assert config.total_optimizer_steps == 100
@@ -307,18 +277,14 @@ def test_the_steps_beside_trls_and_verls_are_the_same() -> None:
     config = command_config(verl)
     assert (config.completions_per_iteration, config.optim_batch_size) == (5120, 1280)
     assert config.optimizer_steps_per_iteration == 4
-    assert (
-        config.optim_batch_size // (config.train_model.ranks * config.train.gradient_accumulation_steps) == 8
-    )
+    assert config.optim_batch_size // (config.train_model.ranks * config.train.gradient_accumulation_steps) == 8
 
 
 def command_config(command: Command) -> Config:
     """Returns the config of a command, without its presets."""
     overrides = [word for word in command.overrides if not word.startswith(("policy=", "optimizer="))]
     merged = OmegaConf.merge(schema(), OmegaConf.from_dotlist(overrides))
-    config = OmegaConf.to_object(
-        OmegaConf.merge(merged, {"model": {"name": "x"}, "env": {"dataset": "gsm8k"}})
-    )
+    config = OmegaConf.to_object(OmegaConf.merge(merged, {"model": {"name": "x"}, "env": {"dataset": "gsm8k"}}))
     assert isinstance(config, Config)
     return config
 
@@ -329,9 +295,7 @@ def test_every_make_target_that_is_named_is_one() -> None:
         *ROOT.glob("*.py"),
         *(path for package in ("config", "envs", "torchgrpo") for path in (ROOT / package).rglob("*.py")),
     ]
-    named = {
-        target for path in files for target in re.findall(r"(?:`|^)make (\w[\w-]*)", path.read_text(), re.M)
-    }
+    named = {target for path in files for target in re.findall(r"(?:`|^)make (\w[\w-]*)", path.read_text(), re.M)}
     assert {"run", "vllm", "test"} <= named
     assert named <= set(re.findall(r"^(\w[\w-]*):", (ROOT / "Makefile").read_text(), re.M))
 

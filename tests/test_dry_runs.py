@@ -34,9 +34,7 @@ from torchgrpo.training.checkpoint import Checkpoint, load_checkpoint
 
 pytestmark = [pytest.mark.long, pytest.mark.skipif(installed_vllm() is None, reason="vLLM is not installed")]
 GPU_CONFIGS = [
-    path
-    for path in sorted((ROOT / "config").glob("grpo_*.yaml"))
-    if "\ndevice: cpu\n" not in path.read_text()
+    path for path in sorted((ROOT / "config").glob("grpo_*.yaml")) if "\ndevice: cpu\n" not in path.read_text()
 ]
 DATA = ROOT / "tests" / "fixtures" / "data"
 PROMPTS = 2
@@ -92,10 +90,7 @@ def small_config(shipped_config: ShippedConfig, *overrides: str) -> Config:
     original = load_shipped_config(name)
     batch_size = original.env.repeats
     microbatch_rows = min(batch_size, original.optim_batch_size // original.train.gradient_accumulation_steps)
-    sets = [
-        f"eval.sets.{key}.data_files={data_file(eval_set.dataset)}"
-        for key, eval_set in original.eval.sets.items()
-    ]
+    sets = [f"eval.sets.{key}.data_files={data_file(eval_set.dataset)}" for key, eval_set in original.eval.sets.items()]
     return compose_run_config(
         "device=cpu",
         "train_model.num_devices=1",
@@ -224,10 +219,7 @@ def test_a_shipped_config_with_an_adapter(
     shipped_config = SHIPPED_CONFIGS["gsm8k"]
     lora_mode = f"inference_model.lora={LORA_MODES[script]}"
     config = small_config(
-        shipped_config,
-        f"model.name={model_folder(shipped_config)}",
-        "train_model.lora.enabled=true",
-        lora_mode,
+        shipped_config, f"model.name={model_folder(shipped_config)}", "train_model.lora.enabled=true", lora_mode
     )
     record = run_script(config, script, tmp_path)
     check_rows(script, tmp_path)

@@ -104,9 +104,7 @@ def test_the_model_of_a_finished_run_is_freed_before_a_notebook_builds_the_next(
     assert is_freed == [True]
 
 
-def test_ctrl_c_while_a_finished_run_closes_lets_it(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_ctrl_c_while_a_finished_run_closes_lets_it(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     def train(working: LockstepRun) -> None:
         close = working.rollout_components.loop.close
 
@@ -142,9 +140,7 @@ def test_ctrl_c_while_a_failed_run_closes_ends_it(tmp_path: Path, capfd: pytest.
 
 def test_checkpoints_in_the_way_of_a_new_run_are_named(tmp_path: Path) -> None:
     save_checkpoint(checkpoint_path(tmp_path, 7), {"iteration": 7}, keep=0)
-    with pytest.raises(
-        ConfigError, match=r"would replace the checkpoints of an earlier run.*train\.resume=auto"
-    ):
+    with pytest.raises(ConfigError, match=r"would replace the checkpoints of an earlier run.*train\.resume=auto"):
         build_run(compose_run_config(*SMALL), tmp_path, LockstepRun)
 
 
@@ -190,15 +186,11 @@ def test_an_interrupted_sweep_begins_no_other_run(tmp_path: Path) -> None:
 
 
 def test_each_script_goes_on_from_its_own_checkpoints(overlapped_run: Path, tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError, match=r"the checkpoint is from grpo_async\.py, .* resume with grpo_async\.py"
-    ):
+    with pytest.raises(ConfigError, match=r"the checkpoint is from grpo_async\.py, .* resume with grpo_async\.py"):
         build_run(compose_run_config(*SMALL, f"train.resume={overlapped_run}"), tmp_path, LockstepRun)
 
 
-def test_auto_passes_over_what_is_not_this_run(
-    lockstep_run: Path, overlapped_run: Path, tmp_path: Path
-) -> None:
+def test_auto_passes_over_what_is_not_this_run(lockstep_run: Path, overlapped_run: Path, tmp_path: Path) -> None:
     """Sibling runs of another script or seed and damaged checkpoints are passed over."""
     settings = (*recorded_runs.SMALL, *recorded_runs.EVERY_SECOND)
     siblings = [tmp_path / "outputs" / "2026-01-01" / f"00-00-0{second}" for second in range(5)]
@@ -222,9 +214,7 @@ def test_a_run_that_went_back_keeps_what_it_writes(keep: int, left: list[int], t
     assert checkpoint_iterations(tmp_path) == left
 
 
-def test_a_run_that_cannot_be_built_closes_what_was_built(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_cannot_be_built_closes_what_was_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     closed: list[str] = []
 
     def refuse(*_: object) -> None:

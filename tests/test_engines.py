@@ -202,10 +202,7 @@ def test_engines_on_a_cluster_reach_the_learner_at_its_nodes_address(monkeypatch
     from torchgrpo.rollout.weights.vllm_weight_transfer import LOOPBACK, VLLMWeightTransfer
 
     monkeypatch.setattr(runtime, "node_address", lambda: "10.1.2.3")
-    for cluster, address, copy in (
-        (None, LOOPBACK, SharedMemory),
-        ("10.1.2.3:6379", "10.1.2.3", ObjectStore),
-    ):
+    for cluster, address, copy in ((None, LOOPBACK, SharedMemory), ("10.1.2.3:6379", "10.1.2.3", ObjectStore)):
         config = unknown_model_config()
         config.ray.address = cluster
         plan = gpu_plan(config, ("0", "1"))
@@ -235,9 +232,7 @@ def test_full_weights_leave_in_the_engines_dtype_and_adapters_as_they_are() -> N
 def test_an_adapters_shape_is_read_from_files_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     config = compose_run_config("train_model.lora.enabled=true", "inference_model.lora=adapter")
     expected = linear_layer_names(load_model(config.model, torch.device("cpu")))
-    monkeypatch.setattr(
-        "transformers.PreTrainedModel.from_pretrained", lambda *_, **options: pytest.fail("weights")
-    )
+    monkeypatch.setattr("transformers.PreTrainedModel.from_pretrained", lambda *_, **options: pytest.fail("weights"))
     lora = config.train_model.lora
     assert adapter_shape(config) == AdapterShape(lora.r, lora.alpha, expected)
     config.inference_model.lora = "merge"

@@ -51,9 +51,7 @@ def test_an_evaluation_of_a_checkpoint_equals_that_of_its_run(
     shutil.copytree(trained_run[0], folder, symlinks=True)
     shutil.rmtree(folder / "models")  # a temporary model is written instead
     path = folder / f"checkpoints/checkpoint_{iteration:06d}"
-    run_job(
-        compose_run_config("run=eval", *settings, f"train.resume={path}"), tmp_path, grpo.train, LockstepRun
-    )
+    run_job(compose_run_config("run=eval", *settings, f"train.resume={path}"), tmp_path, grpo.train, LockstepRun)
     assert f"evaluating checkpoint_{iteration:06d} of {folder}" in capsys.readouterr().err
     assert completions(tmp_path, iteration) == completions(folder, iteration)
     assert completions(folder, iteration) != completions(folder, 0)
@@ -65,9 +63,7 @@ def test_an_evaluation_of_a_checkpoint_equals_that_of_its_run(
 
 
 @pytest.mark.parametrize("key", ["train.resume", "model.name"])
-def test_the_folder_of_a_run_is_its_newest_checkpoint(
-    trained_run: TrainedRun, key: str, tmp_path: Path
-) -> None:
+def test_the_folder_of_a_run_is_its_newest_checkpoint(trained_run: TrainedRun, key: str, tmp_path: Path) -> None:
     folder, settings = trained_run
     run_job(compose_run_config("run=eval", *settings, f"{key}={folder}"), tmp_path, grpo.train, LockstepRun)
     assert completions(tmp_path, 4) == completions(folder, 4)
@@ -137,9 +133,7 @@ def test_an_evaluation_leaves_the_folder_of_a_training_run_alone(trained_run: Tr
     folder, settings = trained_run
     before = (folder / "metrics.jsonl").read_bytes()
     with pytest.raises(ConfigError, match="would replace the metrics of this training run"):
-        run_job(
-            compose_run_config("run=eval", *settings, "train.resume=auto"), folder, grpo.train, LockstepRun
-        )
+        run_job(compose_run_config("run=eval", *settings, "train.resume=auto"), folder, grpo.train, LockstepRun)
     assert (folder / "metrics.jsonl").read_bytes() == before
 
 
@@ -162,10 +156,7 @@ def test_training_goes_on_from_the_weights_of_a_checkpoint(trained_run: TrainedR
     shutil.rmtree(checkpoint)
     more = ("train.total_dialog_turns=80", "train.resume=auto")
     run_job(compose_run_config(*settings, *more), tmp_path / "run", grpo.train, LockstepRun)
-    assert (
-        read_metrics(tmp_path / "run")[-1]["optimizer_step"]
-        == 5 * read_metrics(source)[-1]["optimizer_step"] // 4
-    )
+    assert read_metrics(tmp_path / "run")[-1]["optimizer_step"] == 5 * read_metrics(source)[-1]["optimizer_step"] // 4
 
 
 def test_a_plan_for_a_checkpoint_makes_no_folder(
@@ -176,12 +167,7 @@ def test_a_plan_for_a_checkpoint_makes_no_folder(
     shutil.rmtree(folder / "models")
     (tmp_path / "plan").mkdir()
     model_overrides = (f"model.name={folder}", f"ref_model.name={folder}", "policy.kl_coef=0.1")
-    run_job(
-        compose_run_config("run=plan", *settings, *model_overrides),
-        tmp_path / "plan",
-        grpo.train,
-        LockstepRun,
-    )
+    run_job(compose_run_config("run=plan", *settings, *model_overrides), tmp_path / "plan", grpo.train, LockstepRun)
     output = capsys.readouterr().out
     assert "checkpoints" in output and f"; {folder} (of models/quickstart), float32" in output
     assert not (folder / "models").exists()

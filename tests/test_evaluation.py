@@ -38,10 +38,7 @@ def write_rows(path: Path, questions: range) -> str:
 
 
 def test_prompts_that_are_trained_on_are_said_of_every_set(tmp_path: Path, log_capture: LogCapture) -> None:
-    trained_file, other = (
-        write_rows(tmp_path / "a.jsonl", range(20)),
-        write_rows(tmp_path / "b.jsonl", range(15, 25)),
-    )
+    trained_file, other = (write_rows(tmp_path / "a.jsonl", range(20)), write_rows(tmp_path / "b.jsonl", range(15, 25)))
     apart = write_rows(tmp_path / "c.jsonl", range(30, 40))
     sets = f"mixed:{{dataset:jsonl,data_files:{other}}},apart:{{dataset:jsonl,data_files:{apart}}}"
     trained_set = f"asked:{{dataset:jsonl,data_files:{trained_file},split:train}}"
@@ -129,14 +126,10 @@ def test_an_evaluation_alone_equals_that_before_the_first_iteration(
     lockstep_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     teacher = ("ref_model.name=no/such/folder", "ref_model.num_devices=2", "policy.kl_coef=0.1")
-    run_job(
-        compose_run_config("run=eval", HELD_OUT, *teacher), tmp_path, grpo.train, LockstepRun
-    )  # without teacher
+    run_job(compose_run_config("run=eval", HELD_OUT, *teacher), tmp_path, grpo.train, LockstepRun)  # without teacher
     assert "held_out: 20 problems, 4 completions each" in capsys.readouterr().out
     ours, theirs = (
-        sorted(
-            lines(folder / "eval/held_out/iteration_0.jsonl"), key=lambda line: (line["row"], line["sample"])
-        )
+        sorted(lines(folder / "eval/held_out/iteration_0.jsonl"), key=lambda line: (line["row"], line["sample"]))
         for folder in (lockstep_run, tmp_path)
     )
     assert ours == theirs
@@ -171,12 +164,7 @@ def test_aime_is_thirty_problems_however_often_the_file_repeats_them(tmp_path: P
     repeated = tmp_path / "aime.jsonl"
     repeated.write_text(AIME.read_text() * 8)
     override = f"eval.sets={{aime:{{dataset:aime,data_files:{repeated},n:2,max_tokens:4}}}}"
-    run_job(
-        compose_run_config("run=eval", override, "env.max_prompt_tokens=2040"),
-        tmp_path,
-        grpo.train,
-        LockstepRun,
-    )
+    run_job(compose_run_config("run=eval", override, "env.max_prompt_tokens=2040"), tmp_path, grpo.train, LockstepRun)
     assert evaluations(tmp_path)[0]["eval/aime/problems"] == 30
     assert len(lines(tmp_path / "eval/aime/iteration_0.jsonl")) == 60
 

@@ -60,13 +60,9 @@ def test_the_card_says_what_it_is_and_its_command_gives_the_settings_again(locks
     _, head, body = card.split("---\n", 2)
     assert yaml.safe_load(head)["tags"] == ["grpo", "reinforcement-learning"]
     last = read_metrics(lockstep_run)[-1]
+    assert f"| held_out | 4 | 4 | {last['eval/held_out/pass@1']:.3f} [{last['eval/held_out/pass@1_low']:.3f}," in body
     assert (
-        f"| held_out | 4 | 4 | {last['eval/held_out/pass@1']:.3f} [{last['eval/held_out/pass@1_low']:.3f},"
-        in body
-    )
-    assert (
-        f"| 4 | {[row for row in read_metrics(lockstep_run) if 'reward/mean' in row][3]['reward/mean']:.3f} |"
-        in body
+        f"| 4 | {[row for row in read_metrics(lockstep_run) if 'reward/mean' in row][3]['reward/mean']:.3f} |" in body
     )
     assert "python grpo.py --config-name base" in body and "checkpoint_frequency=2" in body
 
@@ -82,12 +78,8 @@ def test_the_card_says_what_it_is_and_its_command_gives_the_settings_again(locks
     ({"dataset": "mixture", "mixture": {"math": {"dataset": "jsonl", "data_files": {"train": "mine.jsonl"}}}},
      "`math`", None),
 ])  # fmt: skip
-def test_the_card_names_what_the_data_was(
-    env: dict[str, Any], names_text: str, datasets: list[str] | None
-) -> None:
-    config = OmegaConf.to_container(
-        OmegaConf.merge(OmegaConf.structured(Config), {"env": env, "model": {"name": "m"}})
-    )
+def test_the_card_names_what_the_data_was(env: dict[str, Any], names_text: str, datasets: list[str] | None) -> None:
+    config = OmegaConf.to_container(OmegaConf.merge(OmegaConf.structured(Config), {"env": env, "model": {"name": "m"}}))
     state = {"config": config, "learner": {"optimizer_steps": 1}, "iteration": 1, "overlapped": False}
     _, head, body = model_card(state, []).split("---\n", 2)
     assert yaml.safe_load(head).get("datasets") == datasets
@@ -104,11 +96,7 @@ def test_the_differences_of_a_config_give_it_again(name: str) -> None:
     from config.cli.composition import to_config
 
     register_schema()
-    more_overrides = (
-        SETS,
-        "env.system_prompt='Be \"brief\", please: one = {word}'",
-        "logging.experiment_name='true'",
-    )
+    more_overrides = (SETS, "env.system_prompt='Be \"brief\", please: one = {word}'", "logging.experiment_name='true'")
     config = asdict(compose_run_config(*more_overrides, name=name))
     overrides = [word for text in changed_overrides(config) for word in shlex.split(text)]
     with initialize_config_dir(str(ROOT / "config"), version_base=None):
@@ -149,11 +137,7 @@ def test_an_exported_folder_is_a_model(lockstep_run: Path, source_kind: str, tmp
     ],
 )
 def test_what_cannot_be_exported(
-    lockstep_run: Path,
-    overrides: tuple[str, ...],
-    expected: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    lockstep_run: Path, overrides: tuple[str, ...], expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
     with pytest.raises(ConfigError) as raised:
@@ -165,9 +149,7 @@ def test_what_cannot_be_exported(
 def test_a_place_that_takes_no_model_is_one_message(lockstep_run: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     to = tmp_path / "file" / "new"
-    with pytest.raises(
-        ConfigError, match=rf"export.to={to}: the model could not be written there \(.*File exists\)"
-    ):
+    with pytest.raises(ConfigError, match=rf"export.to={to}: the model could not be written there \(.*File exists\)"):
         export(tmp_path, f"export.checkpoint={lockstep_run}", f"export.to={to}")
 
 
@@ -191,15 +173,11 @@ def test_where_the_model_has_moved_it_is_named_anew(tmp_path: Path, monkeypatch:
     """
     base = shutil.copytree(ROOT / "torchgrpo" / "models" / "quickstart", tmp_path / "base")
     lora = ("train_model.lora.enabled=true", "train.export=false", "train.total_dialog_turns=16")
-    run_job(
-        compose_run_config(*SMALL, *lora, f"model.name={base}"), tmp_path / "run", grpo.train, LockstepRun
-    )
+    run_job(compose_run_config(*SMALL, *lora, f"model.name={base}"), tmp_path / "run", grpo.train, LockstepRun)
     assert not (tmp_path / "run" / "models").exists() and not (tmp_path / "run" / "model").is_symlink()
     base.rename(tmp_path / "moved")
     overrides = (f"export.checkpoint={tmp_path / 'run'}", f"export.to={tmp_path / 'new'}")
-    with pytest.raises(
-        ConfigError, match=rf"started from the model {base}, which does not exist.*model\.name="
-    ):
+    with pytest.raises(ConfigError, match=rf"started from the model {base}, which does not exist.*model\.name="):
         export(tmp_path, *overrides)
     model_override = f"model.name={tmp_path / 'moved'}"
     monkeypatch.setattr("torchgrpo.run.jobs.export.typed_overrides", lambda: [*overrides, model_override])
@@ -257,22 +235,12 @@ def test_a_folder_is_uploaded(lockstep_run: Path, hub_answers: bool, tmp_path: P
         server.server_close()
     environment = {**ENVIRONMENT, "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_TOKEN": "hf_x"}
     environment |= {"HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
-    command = (
-        "grpo.py",
-        "--config-name",
-        "grpo_quickstart",
-        "run=export",
-        f"export.checkpoint={lockstep_run}",
-    )
-    done = run_python(
-        [*command, f"export.to={tmp_path / 'to'}", "export.hub=me/model"], environment=environment
-    )
+    command = ("grpo.py", "--config-name", "grpo_quickstart", "run=export", f"export.checkpoint={lockstep_run}")
+    done = run_python([*command, f"export.to={tmp_path / 'to'}", "export.hub=me/model"], environment=environment)
     assert file_names(tmp_path / "to") == file_names(lockstep_run / "model")
     if hub_answers:
         assert done.returncode == 0, done.stderr
-        assert (
-            set(FakeHub.files) == set(file_names(tmp_path / "to")) and "uploaded to me/model" in done.stdout
-        )
+        assert set(FakeHub.files) == set(file_names(tmp_path / "to")) and "uploaded to me/model" in done.stdout
         server.shutdown()
     else:
         assert done.returncode == 2 and "export.hub=me/model: the upload failed" in done.stderr
@@ -296,13 +264,7 @@ def test_the_best_stays_and_a_resumed_run_keeps_it(tmp_path: Path, monkeypatch: 
         evaluation.run = fake_evaluation  # type: ignore[method-assign]
         grpo.train(working)
 
-    overrides = (
-        *SMALL,
-        SETS,
-        "train.keep_best=eval/sums/pass@1",
-        "train.keep_checkpoints=1",
-        "eval.frequency=1",
-    )
+    overrides = (*SMALL, SETS, "train.keep_best=eval/sums/pass@1", "train.keep_checkpoints=1", "eval.frequency=1")
     run_job(compose_run_config(*overrides), tmp_path, run, LockstepRun)
     assert file_names(tmp_path / "checkpoints") == ["best", "checkpoint_000002", "checkpoint_000004"]
     assert os.readlink(tmp_path / "checkpoints" / "best") == "checkpoint_000002"
@@ -317,18 +279,12 @@ def test_the_best_stays_and_a_resumed_run_keeps_it(tmp_path: Path, monkeypatch: 
 def test_an_evaluation_that_is_the_best_is_followed_by_a_checkpoint(tmp_path: Path) -> None:
     overrides = ("train.keep_best=eval/sums/score", "train.checkpoint_frequency=0", "eval.frequency=1")
     run_job(compose_run_config(*SMALL[:3], SETS, *overrides), tmp_path, grpo.train, LockstepRun)
-    best = max(
-        (row["eval/sums/score"], -row["iteration"])
-        for row in read_metrics(tmp_path)[1:]
-        if "iteration" in row
-    )
+    best = max((row["eval/sums/score"], -row["iteration"]) for row in read_metrics(tmp_path)[1:] if "iteration" in row)
     assert os.readlink(tmp_path / "checkpoints" / "best") == f"checkpoint_{-best[1]:06d}"
 
 
 def test_an_unknown_metric_is_refused_by_name() -> None:
-    with pytest.raises(
-        ConfigError, match=r"keep_best=eval/sums/pass@2: .* choose one of eval/sums/pass@1, eval/"
-    ):
+    with pytest.raises(ConfigError, match=r"keep_best=eval/sums/pass@2: .* choose one of eval/sums/pass@1, eval/"):
         compose_run_config(SETS, "train.keep_best=eval/sums/pass@2")
     with pytest.raises(ConfigError, match=r"set eval\.sets, whose metrics"):
         compose_run_config("train.keep_best=eval/sums/pass@1")
@@ -351,9 +307,7 @@ def test_a_full_disk_in_the_middle_of_a_model_leaves_all_others(
     assert file_names(tmp_path / "models") == ["checkpoint_000002"]
     AutoModelForCausalLM.from_pretrained(tmp_path / "model")
     output = capsys.readouterr().err
-    assert (
-        "checkpoint_000003 is complete, but its model was not written" in output and "No space left" in output
-    )
+    assert "checkpoint_000003 is complete, but its model was not written" in output and "No space left" in output
 
 
 @pytest.mark.long

@@ -42,9 +42,7 @@ METRICS = {"ess", "entropy", "grad_norm", "lr", "policy_version"}
 
 
 def test_a_short_run_logs_every_metric_and_leaves_checkpoints(tmp_path: Path) -> None:
-    config = compose_run_config(
-        *SMALL, "train.total_dialog_turns=64", "train.checkpoint_frequency=2", "train.epochs=2"
-    )
+    config = compose_run_config(*SMALL, "train.total_dialog_turns=64", "train.checkpoint_frequency=2", "train.epochs=2")
     run_job(config, tmp_path, grpo.train, LockstepRun)
     metrics = read_metrics(tmp_path)
     assert [row["optimizer_step"] for row in metrics] == list(range(1, 9))
@@ -64,9 +62,7 @@ def test_an_iteration_is_trained_on_in_steps_of_whole_groups(tmp_path: Path) -> 
 
     4 groups of 4 completions in an iteration, 8 completions in a step.
     """
-    config = compose_run_config(
-        *SMALL, "train.total_dialog_turns=32", "train.optim_batch_size=8", "train.epochs=2"
-    )
+    config = compose_run_config(*SMALL, "train.total_dialog_turns=32", "train.optim_batch_size=8", "train.epochs=2")
     group_ids: list[torch.Tensor] = []
 
     class GroupRecorder(LockstepRun):
@@ -128,12 +124,7 @@ def test_with_shuffled_rewards_it_does_not(tmp_path: Path) -> None:
     assert after < before + 0.1
 
 
-RESUME_SETTINGS = (
-    *SMALL,
-    "train.total_dialog_turns=160",
-    "train.checkpoint_frequency=1",
-    "train.keep_checkpoints=0",
-)
+RESUME_SETTINGS = (*SMALL, "train.total_dialog_turns=160", "train.checkpoint_frequency=1", "train.keep_checkpoints=0")
 
 
 def test_killed_and_resumed_is_bit_identical_to_never_stopped(
@@ -212,23 +203,15 @@ def test_under_lora_the_base_is_the_reference(tmp_path: Path) -> None:
     ("arguments", "expected"),
     [
         (["--config-name", "grpo_quickstart", "train.epoch=2"], "did you mean train.epochs"),
-        (
-            ["--config-name", "grpo_quickstart", "+inference_model.min_pp=0.1"],
-            "min_pp: no such configuration key",
-        ),
+        (["--config-name", "grpo_quickstart", "+inference_model.min_pp=0.1"], "min_pp: no such configuration key"),
         (["--config-name", "grpo_quickstart", "env.repeats=1"], "policy.baseline=none"),
         (["--config-name", "grpo_quickstart", "env.dataset=nonsense"], "no such task; choose one of "),
-        (
-            ["--config-name", "grpo_quickstart", "train.resume=nowhere"],
-            "train.resume=nowhere: no such folder",
-        ),
+        (["--config-name", "grpo_quickstart", "train.resume=nowhere"], "train.resume=nowhere: no such folder"),
         (["--config-name", "grpo_quickstart", "model.name=nowhere/at-all"], "local folder"),
         ([], "--config-name grpo_quickstart"),
     ],
 )
-def test_bad_input_is_one_message_and_nothing_half_written(
-    arguments: list[str], expected: str, tmp_path: Path
-) -> None:
+def test_bad_input_is_one_message_and_nothing_half_written(arguments: list[str], expected: str, tmp_path: Path) -> None:
     result = call_script("grpo.py", *arguments, f"hydra.run.dir={tmp_path / 'run'}")
     assert result.returncode == 2, result.stderr
     assert expected in result.stderr
@@ -249,6 +232,4 @@ def test_multirun_sweeps(tmp_path: Path) -> None:
     assert result.returncode == 0, result.stderr
     assert [read_metrics(tmp_path / str(job))[0]["lr"] for job in range(4)] == [1e-4, 1e-4, 1e-5, 1e-5]
     assert all((tmp_path / str(job) / ".hydra" / "config.yaml").exists() for job in range(4))
-    assert len({read_metrics(tmp_path / str(job))[1]["loss/kl"] for job in range(4)}) == 4, (
-        "both keys reach the loss"
-    )
+    assert len({read_metrics(tmp_path / str(job))[1]["loss/kl"] for job in range(4)}) == 4, "both keys reach the loss"

@@ -45,9 +45,7 @@ def test_at_age_zero_the_metrics_are_those_of_lockstep(tmp_path: Path) -> None:
     lockstep, overlapped = tmp_path / "lockstep", tmp_path / "overlapped"
     run_job(compose_run_config(*SMALL), lockstep, grpo.train, LockstepRun)
     run_job(compose_run_config(*SMALL, "train.max_policy_age=0"), overlapped, grpo_async.train, OverlappedRun)
-    pairs = list(
-        zip(without_timings(read_metrics(lockstep)), without_timings(read_metrics(overlapped)), strict=True)
-    )
+    pairs = list(zip(without_timings(read_metrics(lockstep)), without_timings(read_metrics(overlapped)), strict=True))
     assert len(pairs) == 10
     for ours, theirs in pairs:
         for name, value in ours.items():
@@ -144,16 +142,12 @@ def test_a_silent_engine_is_named_when_the_deadline_passes(tmp_path: Path) -> No
 def test_an_engine_silent_from_the_start_is_named_when_the_deadline_passes(tmp_path: Path) -> None:
     working = build_run(compose_run_config(*SMALL, "train.wait_timeout_s=2"), tmp_path, OverlappedRun)
     working.rollout_components.engine.step = lambda timeout: time.sleep(0.05) or []
-    with pytest.raises(
-        TimeoutError, match="the rollout waited 2 s for the engine to finish any of 2 of 2 requests"
-    ):
+    with pytest.raises(TimeoutError, match="the rollout waited 2 s for the engine to finish any of 2 of 2 requests"):
         grpo_async.train(working)
     working.close("failed")
 
 
-def use_fake_transfer(
-    monkeypatch: pytest.MonkeyPatch, before: Callable[[int], None] = lambda version: None
-) -> None:
+def use_fake_transfer(monkeypatch: pytest.MonkeyPatch, before: Callable[[int], None] = lambda version: None) -> None:
     """Replaces shared memory by a fake native transfer beside a copy in shared memory."""
     direct = CallTransfer("load", before)
     monkeypatch.setattr(shared_memory, "make_transport", lambda plan: WeightTransport(SharedMemory(), direct))

@@ -9,18 +9,7 @@ import pytest
 from tests.script_runner import ENVIRONMENT, ROOT
 
 SLOW_PACKAGES = {
-    *(
-        "accelerate",
-        "bitsandbytes",
-        "datasets",
-        "numpy",
-        "peft",
-        "pyarrow",
-        "ray",
-        "scipy",
-        "sympy",
-        "tensordict",
-    ),
+    *("accelerate", "bitsandbytes", "datasets", "numpy", "peft", "pyarrow", "ray", "scipy", "sympy", "tensordict"),
     *("torch", "torchrl", "transformers", "vllm", "wandb"),
 }
 SCRIPT = """
@@ -65,11 +54,7 @@ def packages_imported(code: str, *words: str) -> tuple[set[str], subprocess.Comp
 @pytest.mark.parametrize("script", ["grpo.py", pytest.param("grpo_async.py", marks=pytest.mark.long)])
 @pytest.mark.parametrize(
     ("words", "code"),
-    [
-        (("--help",), 0),
-        (("train.learning_rate=1",), 2),
-        (("--config-name", "grpo_quickstart", "run=plan"), 0),
-    ],
+    [(("--help",), 0), (("train.learning_rate=1",), 2), (("--config-name", "grpo_quickstart", "run=plan"), 0)],
     ids=["help", "wrong key", "plan"],
 )
 def test_commands_without_a_run_import_no_slow_package(

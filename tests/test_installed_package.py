@@ -13,9 +13,7 @@ from tests.script_runner import QUICK, ROOT, read_metrics
 
 pytestmark = pytest.mark.long
 
-NOT_IN_A_CLONE = shutil.ignore_patterns(
-    ".*", "__pycache__", "*.egg-info", "build", "outputs", "multirun", "tests"
-)
+NOT_IN_A_CLONE = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", "outputs", "multirun", "tests")
 
 
 def run_command(command: Sequence[object], cwd: Path, environment: Mapping[str, str] = os.environ) -> str:
@@ -39,9 +37,7 @@ def installed_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("installed")
     shutil.copytree(ROOT, folder / "source", ignore=NOT_IN_A_CLONE)
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
-    run_command(
-        [*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, folder / "source"], folder
-    )
+    run_command([*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, folder / "source"], folder)
     (wheel,) = folder.glob("*.whl")
     run_command([*pip, "install", "--no-deps", "--no-index", "--target", folder / "site", wheel], folder)
     return folder / "site"
@@ -56,9 +52,7 @@ def test_modules_come_from_the_installed_package(installed_package: Path, tmp_pa
     packages = ["config", "envs", "torchgrpo"]
     added = {path.name for path in installed_package.iterdir() if path.suffix != ".dist-info"}
     assert added == {"bin", "grpo.py", "grpo_async.py", "grpo_utils.py", "__pycache__", *packages}
-    script = (
-        f"import grpo, grpo_async, {', '.join(packages)}\nfor name in {packages}: print(eval(name).__file__)"
-    )
+    script = f"import grpo, grpo_async, {', '.join(packages)}\nfor name in {packages}: print(eval(name).__file__)"
     package_files = run_command(
         [sys.executable, "-c", script], tmp_path, package_environment(installed_package)
     ).split()
@@ -117,9 +111,7 @@ def test_a_user_project_with_the_same_module_names_works(installed_package: Path
     short = ["train.total_dialog_turns=16", "env.num_envs=2", "env.repeats=4", *QUICK]
     command = [installed_package / "bin" / "grpo", "--config-name", "grpo_quickstart", *short]
     output = run_command(
-        [*command, "env.reward=training:reward", "hydra.run.dir=here"],
-        tmp_path,
-        package_environment(installed_package),
+        [*command, "env.reward=training:reward", "hydra.run.dir=here"], tmp_path, package_environment(installed_package)
     )
     assert "finished: 2 optimizer steps" in output
     assert all(0.25 <= row["reward/mean"] <= 1.25 for row in read_metrics(tmp_path / "here"))

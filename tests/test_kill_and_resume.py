@@ -17,12 +17,7 @@ from torchgrpo.training.checkpoint import load_checkpoint
 
 
 def run_with_kills(
-    stale: str,
-    overrides: tuple[str, ...],
-    run_dir: Path,
-    ledger: Path,
-    kills: int,
-    random_source: random.Random,
+    stale: str, overrides: tuple[str, ...], run_dir: Path, ledger: Path, kills: int, random_source: random.Random
 ) -> int:
     """Kills a run after random events until it finishes; returns the number of resumes.
 
@@ -34,9 +29,7 @@ def run_with_kills(
     while True:
         events, deadline = context.Semaphore(0), time.monotonic() + 300
         resumes += newest_checkpoint(run_dir) is not None
-        process = context.Process(
-            target=train_noting_prompts, args=(stale, overrides, run_dir, ledger, events)
-        )
+        process = context.Process(target=train_noting_prompts, args=(stale, overrides, run_dir, ledger, events))
         process.start()
         for _ in range(1 + random_source.randint(0, 3)):
             while not events.acquire(timeout=0.2) and process.exitcode is None:
@@ -78,9 +71,7 @@ def test_after_random_kills_every_prompt_is_trained_on_exactly_once(stale: str, 
     sampled = next_examples(source, sum(saved_prompts["source"]["drawn"].values()))
     trained_prompts = prompts_of(ledger)
     handed_back = [fields["messages"][-1]["content"] for fields in saved_prompts["returned"]]
-    assert Counter(trained_prompts) + Counter(handed_back) == Counter(
-        e.messages[-1]["content"] for e in sampled
-    )
+    assert Counter(trained_prompts) + Counter(handed_back) == Counter(e.messages[-1]["content"] for e in sampled)
     if stale == "wait":
         assert len(trained_prompts) == len(set(trained_prompts)) == 44
 
@@ -101,9 +92,7 @@ def test_with_a_curriculum_kills_lose_and_repeat_nothing(tmp_path: Path) -> None
     trained_prompts, source = prompts_of(ledger), saved_prompts["source"]
     assert source["drawn"][""] == len(trained_prompts) + len(saved_prompts["returned"])
     config = one_epoch("wait", run_dir, *CURRICULUM).env
-    prompts = PromptSource(
-        make_task(config).examples("train"), 0, lambda example: True, curriculum=config.curriculum
-    )
+    prompts = PromptSource(make_task(config).examples("train"), 0, lambda example: True, curriculum=config.curriculum)
     prompts.load_state_dict(source)
     member = prompts.members[""]
     in_flight = Counter(

@@ -105,17 +105,12 @@ def test_a_package_imports_only_lower_layers(package: str) -> None:
 
 
 def test_every_folder_of_code_has_a_layer() -> None:
-    packages = {
-        path.parent.relative_to(ROOT).as_posix() for path in (ROOT / "torchgrpo").glob("*/__init__.py")
-    }
+    packages = {path.parent.relative_to(ROOT).as_posix() for path in (ROOT / "torchgrpo").glob("*/__init__.py")}
     assert packages | {"config", "envs", "torchgrpo/models"} == set(MAY_IMPORT)
 
 
 def test_no_module_imports_itself_through_others() -> None:
-    files = [
-        *ROOT.glob("grpo*.py"),
-        *(path for package in MAY_IMPORT for path in (ROOT / package).rglob("*.py")),
-    ]
+    files = [*ROOT.glob("grpo*.py"), *(path for package in MAY_IMPORT for path in (ROOT / package).rglob("*.py"))]
     modules = {module_name(path): path for path in files}
     graph = {name: modules_imported(path, set(modules)) for name, path in modules.items()}
     assert sum(map(len, graph.values())) > len(graph)
@@ -164,11 +159,7 @@ def test_the_self_test_imports_torch_only_in_check_processes() -> None:
 
 
 def test_the_functions_that_the_architecture_page_names_are_in_the_files_of_their_row() -> None:
-    rows = [
-        line.split("|")[2]
-        for line in PAGE.read_text().splitlines()
-        if line.startswith("| ") and ".py" in line
-    ]
+    rows = [line.split("|")[2] for line in PAGE.read_text().splitlines() if line.startswith("| ") and ".py" in line]
     named = [(name, row) for row in rows for name in re.findall(r"`(\w+)` in ", row)]
     assert len(named) > 8
     for name, row in named:

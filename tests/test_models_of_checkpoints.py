@@ -140,9 +140,7 @@ def test_experts_have_the_names_that_they_had(kind: Any, tmp_path: Path) -> None
     expected = train_and_score(tmp_path / "run", f"model.name={tmp_path / 'base'}")
     before = load_file(tmp_path / "base" / "model.safetensors")
     after = load_file(tmp_path / "run" / "model" / "model.safetensors")
-    assert {name: one.shape for name, one in after.items()} == {
-        name: one.shape for name, one in before.items()
-    }
+    assert {name: one.shape for name, one in after.items()} == {name: one.shape for name, one in before.items()}
     assert_loads_as(tmp_path / "run" / "model", expected)
 
 

@@ -18,11 +18,7 @@ SETS = "eval.sets={held_out:{dataset:arithmetic,n:2,limit:5}}"
 
 @pytest.mark.parametrize(
     ("script", "age", "more"),
-    [
-        (grpo, 0, ()),
-        (grpo_async, 2, ()),
-        pytest.param(grpo_async, 2, ("ray.enabled=true",), marks=pytest.mark.long),
-    ],
+    [(grpo, 0, ()), (grpo_async, 2, ()), pytest.param(grpo_async, 2, ("ray.enabled=true",), marks=pytest.mark.long)],
     ids=["lockstep", "overlapped", "overlapped, a Ray actor"],
 )
 def test_a_run_of_two_turns(script: ModuleType, age: int, more: tuple[str, ...], tmp_path: Path) -> None:
@@ -37,8 +33,6 @@ def test_a_run_of_two_turns(script: ModuleType, age: int, more: tuple[str, ...],
         if row["age/max"] == 0:
             assert row["ratio/max"] == pytest.approx(1.0, abs=1e-3)
             assert row["ess"] == pytest.approx(1.0, abs=1e-4)
-    records = [
-        json.loads(line) for line in (tmp_path / "eval/held_out/iteration_0.jsonl").read_text().splitlines()
-    ]
+    records = [json.loads(line) for line in (tmp_path / "eval/held_out/iteration_0.jsonl").read_text().splitlines()]
     assert len(records) == 10
     assert sum("?" in line["completion"] for line in records) >= 8  # with the second turn

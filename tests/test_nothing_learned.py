@@ -22,10 +22,7 @@ def test_an_alarm_comes_after_five_steps_and_the_exit_code_is_2(tmp_path: Path) 
         "All 4 groups had equal rewards (mean 0.00), 100% of the completions were truncated at 1 tokens. "
         "Remedy: raise inference_model.max_tokens; "
     )
-    assert (
-        output.count(f"alarm: optimizer steps 1 to 5 had no gradient from rewards or a teacher. {reason}")
-        == 1
-    )
+    assert output.count(f"alarm: optimizer steps 1 to 5 had no gradient from rewards or a teacher. {reason}") == 1
     assert (
         f"error: nothing was learned: none of 8 optimizer steps had a gradient that came from rewards. {reason}"
         in output

@@ -12,9 +12,7 @@ from torchgrpo.run.lockstep_run import LockstepRun
 from torchgrpo.training.parameter_groups import ShardedAdamW
 
 
-def test_five_frames_lie_between_learn_and_the_optimizer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_five_frames_lie_between_learn_and_the_optimizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The count includes both ends and excludes frames of PyTorch."""
     stacks: list[list[str]] = []
     step = ShardedAdamW.step
@@ -22,14 +20,8 @@ def test_five_frames_lie_between_learn_and_the_optimizer(
     def record_stack(optimizer: ShardedAdamW, *arguments: object) -> object:
         frame: FrameType | None = sys._getframe()
         names: list[str] = []
-        while (
-            frame is not None
-            and frame.f_code.co_name != "test_five_frames_lie_between_learn_and_the_optimizer"
-        ):
-            if (
-                Path(frame.f_code.co_filename).is_relative_to(ROOT)
-                and ".venv" not in frame.f_code.co_filename
-            ):
+        while frame is not None and frame.f_code.co_name != "test_five_frames_lie_between_learn_and_the_optimizer":
+            if Path(frame.f_code.co_filename).is_relative_to(ROOT) and ".venv" not in frame.f_code.co_filename:
                 names.append(frame.f_code.co_qualname)
             frame = frame.f_back
         stacks.append(names[::-1])

@@ -39,9 +39,7 @@ def tools_row(number: int) -> dict[str, Any]:
             {"role": "assistant", "content": None, "tool_calls": [tool_call]},
             {"role": "tool", "content": "2", "tool_call_id": "0"},
         ],
-        "tools": json.dumps(
-            [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
-        ),
+        "tools": json.dumps([{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]),
         "reward_model": {"style": "rule", "ground_truth": json.dumps(CALL)},
         "extra_info": {"turns": 2},
     }
@@ -73,9 +71,7 @@ def train(name: str, folder: Path, row: Callable[[int], dict[str, Any]]) -> list
 def valid_scores(records: list[dict[str, Any]]) -> set[float]:
     verdicts = [one["verdict"] for record in records for one in record["completions"]]
     scores = {verdict["score"] for verdict in verdicts if verdict["outcome"] == "scored"}
-    assert min(verdict["score"] for verdict in verdicts) >= min(scores) > -4, (
-        "no score is below the lowest valid one"
-    )
+    assert min(verdict["score"] for verdict in verdicts) >= min(scores) > -4, "no score is below the lowest valid one"
     return scores
 
 
@@ -93,9 +89,7 @@ def test_function_calls_with_a_reward_that_follows_the_step(tmp_path: Path) -> N
     records = train("tools", tmp_path, tools_row)
     for record in records:
         num_steps = record["iteration"] - 1
-        assert {one["verdict"]["components"].get("step", num_steps) for one in record["completions"]} == {
-            num_steps
-        }
+        assert {one["verdict"]["components"].get("step", num_steps) for one in record["completions"]} == {num_steps}
         assert [message["role"] for message in record["messages"]] == ["system", "user", "assistant", "tool"]
         assert record["messages"][2]["tool_calls"][0]["function"]["arguments"] == {"a": 1, "b": 1}
     assert all(-3 <= score <= -1.9 for score in valid_scores(records))

@@ -86,9 +86,7 @@ def test_every_tensor_arrives(open_pool: OpenPool, learner: Learner) -> None:
         assert [scores[0] for scores in pool.score([[1, 2]]).values()] == [sums(learner)] * 2
 
 
-def test_an_engine_lost_in_a_push_costs_no_rank(
-    open_pool: OpenPool, learner: Learner, tmp_path: Path
-) -> None:
+def test_an_engine_lost_in_a_push_costs_no_rank(open_pool: OpenPool, learner: Learner, tmp_path: Path) -> None:
     """A lost engine costs no rank: every engine loads the copy in memory."""
     victim = tmp_path / "pid"
     direct = ShardedWeightTransfer(CallTransfer(on_push=kill_once(victim)))
@@ -113,9 +111,7 @@ def test_vllms_own_transfer(open_pool: OpenPool, ranks: Ranks, model: str, tmp_p
     from tests.rollout.mapped_backend import MAPPED_BACKEND, MappedTransfer, start_engine
 
     settings = replace(tiny_settings(Path(model)), weight_transfer=MAPPED_BACKEND)
-    transport = WeightTransport(
-        SharedMemory(), ShardedWeightTransfer(MappedTransfer(MAPPED_BACKEND, timeout=600))
-    )
+    transport = WeightTransport(SharedMemory(), ShardedWeightTransfer(MappedTransfer(MAPPED_BACKEND, timeout=600)))
     pool = open_pool(lambda: start_engine(settings), transport=transport)
     sequences = [list(range(3, 83)), list(range(90, 140))]
     other = tmp_path / "other"
@@ -135,14 +131,10 @@ class FailingTransfer(CallTransfer):
         raise ValueError("a fault of the sender's own")
 
 
-def test_another_failure_names_the_rank(
-    open_pool: OpenPool, local_ray: None, model: str, tmp_path: Path
-) -> None:
+def test_another_failure_names_the_rank(open_pool: OpenPool, local_ray: None, model: str, tmp_path: Path) -> None:
     own_ranks = two_ranks()
     learner = ranked_learner(own_ranks, config_of(model, 2), tmp_path)
-    pool = open_pool(
-        SummingEngine, transport=WeightTransport(SharedMemory(), ShardedWeightTransfer(FailingTransfer()))
-    )
+    pool = open_pool(SummingEngine, transport=WeightTransport(SharedMemory(), ShardedWeightTransfer(FailingTransfer())))
     with pytest.raises(RankLost, match=r"a fault of the sender's own[\s\S]*learner rank 0 \(CPU\) failed"):
         push(pool, learner, 1)
     own_ranks.close()

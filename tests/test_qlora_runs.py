@@ -54,12 +54,8 @@ def test_a_resumed_run_equals_an_uninterrupted_run(run_dir: Path, tmp_path: Path
     broken = tmp_path / "broken"
     shutil.copytree(run_dir, broken)
     shutil.rmtree(checkpoint_path(broken, 4))
-    run_job(
-        compose_run_config(*QLORA, "eval.frequency=2", "train.resume=auto"), broken, grpo.train, LockstepRun
-    )
-    trainings = [
-        [row for row in read_metrics(folder) if "reward/mean" in row] for folder in (run_dir, broken)
-    ]
+    run_job(compose_run_config(*QLORA, "eval.frequency=2", "train.resume=auto"), broken, grpo.train, LockstepRun)
+    trainings = [[row for row in read_metrics(folder) if "reward/mean" in row] for folder in (run_dir, broken)]
     assert without_timings(trainings[0]) == without_timings(trainings[1])
     ends = [saved_tensors(checkpoint_path(folder, 4) / LEARNER) for folder in (run_dir, broken)]
     assert all(torch.equal(tensor, ends[1][name]) for name, tensor in ends[0].items())

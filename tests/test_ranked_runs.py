@@ -35,9 +35,7 @@ def assert_close(first: Sequence[dict[str, float]], second: Sequence[dict[str, f
         assert actual == pytest.approx(expected, rel=1e-3, abs=1e-5)
 
 
-def test_ranks_that_are_killed_at_six_moments_lose_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_that_are_killed_at_six_moments_lose_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run restarts by itself after killed ranks, and ends with the same bits.
 
     Kills come in the gradients of a step, its update, a push, a score of the reference model, a checkpoint, and while
@@ -64,9 +62,7 @@ def test_ranks_that_are_killed_at_six_moments_lose_nothing(
     assert_close(undisturbed, train_metrics(tmp_path / "two", TWO_RANKS, f"train.resume={fifth}"))
 
 
-def test_a_dead_rank_ends_the_run_with_the_newest_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_dead_rank_ends_the_run_with_the_newest_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     RankKiller(monkeypatch, "learner rank 1", ("update", 4))
     with pytest.raises(RankLost) as error:
         train_metrics(tmp_path, TWO_RANKS, "train.async_checkpoint=false")

@@ -76,6 +76,4 @@ def test_a_local_ray_starts_no_unused_processes(local_ray: None) -> None:
     idle = set(actor_pids(os.getpid(), "ray::IDLE"))  # left by earlier tests in the same process
     actor = start_actor(EmptyActor, DeviceSlot("anybody"), 1, {})
     ray.get(actor.__ray_ready__.remote(), timeout=600.0)
-    assert actor_pids(os.getpid(), "ray::EmptyActor") and idle.issuperset(
-        actor_pids(os.getpid(), "ray::IDLE")
-    )
+    assert actor_pids(os.getpid(), "ray::EmptyActor") and idle.issuperset(actor_pids(os.getpid(), "ray::IDLE"))

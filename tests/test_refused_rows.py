@@ -28,9 +28,7 @@ def test_a_reward_that_takes_a_missing_column(script: str, tmp_path: Path) -> No
     assert process.returncode == 2, output
     assert "Traceback" not in output
     last = output.strip().splitlines()[-1]
-    assert last.startswith(
-        "error: env.reward=tests.envs.user_rewards:compute_score: the function takes data_source"
-    )
+    assert last.startswith("error: env.reward=tests.envs.user_rewards:compute_score: the function takes data_source")
     assert "accepted forms are (completion, example)" in last
 
 

@@ -142,12 +142,9 @@ def test_an_added_job_and_transport_are_known(checkout: Path) -> None:
     process = run_in_checkout(checkout, "run=added")
     assert process.returncode == 0 and "a job of mine: added" in process.stdout, process.stderr
     code = (
-        "from torchgrpo.plan.devices import TRANSPORTS; "
-        "print(type(TRANSPORTS.load('added')(None).host_copy).__name__)"
+        "from torchgrpo.plan.devices import TRANSPORTS; print(type(TRANSPORTS.load('added')(None).host_copy).__name__)"
     )
-    process = subprocess.run(
-        [sys.executable, "-c", code], cwd=checkout, capture_output=True, text=True, check=True
-    )
+    process = subprocess.run([sys.executable, "-c", code], cwd=checkout, capture_output=True, text=True, check=True)
     assert process.stdout.strip() == "SharedMemory"
 
 
@@ -162,9 +159,7 @@ def test_every_name_of_a_registry_loads(registry: Registry) -> None:
     assert registry.names
     for name in registry.names:
         assert registry.load(name) is not None
-    with pytest.raises(
-        ConfigError, match=rf"{re.escape(registry.key)}='nothing': choose one of .*{registry.names[0]}"
-    ):
+    with pytest.raises(ConfigError, match=rf"{re.escape(registry.key)}='nothing': choose one of .*{registry.names[0]}"):
         registry.check("nothing")
 
 

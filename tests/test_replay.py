@@ -32,9 +32,7 @@ def assert_same_bits(run: Path, iteration: int, step: int, scratch: Path, start_
     """
     start = checkpoint_before(run, iteration)
     assert (None if start is None else start.path.name) == start_name
-    recorded = {
-        row["optimizer_step"]: without_timings(row) for row in read_metrics(run) if "reward/mean" in row
-    }
+    recorded = {row["optimizer_step"]: without_timings(row) for row in read_metrics(run) if "reward/mean" in row}
     config = replayed_config(run, [])
     steps = list(replay_steps(run, config, start, (iteration, step), scratch))
     assert steps[-1].number == step
@@ -70,9 +68,7 @@ def test_full_weights_with_a_reference_and_replaced_groups(tmp_path: Path) -> No
     trainer = ("policy.kl_coef=0.1", "policy.old_log_prob=trainer", "env.oversample=8")
     run = recorded_run(tmp_path / "run", *STEPS, *sampling, *trainer)
     assert any(record["fate"] == "replaced" for record in read_records(run))
-    assert any(
-        not completion["chosen"] for record in read_records(run) for completion in record["completions"]
-    )
+    assert any(not completion["chosen"] for record in read_records(run) for completion in record["completions"])
     assert_same_bits(run, 4, 16, tmp_path, None)
 
 
@@ -84,12 +80,8 @@ def test_with_a_teacher(tmp_path: Path) -> None:
     teacher = f"ref_model.name={compose_run_config().model.name}"
     coefs = ("policy.reward_coef=0.5", "policy.distill_coef=0.2")
     run = recorded_run(tmp_path / "run", *STEPS, "policy=opd", teacher, *coefs)
-    advantages = [
-        completion["advantage"] for record in read_records(run) for completion in record["completions"]
-    ]
-    assert all(isinstance(each, list) for each in advantages) and any(
-        len(set(each)) > 1 for each in advantages
-    )
+    advantages = [completion["advantage"] for record in read_records(run) for completion in record["completions"]]
+    assert all(isinstance(each, list) for each in advantages) and any(len(set(each)) > 1 for each in advantages)
     assert read_metrics(run)[-1]["kl/teacher"] > 0
     assert_same_bits(run, 4, 16, tmp_path, None)
     report = replay_report(run, 16, [])
@@ -107,10 +99,7 @@ def test_a_teacher_that_is_shown_the_answer(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "settings",
-    [
-        ("train.packing=false",),
-        pytest.param((*LORA, "train_model.lora.quantization=nf4"), marks=pytest.mark.long),
-    ],
+    [("train.packing=false",), pytest.param((*LORA, "train_model.lora.quantization=nf4"), marks=pytest.mark.long)],
     ids=["whole rows", "nf4"],
 )
 def test_other_ways_to_compute(settings: tuple[str, ...], tmp_path: Path) -> None:
@@ -156,9 +145,7 @@ def test_a_resumed_run(tmp_path: Path) -> None:
 
 def test_the_first_differing_step_is_named(lora_run: Path, tmp_path: Path) -> None:
     """A changed reward in the ledger is found at the first step that used it."""
-    changed_run = shutil.copytree(
-        lora_run, tmp_path / "changed", ignore=shutil.ignore_patterns("checkpoints")
-    )
+    changed_run = shutil.copytree(lora_run, tmp_path / "changed", ignore=shutil.ignore_patterns("checkpoints"))
     files = [file for file in ledger_files(changed_run) if not file.eval_set]
     records = [orjson.loads(line) for file in files for line in read_lines(file.path)]
     changed_record = next(record for record in records if record["optimizer_steps"] == [2, 3])
@@ -180,17 +167,11 @@ def test_the_first_differing_step_is_named(lora_run: Path, tmp_path: Path) -> No
     [
         (None, [], "needs replay.step=N"),
         (17, [], "replay.step=17: the ledger of .* holds no such optimizer step, but those from 1 to 16"),
-        (
-            3,
-            ["optimizer.lr=1"],
-            "run=replay optimizer.lr=1: the step is computed with the settings of its run",
-        ),
+        (3, ["optimizer.lr=1"], "run=replay optimizer.lr=1: the step is computed with the settings of its run"),
         (3, ["policy=dr_grpo"], "run=replay policy=dr_grpo: .*Settings that may differ: device, model.name"),
     ],
 )
-def test_what_cannot_be_replayed(
-    lora_run: Path, step: int | None, overrides: list[str], expected: str
-) -> None:
+def test_what_cannot_be_replayed(lora_run: Path, step: int | None, overrides: list[str], expected: str) -> None:
     with pytest.raises(ConfigError, match=expected):
         replay_report(lora_run, step, overrides)
 

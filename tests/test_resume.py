@@ -77,12 +77,7 @@ def test_nothing_changed_says_nothing_and_is_the_same_run(
 def test_a_changed_learning_rate_and_schedule_take_effect_and_are_said(
     lockstep_run: Path, halfway: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    overrides = (
-        "optimizer.lr=1e-3",
-        "optimizer.weight_decay=0.1",
-        "optimizer.betas=[0.8,0.9]",
-        "policy.kl_coef=0",
-    )
+    overrides = ("optimizer.lr=1e-3", "optimizer.weight_decay=0.1", "optimizer.betas=[0.8,0.9]", "policy.kl_coef=0")
     schedule = ("optimizer.schedule=linear", "optimizer.warmup_steps=0", "optimizer.min_lr_fraction=0")
     param_groups: list[dict[str, Any]] = []
 
@@ -111,10 +106,7 @@ def test_a_changed_learning_rate_and_schedule_take_effect_and_are_said(
     [
         ("train.seed=1", "train.seed: 0 -> 1"),
         ("env.repeats=8", "env.repeats: 4 -> 8"),
-        (
-            "env.num_envs=8",
-            "completions of an iteration (env.num_envs, train.dialog_turns_per_batch): 16 -> 32",
-        ),
+        ("env.num_envs=8", "completions of an iteration (env.num_envs, train.dialog_turns_per_batch): 16 -> 32"),
         ("train.optim_batch_size=8", "completions of an optimizer step (train.optim_batch_size): 16 -> 8"),
         ("train.epochs=2", "train.epochs: 1 -> 2"),
         ("env.options.max_operand=9", "env.options.max_operand: "),
@@ -126,9 +118,7 @@ def test_a_changed_learning_rate_and_schedule_take_effect_and_are_said(
         ("train.total_dialog_turns=16", "has done 2 iterations, and train.total_dialog_turns=16 makes 1"),
     ],
 )
-def test_what_a_run_began_with_is_refused_by_name_with_a_way_out(
-    override: str, expected: str, halfway: Path
-) -> None:
+def test_what_a_run_began_with_is_refused_by_name_with_a_way_out(override: str, expected: str, halfway: Path) -> None:
     before = {path.name: path.read_bytes() for path in halfway.iterdir() if path.is_file()}
     with pytest.raises(ConfigError) as refused:
         run_job(compose_run_config(*SMALL, override, "train.resume=auto"), halfway, grpo.train, LockstepRun)
@@ -161,9 +151,7 @@ def test_what_a_refused_run_would_have_saved_is_not_saved(tmp_path: Path) -> Non
 def test_batches_between_two_pushes_must_not_change(tmp_path: Path) -> None:
     run_job(compose_run_config(*SMALL), tmp_path, grpo_async.train, OverlappedRun)
     new_config = compose_run_config(*SMALL, "train.weight_update_frequency=2", "train.resume=auto")
-    with pytest.raises(
-        ConfigError, match=r"batches between two pushes \(train\.weight_update_frequency\): 1 -> 2"
-    ):
+    with pytest.raises(ConfigError, match=r"batches between two pushes \(train\.weight_update_frequency\): 1 -> 2"):
         run_job(new_config, tmp_path, grpo_async.train, OverlappedRun)
 
 
@@ -189,9 +177,7 @@ def test_a_newest_checkpoint_that_cannot_be_read_is_passed_over(
         damaged.unlink()
     else:
         damaged.write_bytes(damaged.read_bytes()[:1000] if damage == b"half" else damage)
-    checkpoint, (notice,) = find_checkpoint(
-        compose_run_config(*SMALL, "train.resume=auto"), folder, LockstepRun
-    )
+    checkpoint, (notice,) = find_checkpoint(compose_run_config(*SMALL, "train.resume=auto"), folder, LockstepRun)
     assert checkpoint is not None and checkpoint.path == checkpoint_path(folder, 2)
     assert notice.startswith(f"skipped an unreadable checkpoint: {newest}: ")
 
@@ -241,9 +227,7 @@ def test_auto_looks_where_runs_land_outside_the_checkout_too(tmp_path: Path) -> 
 def test_auto_reads_where_runs_land_from_the_name_of_this_one(tmp_path: Path) -> None:
     names = ["outputs/2026-01-01/00-00-00", "outputs/2026-01-02/00-00-00-1", "multirun/2026-01-01/00-00-00/0"]
     found = [tmp_path / name for name in names]
-    by_hand = [
-        tmp_path / "mine" / name for name in ("a", "b", "lr_2026-01-01_00-00-00", "lr_2026-01-01_00-00-01")
-    ]
+    by_hand = [tmp_path / "mine" / name for name in ("a", "b", "lr_2026-01-01_00-00-00", "lr_2026-01-01_00-00-01")]
     for folder in (*found, *by_hand):
         folder.mkdir(parents=True)
     for folder in found:
@@ -273,9 +257,7 @@ def test_auto_leaves_a_run_that_is_at_work_alone(lockstep_run: Path, tmp_path: P
 
 
 @pytest.mark.parametrize("script", ["grpo.py", pytest.param("grpo_async.py", marks=pytest.mark.long)])
-def test_a_run_killed_before_its_first_checkpoint_starts_its_metrics_anew(
-    script: str, tmp_path: Path
-) -> None:
+def test_a_run_killed_before_its_first_checkpoint_starts_its_metrics_anew(script: str, tmp_path: Path) -> None:
     overrides = ("env.num_envs=4", "env.repeats=4", "train.checkpoint_frequency=0", "train.resume=auto")
     killed = start_script(script, tmp_path, *overrides, "train.total_dialog_turns=1600000")
     wait_until(lambda: (tmp_path / "metrics.jsonl").exists() and len(read_metrics(tmp_path)) > 3, killed)
@@ -297,8 +279,7 @@ def test_runs_begun_at_once_get_folders_of_their_own(tmp_path: Path) -> None:
     overrides = [str(ROOT / "grpo.py"), "--config-name", "grpo_quickstart"]
     plans = ((), (), ("--multirun",), ("--multirun",))
     processes = [
-        start_python([*overrides, *more, *QUICK, *SMALL], tmp_path, stderr=subprocess.STDOUT)
-        for more in plans
+        start_python([*overrides, *more, *QUICK, *SMALL], tmp_path, stderr=subprocess.STDOUT) for more in plans
     ]
     for process in processes:
         assert (output := wait_for_output(process)) and process.returncode == 0, output
@@ -332,12 +313,7 @@ def test_a_second_run_in_a_folder_is_refused_while_the_first_lives(tmp_path: Pat
 def test_a_lora_checkpoint_is_what_the_plan_says(tmp_path: Path) -> None:
     """A LoRA checkpoint holds only the adapter and its optimizer state, not the larger base."""
     resized_quickstart(tmp_path / "model", hidden_size=384, intermediate_size=1024)
-    overrides = (
-        *SMALL[:2],
-        *recorded_runs.LORA,
-        f"model.name={tmp_path / 'model'}",
-        "train.total_dialog_turns=16",
-    )
+    overrides = (*SMALL[:2], *recorded_runs.LORA, f"model.name={tmp_path / 'model'}", "train.total_dialog_turns=16")
     config = compose_run_config(*overrides)
     with pytest.raises(RunError, match="nothing was learned"):  # its weights are random
         run_job(config, tmp_path / "run", grpo.train, LockstepRun)
@@ -364,9 +340,7 @@ def test_a_resumed_lora_run_is_the_same_run(lora_run: Path, tmp_path: Path) -> N
 
 
 def make_checkpoint(*overrides: str) -> Checkpoint:
-    return Checkpoint(
-        Path("checkpoint_000002"), {"config": asdict(compose_run_config(*overrides)), "iteration": 2}
-    )
+    return Checkpoint(Path("checkpoint_000002"), {"config": asdict(compose_run_config(*overrides)), "iteration": 2})
 
 
 def test_another_frozen_model_is_refused() -> None:
@@ -385,9 +359,7 @@ def test_devices_of_the_frozen_model_may_change() -> None:
         "ref_model.num_devices: 4 -> 2 applied",
         "ref_model.shard_size: None -> 2 applied",
     ]
-    fixed_keys = [
-        key for key in vars(new_config.ref_model) if not is_under(f"ref_model.{key}", AUTO_IGNORED_SETTINGS)
-    ]
+    fixed_keys = [key for key in vars(new_config.ref_model) if not is_under(f"ref_model.{key}", AUTO_IGNORED_SETTINGS)]
     assert fixed_keys == ["name", "dtype"], "another run to train.resume=auto"
 
 

@@ -22,9 +22,7 @@ def write_rows(path: Path, numbers: range, *changed_rows: int) -> None:
 
 def train(script: str, file: Path, folder: Path, turns: int, *overrides: str) -> None:
     module = SCRIPTS[script]
-    config = compose_run_config(
-        *SMALL, f"env.data_files={file}", f"train.total_dialog_turns={turns}", *overrides
-    )
+    config = compose_run_config(*SMALL, f"env.data_files={file}", f"train.total_dialog_turns={turns}", *overrides)
     run_job(config, folder, module.train, SCHEDULE_CLASSES[module])
 
 

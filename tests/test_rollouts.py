@@ -39,9 +39,7 @@ def test_groups_are_chosen_by_where_they_come_from(lockstep_run: Path) -> None:
     assert matching_records(lockstep_run) == everything
     assert len(matching_records(lockstep_run, set="train")) == 16
     assert len(matching_records(lockstep_run, set="held_out")) == 60
-    assert {
-        record["iteration"] for record in matching_records(lockstep_run, set="held_out", iteration=4)
-    } == {4}
+    assert {record["iteration"] for record in matching_records(lockstep_run, set="held_out", iteration=4)} == {4}
     step_records = matching_records(lockstep_run, step=3)
     assert len(step_records) == 4 and all(record["optimizer_steps"] == [3] for record in step_records)
     one = everything[7]
@@ -62,23 +60,14 @@ def test_completions_are_chosen_by_what_they_are(lockstep_run: Path) -> None:
     text = right[0]["completions"][0]["text"]
     found = matching_records(lockstep_run, contains=text, outcome="right")
     assert all(
-        text in one["text"] or text in record["prompt_text"]
-        for record in found
-        for one in record["completions"]
+        text in one["text"] or text in record["prompt_text"] for record in found for one in record["completions"]
     )
     assert right[0] in found or right[0]["completions"][0] in completions(found)
 
 
 def test_a_completion_without_a_score_is_neither_right_nor_wrong() -> None:
     one = {"verdict": {"outcome": "error", "success": 0.0, "score": 0.0}, "text": ""}
-    record = {
-        "set": "",
-        "optimizer_steps": [],
-        "iteration": 1,
-        "row": 0,
-        "prompt_id": "a",
-        "completions": [one],
-    }
+    record = {"set": "", "optimizer_steps": [], "iteration": 1, "row": 0, "prompt_id": "a", "completions": [one]}
     for outcome, count in {"right": 0, "wrong": 0, "scored": 0, "error": 1}.items():
         assert len(list(matching_groups([record], RolloutsConfig(outcome=outcome)))) == count
     assert math.isnan(group_mean(record, "success")) and extreme_groups([record], 1, 1) == []
@@ -100,8 +89,7 @@ def test_prompts_that_flipped(lockstep_run: Path) -> None:
         return matching_groups(read_records(lockstep_run), RolloutsConfig(set="held_out"))
 
     first, last = (
-        {r["prompt_id"]: group_mean(r, "success") >= 0.5 for r in held_out() if r["iteration"] == i}
-        for i in (0, 4)
+        {r["prompt_id"]: group_mean(r, "success") >= 0.5 for r in held_out() if r["iteration"] == i} for i in (0, 4)
     )
     expected = {prompt for prompt in first if first[prompt] != last[prompt]}
     found = list(flipped_groups(held_out))
@@ -113,19 +101,9 @@ def test_a_group_for_a_person() -> None:
     verdict = {"score": 0.25, "components": {"accuracy": 0.0, "brief": 0.25}, "outcome": "invalid"}
     one = {"sample": 0, "verdict": verdict, "advantage": -0.5, "chosen": True}
     one |= {"token_ids": [1, 2, 3], "finish_reason": "length", "text": "so long " * 200}
-    record = {
-        "kind": "train",
-        "set": "",
-        "iteration": 3,
-        "optimizer_steps": [5, 6],
-        "fate": "trained",
-        "row": 12,
-    }
+    record = {"kind": "train", "set": "", "iteration": 3, "optimizer_steps": [5, 6], "fate": "trained", "row": 12}
     record |= {"group_id": 77, "prompt_id": "0123456789abcdef", "answer": "42", "completions": [one]}
-    record["messages"] = [
-        {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": "6 * 7 = ?"},
-    ]
+    record["messages"] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "6 * 7 = ?"}]
     lines = format_group(record).splitlines()
     assert lines[:5] == [
         "training, iteration 3, step 5, 6: row 12, prompt 0123456789abcdef, group 77",
@@ -147,9 +125,7 @@ def test_what_is_printed_is_limited(lockstep_run: Path) -> None:
     assert text.endswith(
         "... and more than these 3 groups: set rollouts.limit=0 to print all, or rollouts.to=FILE.csv to write them"
     )
-    assert (
-        format_rollouts(lockstep_run, RolloutsConfig(set="train", limit=0)).count("training, iteration") == 16
-    )
+    assert format_rollouts(lockstep_run, RolloutsConfig(set="train", limit=0)).count("training, iteration") == 16
 
 
 @pytest.mark.parametrize("ending", ["csv", "jsonl", "parquet"])

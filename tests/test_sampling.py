@@ -99,9 +99,7 @@ def test_oversampling_balances_the_groups(script: ModuleType, tmp_path: Path) ->
 @SCHEDULES
 def test_the_log_probs_follow_a_moving_temperature(script: ModuleType, tmp_path: Path) -> None:
     moving = ("inference_model.temperature=1.5", "inference_model.temperature_end=0.5")
-    config = compose_run_config(
-        *SMALL, *moving, "train.max_policy_age=0", "policy.objective=none", "optimizer.lr=0"
-    )
+    config = compose_run_config(*SMALL, *moving, "train.max_policy_age=0", "policy.objective=none", "optimizer.lr=0")
     run_job(config, tmp_path, script.train, SCHEDULE_CLASSES[script])
     metrics = read_metrics(tmp_path)
     assert [row["rollout/temperature"] for row in metrics] == pytest.approx([1.5, 1.0, 0.5])

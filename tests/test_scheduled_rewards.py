@@ -29,9 +29,7 @@ def test_metrics_of_a_resumed_run_are_the_same(tmp_path: Path) -> None:
     run_job(compose_run_config(*RUN), uninterrupted, grpo.train, LockstepRun)
     metrics = [row for row in read_metrics(uninterrupted) if "reward/mean" in row]
     assert len(metrics) == 8
-    assert {row["reward/invalid"] for row in metrics} - {0.0, 1.0}, (
-        "some completions are invalid, and not all"
-    )
+    assert {row["reward/invalid"] for row in metrics} - {0.0, 1.0}, "some completions are invalid, and not all"
     assert load_checkpoint(checkpoint_path(uninterrupted, 4))["lowest_scores"] == {"": -3.0}
     shutil.copytree(uninterrupted, resumed)
     shutil.rmtree(checkpoint_path(resumed, 8))

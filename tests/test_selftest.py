@@ -40,9 +40,7 @@ def ran_in_one_process(statuses: Sequence[CheckResult]) -> bool:
 # --- processes ----------------------------------------------------------------------------------------------
 
 
-def test_a_check_that_dies_takes_only_its_own_row_down(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_check_that_dies_takes_only_its_own_row_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     names = ["works", "fails", "works", "dies", "works"]
     first, fails, second, dies, third = runner.run_group([fake_check(name) for name in names])
@@ -86,10 +84,7 @@ def test_a_real_check_and_what_is_not_here(tmp_path: Path, capsys: pytest.Captur
     sandbox = next(check for check in CHECKS if check.name == "sandbox")
     assert main.run_selftest(tmp_path, [replace(fake_check("dies"), gpus=64), sandbox]) == 0
     report = json.loads((tmp_path / main.REPORT_FILE).read_text())
-    assert [(row["name"], row["status"]) for row in report["checks"]] == [
-        ("sandbox", "works"),
-        ("dies", "not here"),
-    ]
+    assert [(row["name"], row["status"]) for row in report["checks"]] == [("sandbox", "works"), ("dies", "not here")]
     assert report["packages"]["torch"] and report["machine"]["host_memory_gib"] > 0
     assert "works: 1, does not: 0, timed out: 0, not here: 1" in capsys.readouterr().out
 
@@ -137,9 +132,7 @@ def test_checks_run_by_group_and_rows_say_what_is_not_here(monkeypatch: pytest.M
     assert rows[-2].detail == "needs 2 GPUs, this machine shows 0"
     assert "make vllm" in rows[-1].detail
     assert vllm.missing_requirement(LAPTOP, "cpu") is None
-    assert "needs the CPU build of vLLM, installed is the CUDA build" in str(
-        vllm.missing_requirement(LAPTOP, "cuda")
-    )
+    assert "needs the CPU build of vLLM, installed is the CUDA build" in str(vllm.missing_requirement(LAPTOP, "cuda"))
 
 
 def test_a_line_shows_reason_and_remedy() -> None:
@@ -149,15 +142,9 @@ def test_a_line_shows_reason_and_remedy() -> None:
 
 @pytest.mark.parametrize(("status", "code"), [("works", 0), ("timed out", 0), ("does not", 1)])
 def test_only_what_does_not_work_fails_the_whole(
-    status: str,
-    code: int,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    status: str, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        main, "run_checks", lambda *arguments: iter([CheckResult("a", status, 1.0, "because")])
-    )
+    monkeypatch.setattr(main, "run_checks", lambda *arguments: iter([CheckResult("a", status, 1.0, "because")]))
     assert main.run_selftest(tmp_path) == code
     assert f"{status}: 1" in capsys.readouterr().out
 
@@ -197,9 +184,7 @@ IN_THIS_PROCESS = [
     pytest.param("two learner ranks, CPU", marks=pytest.mark.long),
     "resume, CPU",
 ]
-ENGINES = (
-    [pytest.param("push in mid-flight, CPU", marks=pytest.mark.long)] if main.vllm_build() == "cpu" else []
-)
+ENGINES = [pytest.param("push in mid-flight, CPU", marks=pytest.mark.long)] if main.vllm_build() == "cpu" else []
 
 
 @pytest.mark.long
@@ -212,9 +197,7 @@ def test_it_works(name: str, tmp_path: Path) -> None:
 @pytest.mark.long
 def test_objectives_and_a_fault_in_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A check finds a learner whose gradient is scaled wrongly for packed rows."""
-    assert f"{len(list(PRESETS.glob('*.yaml')))} presets" in learner_checks.check_presets(
-        CheckWorkspace(tmp_path)
-    )
+    assert f"{len(list(PRESETS.glob('*.yaml')))} presets" in learner_checks.check_presets(CheckWorkspace(tmp_path))
     plain = learner_checks.run_step
 
     def faulty(config, workspace, batch):  # type: ignore[no-untyped-def]

@@ -25,9 +25,7 @@ def long_folder(tmp_path: Path) -> Path:
 
 def remaining_links(folder: Path) -> list[Path]:
     """Returns the symbolic links to a folder that still exist."""
-    return [
-        link for link in Path("/tmp").glob("grpo-*/tmp") if link.is_symlink() and link.readlink() == folder
-    ]
+    return [link for link in Path("/tmp").glob("grpo-*/tmp") if link.is_symlink() and link.readlink() == folder]
 
 
 def run_code(code: str, folder: Path) -> str:
@@ -60,9 +58,7 @@ print(subprocess.run([sys.executable, "-c", "import tempfile; print(tempfile.mkd
     assert not remaining_links(long_folder)
 
 
-def test_short_folders_stay_and_unusable_ones_are_replaced(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_short_folders_stay_and_unusable_ones_are_replaced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path / "absent"))
     monkeypatch.delenv("RAY_TMPDIR", raising=False)
     monkeypatch.setattr(tempfile, "tempdir", "/tmp")

@@ -49,9 +49,7 @@ def start_sweep(folder: Path, *overrides: str, cwd: Path) -> subprocess.Popen[st
     Jobs of joblib and submitit start in new interpreters.
     """
     command = [str(ROOT / "grpo.py"), "--config-name", "grpo_quickstart", "--multirun"]
-    return start_python(
-        [*command, f"hydra.sweep.dir={folder}", *QUICK, *overrides], cwd, stderr=subprocess.STDOUT
-    )
+    return start_python([*command, f"hydra.sweep.dir={folder}", *QUICK, *overrides], cwd, stderr=subprocess.STDOUT)
 
 
 def outcomes(folder: Path) -> dict[str, str]:

@@ -48,12 +48,7 @@ def test_torchrls_loss_on_our_rollout(rollout: Rollout) -> None:
     policy = load_policy("compat_torchrl", kl_coef=0.0, kl_inference_coef=0.0, entropy_coef=0.0)
     batch, model = assign_credit(policy, rollout, max_tokens=9).batch, tiny_llama()
     actor = TransformersWrapper(
-        model,
-        tokenizer=PadToken(),
-        input_mode="tokens",
-        generate=False,
-        pad_output=False,
-        return_log_probs=True,
+        model, tokenizer=PadToken(), input_mode="tokens", generate=False, pad_output=False, return_log_probs=True
     )
     theirs = TorchRLLoss(actor, masking_strategy="sft", entropy_bonus=False)(batch.to_torchrl())
     ours = GRPOLoss(make_scorer(model, True), policy)(batch)
@@ -86,9 +81,7 @@ def test_a_replay_buffer_of_torchrl_keeps_rows_of_any_width(rollout: Rollout) ->
 def test_conversion_to_torchrl_and_back() -> None:
     """Conversion keeps all shared fields, environment tokens, errors and reference log-probs."""
     groups = [
-        make_group(
-            4, [make_completion(3, 1.0, versions=[0, 1, 1]), make_completion(5, -0.5, outcome="invalid")]
-        ),
+        make_group(4, [make_completion(3, 1.0, versions=[0, 1, 1]), make_completion(5, -0.5, outcome="invalid")]),
         make_group(
             7,
             [

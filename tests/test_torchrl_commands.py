@@ -34,11 +34,7 @@ DEVICE_LISTS = ("train_model.devices=[0,1]", "ref_model.devices=[2,3]", "inferen
 ALLOCATIONS = {"counts": DEVICE_COUNTS, "lists": DEVICE_LISTS}
 IFEVAL = "env.dataset=ifeval"
 OPTIMIZER = ("optimizer.lr=2e-5", "optimizer.weight_decay=0.01")
-COMMANDS = {
-    "another dataset": (IFEVAL,),
-    "another config": ("--config-name", "grpo_ifeval"),
-    "optimizer": OPTIMIZER,
-}
+COMMANDS = {"another dataset": (IFEVAL,), "another config": ("--config-name", "grpo_ifeval"), "optimizer": OPTIMIZER}
 LEARNING_RATES = "optimizer.lr=1e-4,1e-5,1e-6"
 GRID = ("optimizer.lr=1e-4,1e-5", "policy.kl_coef=0.01,0.1")
 needs_vllm = pytest.mark.skipif(installed_vllm() is None, reason="vLLM is not installed")
@@ -46,18 +42,14 @@ needs_vllm = pytest.mark.skipif(installed_vllm() is None, reason="vLLM is not in
 
 def run_plan(folder: Path, script: str, *words: str) -> ScriptResult:
     """Runs a command with `run=plan` on the hypothetical machine."""
-    return call_script(
-        script, *words, *MACHINE, f"hydra.run.dir={folder / 'run'}", f"hydra.sweep.dir={folder}"
-    )
+    return call_script(script, *words, *MACHINE, f"hydra.run.dir={folder / 'run'}", f"hydra.sweep.dir={folder}")
 
 
 def planned_devices(output: str) -> dict[str, list[int]]:
     """Returns the GPUs of each line in a plan's section `devices`."""
     section = output.partition("\ndevices:\n")[2].partition("\nbatches:")[0]
     gpus_of: dict[str, list[int]] = {}
-    for name, gpus in re.findall(
-        r"^  (train_model|ref_model|engine \d+) .*?GPU (\d+(?:, ?\d+)*)", section, re.M
-    ):
+    for name, gpus in re.findall(r"^  (train_model|ref_model|engine \d+) .*?GPU (\d+(?:, ?\d+)*)", section, re.M):
         gpus_of[name] = [int(gpu) for gpu in gpus.split(",")]
     return gpus_of
 
@@ -79,9 +71,7 @@ def test_an_allocation_uses_all_six_gpus(script: str, allocation: str, tmp_path:
     gpus_of = planned_devices(command.stdout)
     assert gpus_of.keys() == {"train_model", "ref_model", "engine 0", "engine 1"}
     assert (len(gpus_of["train_model"]), len(gpus_of["ref_model"])) == (2, 2)
-    assert sorted(gpu for gpus in gpus_of.values() for gpu in gpus) == list(range(6)), (
-        "each GPU once, none unused"
-    )
+    assert sorted(gpu for gpus in gpus_of.values() for gpu in gpus) == list(range(6)), "each GPU once, none unused"
     if allocation == "lists":
         assert gpus_of == {"train_model": [0, 1], "ref_model": [2, 3], "engine 0": [4], "engine 1": [5]}
     assert "unused" not in command.stdout
@@ -125,9 +115,7 @@ class DryRun:
 
 DRY_RUNS = {
     "another dataset": DryRun(
-        ShippedConfig(
-            "gsm8k", SHIPPED_CONFIGS["ifeval"].answers, (IFEVAL, f"env.data_files={data_file('ifeval')}")
-        )
+        ShippedConfig("gsm8k", SHIPPED_CONFIGS["ifeval"].answers, (IFEVAL, f"env.data_files={data_file('ifeval')}"))
     ),
     "optimizer": DryRun(SHIPPED_CONFIGS["gsm8k"], OPTIMIZER),
     "base model": DryRun(SHIPPED_CONFIGS["gsm8k"]),
@@ -153,17 +141,11 @@ def model_folder(base_model: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 @pytest.mark.parametrize("script", SCRIPTS)
 @pytest.mark.parametrize("name", DRY_RUNS)
 def test_a_command_trains(
-    name: str,
-    script: str,
-    model_folder: Callable[[str], Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    name: str, script: str, model_folder: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A command trains the small model on the CPU."""
     use_punkt(OWN_PUNKT, tmp_path / "nltk", monkeypatch)
-    config = small_config(
-        DRY_RUNS[name].shipped_config, f"model.name={model_folder(name)}", *DRY_RUNS[name].overrides
-    )
+    config = small_config(DRY_RUNS[name].shipped_config, f"model.name={model_folder(name)}", *DRY_RUNS[name].overrides)
     record = run_script(config, script, tmp_path)
     check_rows(script, tmp_path)
     assert record.optimizer_steps == config.total_optimizer_steps == 4
@@ -267,15 +249,11 @@ KEYS = {
 @pytest.mark.parametrize("key", KEYS)
 def test_a_torchrl_key_exists_or_its_error_names_ours(key: str) -> None:
     """The error message names the counterpart of a key that does not exist."""
-    assert (
-        key in known_keys(Config) if KEYS[key] == OURS else KEYS[key] in quickstart_error_message(f"{key}=1")
-    )
+    assert key in known_keys(Config) if KEYS[key] == OURS else KEYS[key] in quickstart_error_message(f"{key}=1")
 
 
 def test_a_torchrl_section_that_is_one_value_of_ours() -> None:
-    assert "inference_model.quantization: " in quickstart_error_message(
-        "inference_model.quantization.enabled=false"
-    )
+    assert "inference_model.quantization: " in quickstart_error_message("inference_model.quantization.enabled=false")
 
 
 def test_the_page_of_other_trainers_has_every_key() -> None:
@@ -283,7 +261,5 @@ def test_the_page_of_other_trainers_has_every_key() -> None:
     page = (ROOT / "docs" / "coming_from.md").read_text()
     named = set(re.findall(r"`([\w.]+)(?:[=:][^`]*)?`", page))
     sections = {key for key in KEYS if any(key.startswith(f"{name}.") for name in named if "." in name)}
-    lora = {
-        f"ref_model.lora.{field}" for field in ("r", "alpha", "dropout")
-    }  # beside `ref_model.lora.enabled`
+    lora = {f"ref_model.lora.{field}" for field in ("r", "alpha", "dropout")}  # beside `ref_model.lora.enabled`
     assert sorted(KEYS.keys() - named - sections - lora) == []

@@ -47,9 +47,7 @@ def open_lockstep_run(run_dir: Path, *overrides: str) -> Iterator[LockstepRun]:
 
 def make_env(run: LockstepRun, num_groups: int = 3) -> GroupEnv:
     rollout_components = run.rollout_components
-    return GroupEnv(
-        rollout_components.loop, rollout_components.group_rollout, rollout_components.prompts, num_groups
-    )
+    return GroupEnv(rollout_components.loop, rollout_components.group_rollout, rollout_components.prompts, num_groups)
 
 
 def comparable_groups(groups: list[Group]) -> list[object]:
@@ -58,10 +56,7 @@ def comparable_groups(groups: list[Group]) -> list[object]:
         (
             *(group.group_id, group.example, group.prompt, group.prompt_text, group.sampling),
             list(group.attempts()),
-            [
-                (one.token_ids, one.log_probs, one.policy_versions, one.reward_input)
-                for one in group.completions
-            ],
+            [(one.token_ids, one.log_probs, one.policy_versions, one.reward_input) for one in group.completions],
             [(one.token_ids, one.verdict and one.verdict.score) for one in group.unselected_candidates],
             [one.group_id for one in group.replacement_chain()],
         )
@@ -177,9 +172,7 @@ async def yield_to_loop() -> None:
     await asyncio.sleep(0)
 
 
-def test_the_script_trains_on_rollouts_of_the_environment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_script_trains_on_rollouts_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every step of grpo.py is a step of the environment."""
     steps: list[int] = []
     step = GroupEnv._step
@@ -198,11 +191,7 @@ def test_the_collector_of_torchrl_collects_the_same(tmp_path: Path) -> None:
     with open_lockstep_run(tmp_path / "torchrl") as run:
         env = make_env(run)
         frames = Collector(
-            env,
-            EnginePolicy(env),
-            frames_per_batch=12,
-            total_frames=36,
-            auto_register_policy_transforms=False,
+            env, EnginePolicy(env), frames_per_batch=12, total_frames=36, auto_register_policy_transforms=False
         )
         batches = []
         for frame in frames:
@@ -257,7 +246,6 @@ def test_a_reset_of_some_rows_is_refused(tmp_path: Path) -> None:
         rows["_reset"] = torch.zeros(12, 1, dtype=torch.bool)
         rows["_reset"][:4] = True
         with pytest.raises(
-            ValueError,
-            match=r"reset of some rows only.*collect with torchgrpo\.rollout\.group_env\.collect_rollout",
+            ValueError, match=r"reset of some rows only.*collect with torchgrpo\.rollout\.group_env\.collect_rollout"
         ):
             env.reset(rows)

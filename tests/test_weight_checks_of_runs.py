@@ -21,12 +21,7 @@ from torchgrpo.run.build_run import build_run
 from torchgrpo.run.lockstep_run import LockstepRun
 from torchgrpo.run.overlapped_run import OverlappedRun
 
-LARGE_BATCHES = (
-    "env.num_envs=8",
-    "env.repeats=8",
-    "train.optim_batch_size=64",
-    "train.total_dialog_turns=256",
-)
+LARGE_BATCHES = ("env.num_envs=8", "env.repeats=8", "train.optim_batch_size=64", "train.total_dialog_turns=256")
 SMALL_BATCHES = ("env.num_envs=2", "env.repeats=2", "train.optim_batch_size=4", "train.total_dialog_turns=16")
 
 
@@ -91,9 +86,7 @@ def compared_versions(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_fixed_sequences_are_compared_when_due_and_where_too_little_was_sampled(
     size: tuple[str, ...], interval: int, expected: list[int], compared_versions: list[int], tmp_path: Path
 ) -> None:
-    working = train_and_close(
-        grpo, compose_run_config(*size, f"train.weight_check_every={interval}"), tmp_path
-    )
+    working = train_and_close(grpo, compose_run_config(*size, f"train.weight_check_every={interval}"), tmp_path)
     assert working.learner.optimizer_steps == 4
     assert compared_versions == expected
 
@@ -119,9 +112,7 @@ def lose_pushes(pushes_from: int, monkeypatch: pytest.MonkeyPatch) -> None:
         TransformersEngine,
         "load",
         lambda engine, weights, version: (
-            load(engine, weights, version)
-            if version < pushes_from
-            else setattr(engine, "policy_version", version)
+            load(engine, weights, version) if version < pushes_from else setattr(engine, "policy_version", version)
         ),
     )
 
@@ -133,9 +124,7 @@ def test_a_lost_push_is_found_at_the_latest_one_step_later(
     lose_pushes(2, monkeypatch)
     built: list[Any] = []
     with pytest.raises(WeightMismatch, match=r"policy version 2.*Cause: old weights") as raised:
-        train_and_close(
-            grpo, compose_run_config(*size, "train.checkpoint_frequency=1"), tmp_path, built.append
-        )
+        train_and_close(grpo, compose_run_config(*size, "train.checkpoint_frequency=1"), tmp_path, built.append)
     assert built[0].learner.optimizer_steps <= 3
     assert f"the checkpoint before it is {tmp_path}/checkpoints/checkpoint_00000" in str(raised.value)
 
@@ -148,9 +137,7 @@ def test_a_lost_push_of_an_overlapped_run_is_found(
     lose_pushes(2, monkeypatch)
     built: list[Any] = []
     with pytest.raises(WeightMismatch, match=r"policy version 2: .*Cause: old weights"):
-        train_and_close(
-            grpo_async, compose_run_config(*aged_settings(age), *optimizer), tmp_path, built.append
-        )
+        train_and_close(grpo_async, compose_run_config(*aged_settings(age), *optimizer), tmp_path, built.append)
     assert built[0].learner.optimizer_steps == 2
 
 
@@ -161,8 +148,7 @@ def test_a_run_that_only_logs_a_mismatch_goes_on(
     working = train_and_close(grpo, compose_run_config(*LARGE_BATCHES, "train.on_mismatch=log"), tmp_path)
     assert working.learner.optimizer_steps == 4
     assert (
-        "policy version 2: the engine differs" in (output := capsys.readouterr().err)
-        and "Cause: old weights" in output
+        "policy version 2: the engine differs" in (output := capsys.readouterr().err) and "Cause: old weights" in output
     )
 
 
@@ -177,6 +163,4 @@ def test_a_comparison_leaves_its_metrics(tmp_path: Path) -> None:
     train_and_close(grpo, compose_run_config(*LARGE_BATCHES, "train.weight_check_every=2"), tmp_path)
     elapsed = time.perf_counter() - began
     found = [row for row in read_metrics(tmp_path) if "weight_check/mean" in row]
-    assert found and all(
-        row["weight_check/max"] < 1e-4 and 0 < row["weight_check/seconds"] < elapsed for row in found
-    )
+    assert found and all(row["weight_check/max"] < 1e-4 and 0 < row["weight_check/seconds"] < elapsed for row in found)

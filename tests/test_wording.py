@@ -50,9 +50,7 @@ def test_pages() -> None:
     ("`begun` is a key", None), ("path/to/doctor.md", None), ("drawing", None),
 ])  # fmt: skip
 def test_banned_words(line: str, word: str | None) -> None:
-    assert [text.split()[2].rstrip(":") for _, text in wording.find_banned_words(line)] == (
-        [word] if word else []
-    )
+    assert [text.split()[2].rstrip(":") for _, text in wording.find_banned_words(line)] == ([word] if word else [])
 
 
 def test_exit_code_and_places(

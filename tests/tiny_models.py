@@ -50,9 +50,7 @@ def tiny_mixture(folder: Path, kind: Literal["qwen3_moe", "mixtral"]) -> None:
     """
     shutil.copytree(Path(__file__).resolve().parent.parent / "torchgrpo" / "models" / "quickstart", folder)
     (folder / "config.json").unlink()
-    experts = (
-        {"num_experts": 4, "moe_intermediate_size": 32} if kind == "qwen3_moe" else {"num_local_experts": 4}
-    )
+    experts = {"num_experts": 4, "moe_intermediate_size": 32} if kind == "qwen3_moe" else {"num_local_experts": 4}
     config = AutoConfig.for_model(
         kind,
         vocab_size=len(AutoTokenizer.from_pretrained(folder)),

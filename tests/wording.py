@@ -10,9 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 MAX_FIRST_LINE, MAX_SENTENCE = 15, 30  # words
 SUFFIXES = (".py", ".md", ".yaml")
-FIRST_WORDS = (
-    "What Where Of Those As How From By Who Whose All Each Which When That Why Than If It Its Not And But"
-)
+FIRST_WORDS = "What Where Of Those As How From By Who Whose All Each Which When That Why Than If It Its Not And But"
 """A first line that begins with one of them is a clause without a verb or a noun."""
 ADVERBS = (
     "alike apart aside away directly else elsewhere ever here hence just never now once only otherwise rather so soon "
@@ -22,9 +20,7 @@ ADVERBS = (
     "hidden knows wants does gives goes says tells draws asks seldom"
 )
 """Names that hold no noun, beside words that end in -ed or -ly."""
-FIELD_NAMES = (
-    "seed need family reply apply enabled truncated tied colocated quantized done required shared expected"
-)
+FIELD_NAMES = "seed need family reply apply enabled truncated tied colocated quantized done required shared expected"
 """Nouns and verbs that end like participles, flags as the libraries name them, and what a test compares with."""
 BANNED_WORDS = {
     r"doctor": "diagnostics",

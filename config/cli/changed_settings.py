@@ -34,11 +34,7 @@ def _changed_settings(config: Mapping[str, Any], defaults: Mapping[str, Any], pr
         elif place == "eval.sets" and value:
             set_defaults = asdict(EvalSetConfig())
             sets = {
-                name: {
-                    key: fields[key]
-                    for key in set_defaults
-                    if key in fields and fields[key] != set_defaults[key]
-                }
+                name: {key: fields[key] for key in set_defaults if key in fields and fields[key] != set_defaults[key]}
                 for name, fields in value.items()
             }
             yield f"{place}={_override_value(sets)}"

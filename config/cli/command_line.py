@@ -109,11 +109,7 @@ def command_line(job: Job) -> None:
         if str(error) == "No trials are completed yet.":  # Optuna's error where no trial has an objective
             sys.exit(_print_error(ALL_TRIALS_FAILED, EXIT_RUN_FAILED))
         # Before `main`, an OSError means that Hydra could not write the run's folder.
-        os_error = (
-            None
-            if main_entered
-            else next((link for link in causes(error) if isinstance(link, OSError)), None)
-        )
+        os_error = None if main_entered else next((link for link in causes(error) if isinstance(link, OSError)), None)
         if os_error is not None and (os_error.filename or os_error.strerror):
             reason = f"{os_error.filename}: {os_error.strerror}" if os_error.filename else os_error.strerror
             sys.exit(_print_error(NEW_FOLDER_UNWRITABLE.format(reason=reason)))
@@ -213,9 +209,7 @@ def resume_command(run_dir: Path) -> str:
 
     Where the command line did not start the run, returns only the settings that resume it.
     """
-    return " ".join(
-        [*_command_words(_START_OVERRIDES), _path_override("hydra.run.dir", run_dir), "train.resume=auto"]
-    )
+    return " ".join([*_command_words(_START_OVERRIDES), _path_override("hydra.run.dir", run_dir), "train.resume=auto"])
 
 
 def evaluate_command(model: Path, sets: str) -> str:

@@ -62,9 +62,7 @@ def to_config(composed_config: DictConfig) -> Config:
         raise ConfigError("\n".join(map(unknown_key_message, unknown)))
     missing = sorted(key for key in OmegaConf.missing_keys(composed_config) if not key.startswith("hydra"))
     if missing:
-        raise ConfigError(
-            f"{', '.join(missing)}: no value; set a value on the command line or in the YAML file"
-        )
+        raise ConfigError(f"{', '.join(missing)}: no value; set a value on the command line or in the YAML file")
     config = OmegaConf.to_object(composed_config)
     assert isinstance(config, Config)
     config.derive_fields()

@@ -95,9 +95,7 @@ def user_message(error: BaseException) -> str:
         )
     if first.startswith(_NOT_A_NAME):
         return "policy and optimizer take the name of a preset, such as policy=dapo; policy.FIELD=value sets a field"
-    duplicate = re.match(
-        r"Multiple values for (\S+)\. |(\S+) appears more than once in the final defaults list", first
-    )
+    duplicate = re.match(r"Multiple values for (\S+)\. |(\S+) appears more than once in the final defaults list", first)
     if duplicate:
         name = duplicate[1] or duplicate[2]
         return (

@@ -247,11 +247,7 @@ def translate_key(key: str) -> str | None:
         return FLAG_HINTS[flag]
     parts = flag.split(".")
     bound = next(
-        (
-            place
-            for place, part in enumerate(parts)
-            if part in UNSUPPORTED_SECTIONS or part in UNTRAINED_SECTIONS
-        ),
+        (place for place, part in enumerate(parts) if part in UNSUPPORTED_SECTIONS or part in UNTRAINED_SECTIONS),
         len(parts),
     )
     for start, part in enumerate(parts):
@@ -268,8 +264,7 @@ def translate_key(key: str) -> str | None:
             if part in table:
                 return table[part]
     return next(
-        (text for prefix, text in UNSUPPORTED_PREFIXES.items() for part in parts if part.startswith(prefix)),
-        None,
+        (text for prefix, text in UNSUPPORTED_PREFIXES.items() for part in parts if part.startswith(prefix)), None
     )
 
 

@@ -30,8 +30,7 @@ def saved_config(run_dir: Path, changes: list[str] | None = None) -> Config:
     """
     if saved_settings(run_dir) is None:
         raise ConfigError(
-            f"{run_dir}: the folder has no settings of a run ({_file(run_dir)} is missing); name the folder "
-            "of a run"
+            f"{run_dir}: the folder has no settings of a run ({_file(run_dir)} is missing); name the folder of a run"
         )
     return _load_config(_file(run_dir).read_text(encoding="utf-8"), tuple(changes or ()))
 
@@ -93,8 +92,7 @@ def chosen_runs(run_dir_setting: Any) -> list[Path]:
             raise ConfigError("run_dir: no run was found here; name the folder of a run, run_dir=FOLDER")
         return runs[:1]
     folders = [
-        Path(name)
-        for name in (run_dir_setting if isinstance(run_dir_setting, list | tuple) else [run_dir_setting])
+        Path(name) for name in (run_dir_setting if isinstance(run_dir_setting, list | tuple) else [run_dir_setting])
     ]
     for folder in folders:
         if not is_run(folder):
@@ -112,9 +110,7 @@ def chosen_run(run_dir_setting: Any) -> Path:
     """Returns the one run folder that `run_dir=` names; see `chosen_runs`."""
     folders = chosen_runs(run_dir_setting)
     if len(folders) > 1:
-        raise ConfigError(
-            f"run_dir={','.join(map(str, folders))}: several folders; name the folder of one run"
-        )
+        raise ConfigError(f"run_dir={','.join(map(str, folders))}: several folders; name the folder of one run")
     return folders[0]
 
 

@@ -69,9 +69,7 @@ def run_sweep_job(run: Callable[[], RunOutcome], composed_config: DictConfig) ->
         raise _job_failure(run_dir, composed_config, f"{type(error).__name__}: {error}") from None
     if outcome == "finished":
         return objective(run_dir, composed_config.train.keep_best)
-    if (
-        hydra_config.runtime.choices["hydra/launcher"] == "basic"
-    ):  # other launchers share this process among jobs
+    if hydra_config.runtime.choices["hydra/launcher"] == "basic":  # other launchers share this process among jobs
         print("the sweep ends here; its other runs have not started", file=sys.stderr)
         sys.exit(EXIT_INTERRUPTED)
     raise JobFailed(f"{run_dir} was interrupted")

@@ -5,9 +5,7 @@ config/cli/keys_of_other_trainers.py looks up these tables together with the tab
 
 _NO_CRITIC = "GRPO has no critic; the baseline is policy.baseline"
 _NO_REWARD_MODEL = "no reward model is loaded; env.reward=module:function may query a server (docs/judges.md)"
-_END_TOKENS = (
-    "a completion ends with an end token of the model's generation config, tokenizer or chat template"
-)
+_END_TOKENS = "a completion ends with an end token of the model's generation config, tokenizer or chat template"
 _TEACHER = (
     "set policy=opd to distill: ref_model.name is the teacher, ref_model.num_devices its number of GPUs, "
     "policy.teacher_prompt its prompt; policy.distill_coef and policy.reward_coef weight the teacher and "

@@ -26,9 +26,7 @@ def checkpoint_path(run_dir: Path, iteration: int) -> Path:
 
 def checkpoints(run_dir: Path) -> list[Path]:
     """Returns the checkpoints in a run's folder, highest iteration first."""
-    paths = [
-        path for path in (run_dir / CHECKPOINTS_FOLDER).glob("checkpoint_*") if _NAME.fullmatch(path.name)
-    ]
+    paths = [path for path in (run_dir / CHECKPOINTS_FOLDER).glob("checkpoint_*") if _NAME.fullmatch(path.name)]
     return sorted(paths, key=lambda path: (checkpoint_iteration(path), path), reverse=True)
 
 

@@ -130,8 +130,7 @@ def _open_lock(folder: Path) -> int:
             if is_disk_full(error):
                 raise
             raise ConfigError(
-                f"hydra.run.dir={folder}: the folder cannot be written ({error.strerror}); choose another "
-                "folder"
+                f"hydra.run.dir={folder}: the folder cannot be written ({error.strerror}); choose another folder"
             ) from error
         other_owner = _acquire_lock(descriptor)
         if other_owner is not None:

@@ -48,9 +48,7 @@ def check_config(config: Config) -> None:
     sets, frequency = config.eval.sets, config.eval.frequency
     if not sets and (frequency or config.run == "eval"):
         setting = "run=eval" if config.run == "eval" else f"eval.frequency={frequency}"
-        raise ConfigError(
-            f"{setting}: there are no evaluation sets; set eval.sets={{NAME: {{dataset: gsm8k}}}}"
-        )
+        raise ConfigError(f"{setting}: there are no evaluation sets; set eval.sets={{NAME: {{dataset: gsm8k}}}}")
     for name, eval_set in sets.items():
         eval_set.env(f"eval.sets.{name}", config.env)
     best, known = config.train.keep_best, [key for name, one in sets.items() for key in one.metrics(name)]

@@ -57,11 +57,7 @@ class CurriculumConfig:
         shares = ("gate", "floor", "prior", "memory", "solved")
         check_fields("env.curriculum", self, shares, is_share, "must be a share from 0 to 1")
         check_fields(
-            "env.curriculum",
-            self,
-            ("replay",),
-            lambda part: 0 <= part < 1,
-            "must be a share from 0 to below 1",
+            "env.curriculum", self, ("replay",), lambda part: 0 <= part < 1, "must be a share from 0 to below 1"
         )
         check_minimum("env.curriculum.window", self.window, 1)
         check_minimum("env.curriculum.bins", self.bins, 2)
@@ -91,8 +87,7 @@ class CurriculumConfig:
             check_choice("env.curriculum.order", order, ("ascending", "descending", "[VALUE, ...]"))
         if self.bins is not None and not names:
             raise ConfigError(
-                f"env.curriculum.bins={self.bins}: there is no column to make levels from; set "
-                "env.curriculum.column"
+                f"env.curriculum.bins={self.bins}: there is no column to make levels from; set env.curriculum.column"
             )
 
     def check_data(self, dataset: str, mixture: Mapping[str, Any], skips_prompts: bool) -> None:

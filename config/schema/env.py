@@ -32,8 +32,7 @@ class DifficultyConfig:
     def __post_init__(self) -> None:
         if not 0.0 <= self.low <= self.high <= 1.0:
             raise ConfigError(
-                f"env.difficulty: low={self.low}, high={self.high}: must be success rates with 0 <= low <= "
-                "high <= 1"
+                f"env.difficulty: low={self.low}, high={self.high}: must be success rates with 0 <= low <= high <= 1"
             )
         check_minimum("env.difficulty.retry_epochs", self.retry_epochs, 1)
 
@@ -114,9 +113,7 @@ class EnvConfig:
     together."""
     reasoning: bool = False
     """Sends `reasoning_prompt` to the model after every turn without a tool call."""
-    reasoning_prompt: str = (
-        "Think again: check your answer, then give the final one in the form you were asked for."
-    )
+    reasoning_prompt: str = "Think again: check your answer, then give the final one in the form you were asked for."
     """Text of the environment's reply for `reasoning`."""
     tools: list[str] = field(default_factory=list)
     """Tools in the model's prompt, which the model may call at the end of a turn: `calculator`, `python` (in
@@ -132,17 +129,14 @@ class EnvConfig:
         url = self.sandbox_url
         if self.sandbox != "remote" and url is not None:
             raise ConfigError(
-                f"env.sandbox_url={url}: the server is unused with env.sandbox={self.sandbox}; set "
-                "env.sandbox=remote"
+                f"env.sandbox_url={url}: the server is unused with env.sandbox={self.sandbox}; set env.sandbox=remote"
             )
         if self.sandbox == "remote" and not (url or "").startswith(("http://", "https://")):
             raise ConfigError(
                 f"env.sandbox_url={url}: env.sandbox=remote needs the address of a server; set "
                 "env.sandbox_url=http://HOST:PORT"
             )
-        check_fields(
-            "env", self, ("holdout",), lambda value: 0 <= value < 1, "must be a share from 0 to below 1"
-        )
+        check_fields("env", self, ("holdout",), lambda value: 0 <= value < 1, "must be a share from 0 to below 1")
         seconds_and_bytes = ("reward_timeout_s", "reward_memory_gib", "tool_timeout_s")
         check_fields("env", self, seconds_and_bytes, is_positive, "must be above 0")
         check_fields("env", self, ("max_error_rate",), is_share, "must be a share from 0 to 1")
@@ -181,8 +175,7 @@ class EnvConfig:
             )
         values = list(weights.values()) if isinstance(weights, dict) else [] if weights is None else weights
         if not isinstance(values, list) or not all(
-            isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-            for value in values
+            isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) for value in values
         ):
             raise ConfigError(
                 f"env.reward_weights={weights!r}: weights must be finite numbers; set {{COMPONENT: weight}} "
@@ -209,8 +202,7 @@ class EnvConfig:
             )
         if fallback and fallback == reward:
             raise ConfigError(
-                f"env.fallback_reward={fallback} is the same as env.reward; name another reward, or null for "
-                "none"
+                f"env.fallback_reward={fallback} is the same as env.reward; name another reward, or null for none"
             )
 
     @property

@@ -143,9 +143,7 @@ class EvalConfig:
 
     def __post_init__(self) -> None:
         check_minimum("eval.frequency", self.frequency, 0)
-        self.sets = {
-            name: _build_eval_set(f"eval.sets.{name}", settings) for name, settings in self.sets.items()
-        }
+        self.sets = {name: _build_eval_set(f"eval.sets.{name}", settings) for name, settings in self.sets.items()}
 
 
 def _has_one_split(files: Any) -> bool:
@@ -165,15 +163,11 @@ def _build_eval_set(place: str, settings: Any) -> EvalSetConfig:
     """Builds and checks an evaluation set from its settings. place: its key in the config."""
     name = place.rpartition(".")[2]
     if not re.fullmatch(r"[\w\-]+", name):
-        raise ConfigError(
-            f"{place}: the name of a set becomes the name of a folder; use letters, digits, - and _ only"
-        )
+        raise ConfigError(f"{place}: the name of a set becomes the name of a folder; use letters, digits, - and _ only")
     if isinstance(settings, EvalSetConfig):
         return settings
     if not isinstance(settings, dict):
-        raise ConfigError(
-            f"{place}={settings!r}: give the fields of the set, such as {{dataset: gsm8k, n: 4}}"
-        )
+        raise ConfigError(f"{place}={settings!r}: give the fields of the set, such as {{dataset: gsm8k, n: 4}}")
     known = [entry.name for entry in fields(EvalSetConfig)]
     for key in settings:
         if key not in known:

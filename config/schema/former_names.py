@@ -68,16 +68,8 @@ EVENTS = {
     "restarted": "restart",
     "resumed": "resume",
 }
-LEDGER_FIELDS = {
-    "in_place_of": "replaces",
-    "begun": "started_at",
-    "drawn": "sampled_at",
-    "judged": "scored_at",
-}
-COMPLETION_FIELDS = {
-    "sampled": "sampled_mask",
-    "shown": "reward_input",
-}
+LEDGER_FIELDS = {"in_place_of": "replaces", "begun": "started_at", "drawn": "sampled_at", "judged": "scored_at"}
+COMPLETION_FIELDS = {"sampled": "sampled_mask", "shown": "reward_input"}
 """Of each completion of a group in the ledger."""
 VERDICT_FIELDS = {"parts": "components"}
 

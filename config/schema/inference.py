@@ -75,23 +75,11 @@ class InferenceModelConfig:
         check_choice("inference_model.update", self.update, ("keep", "wait", "abort"))
         check_choice("inference_model.lora", self.lora, ("merge", "adapter"))
         check_choice("inference_model.dtype", self.dtype, ("auto", "float32", "bfloat16", "float16"))
-        positive = (
-            "num_devices",
-            "tensor_parallel_size",
-            "max_tokens",
-            "start_timeout_s",
-            "request_timeout_s",
-        )
+        positive = ("num_devices", "tensor_parallel_size", "max_tokens", "start_timeout_s", "request_timeout_s")
         check_fields("inference_model", self, positive, is_positive, "must be above 0")
         shares = ("gpu_memory_utilization", "top_p", "temperature_end_at")
         check_fields("inference_model", self, shares, lambda value: 0 < value <= 1, "must lie in (0, 1]")
-        limits = (
-            "kv_cache_gib",
-            "max_model_len",
-            "max_num_seqs",
-            "max_num_batched_tokens",
-            "temperature_end",
-        )
+        limits = ("kv_cache_gib", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "temperature_end")
         check_fields("inference_model", self, limits, is_positive, "must be above 0, or null")
         if self.temperature < 0 or self.top_k < 0:
             raise ConfigError(

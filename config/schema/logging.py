@@ -41,8 +41,7 @@ class LoggingConfig:
             TRACKERS.check(name, "none")
         if "none" in names and len(names) > 1:
             raise ConfigError(
-                f"logging.backend={self.backend!r}: `none` excludes other trackers; remove `none` or the "
-                "other names"
+                f"logging.backend={self.backend!r}: `none` excludes other trackers; remove `none` or the other names"
             )
 
     @property

@@ -268,9 +268,7 @@ class PolicyConfig:
         if self.ratio_max is not None and self.ratio_max < 1:
             raise self._field_error("ratio_max", "must be at least 1, the ratio of a fresh batch, or null")
         if self.mismatch_cap is not None and self.mismatch_floor > self.mismatch_cap:
-            raise self._field_error(
-                "mismatch_floor", f"must be at most policy.mismatch_cap={self.mismatch_cap}"
-            )
+            raise self._field_error("mismatch_floor", f"must be at most policy.mismatch_cap={self.mismatch_cap}")
         if len(self.covariance_range) != 2 or not self.covariance_range[0] < self.covariance_range[1]:
             raise self._field_error("covariance_range", "must be [low,high] with low < high")
         if self.selected_share > 1 or self.discount > 1:
@@ -316,11 +314,7 @@ class PolicyConfig:
         for is_violated, key, problem in (
             (no_reward and not has_teacher and no_other_term, "reward_coef", messages.NOTHING_TO_LEARN),
             (no_reward and self.filter_range is not None, "filter_range", messages.FILTER_WITHOUT_REWARD),
-            (
-                no_reward and self.kl_coef and self.kl_placement == "reward",
-                "kl_placement",
-                messages.KL_WITHOUT_REWARD,
-            ),
+            (no_reward and self.kl_coef and self.kl_placement == "reward", "kl_placement", messages.KL_WITHOUT_REWARD),
             (has_teacher and self.objective == "geometric", "objective", messages.GEOMETRIC_WITH_TEACHER),
             (missing, "teacher_prompt", f"the text lacks {' and '.join(missing)}; {marks}"),
             (text and self.kl_coef, "kl_coef", messages.KL_WITH_TEACHER_PROMPT),

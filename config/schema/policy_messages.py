@@ -19,9 +19,7 @@ FILTER_WITHOUT_REWARD = (
     "the filter chooses groups by their rewards, but policy.reward_coef=0; set policy.filter_range=null and "
     "policy.dynamic_batching=false"
 )
-KL_WITHOUT_REWARD = (
-    "the KL is subtracted from the reward, but policy.reward_coef=0; set policy.kl_placement=loss"
-)
+KL_WITHOUT_REWARD = "the KL is subtracted from the reward, but policy.reward_coef=0; set policy.kl_placement=loss"
 GEOMETRIC_WITH_TEACHER = (
     "the objective averages the advantages of a response and clips by their sign, but a teacher's "
     "advantages differ from token to token; set policy.distill_coef=0, or policy.objective=clip"

@@ -54,9 +54,7 @@ class TrustRegion:
         if not bounds or any(math.isnan(bound) for bound in bounds) or (len(bounds) == 2 and low > high):  # type: ignore[operator]
             raise ConfigError(f"{place}: low={low}, high={high}: set low or high, or both with low <= high")
         if self.measure == "ratio" and not all(bound >= 0 for bound in bounds):
-            raise ConfigError(
-                f"{place}: low={low}, high={high}: bounds of a ratio of probabilities must be at least 0"
-            )
+            raise ConfigError(f"{place}: low={low}, high={high}: bounds of a ratio of probabilities must be at least 0")
         if self.between in ("old_engine", "engine_old") and engine_is_old:
             raise ConfigError(
                 f"{place}.between={self.between}: with policy.old_log_prob=engine both log-probs are the "

@@ -28,9 +28,7 @@ def check_minimum(place: str, value: float | None, least: float) -> None:
         raise ConfigError(f"{place}={value}: must be at least {least}")
 
 
-def check_fields(
-    section: str, config: object, keys: Iterable[str], is_valid: Callable[[Any], bool], rule: str
-) -> None:
+def check_fields(section: str, config: object, keys: Iterable[str], is_valid: Callable[[Any], bool], rule: str) -> None:
     """Raises ConfigError for a field of a section that fails the predicate `is_valid`.
 
     rule: the predicate in words, for the message.

@@ -74,9 +74,7 @@ class DatasetSource:
         rng = random.Random(f"{self.salt}draw/{self.num_sampled}") if self._is_random else _UNUSED_RNG
         replay_position = self.replay_weights.sample_index(rng) if rng.random() < self.config.replay else None
         row, weight = (
-            self.prompt_sampler.next_row(rng)
-            if replay_position is None
-            else (self.start + replay_position, 1.0)
+            self.prompt_sampler.next_row(rng) if replay_position is None else (self.start + replay_position, 1.0)
         )
         stats = self.prompt_stats.setdefault(row, PromptStats(self.config.prior))
         stats.groups_in_flight, stats.sample_weight, stats.is_replay = (

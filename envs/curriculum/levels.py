@@ -75,9 +75,7 @@ class Levels:
 
         The search stops at the first usable row, since the length check of a long row tokenizes text.
         """
-        return any(
-            accepts_row(row) for row, level in enumerate(self.row_levels) if level == self.newest_level
-        )
+        return any(accepts_row(row) for row, level in enumerate(self.row_levels) if level == self.newest_level)
 
     def state(self) -> dict[str, Any]:
         """Returns the levels and their success for a checkpoint."""
@@ -124,9 +122,7 @@ def make_levels(examples: Sequence[Example], column: str | None, config: Curricu
                     f"(example {row}): list every value, easiest first"
                 )
         present = [value for value in config.order if value in values]
-        return Levels(
-            [present.index(value) for value in values], [_label(value) for value in present], config
-        )
+        return Levels([present.index(value) for value in values], [_label(value) for value in present], config)
     hardness = [_hardness(value, column, values) for value in values]
     if config.order == "descending":
         hardness = [-hard for hard in hardness]
@@ -140,9 +136,7 @@ def make_levels(examples: Sequence[Example], column: str | None, config: Curricu
         return Levels([numbers[first[hard]] for hard in hardness], labels, config)
     values_by_hardness = dict(zip(hardness, values, strict=True))
     ranks = {hard: rank for rank, hard in enumerate(sorted(values_by_hardness))}
-    return Levels(
-        [ranks[hard] for hard in hardness], [_label(values_by_hardness[hard]) for hard in ranks], config
-    )
+    return Levels([ranks[hard] for hard in hardness], [_label(values_by_hardness[hard]) for hard in ranks], config)
 
 
 def _value(example: Example, column: str) -> Any:

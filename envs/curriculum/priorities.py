@@ -21,9 +21,7 @@ PRIORITY_RULES: dict[str, Callable[[float], float]] = {"learnability": learnabil
 """Rules by name, as in `env.curriculum.priority` and `env.curriculum.sources`."""
 
 
-def source_shares(
-    base_weights: Mapping[str, float], priorities: Mapping[str, float], floor: float
-) -> dict[str, float]:
+def source_shares(base_weights: Mapping[str, float], priorities: Mapping[str, float], floor: float) -> dict[str, float]:
     """Returns the sampling share of every data source; the shares sum to 1.
 
     With base shares b (the normalized base weights) and priorities f, the share of source i is

@@ -114,9 +114,7 @@ class SuccessSampler:
             position = (self.uniform_weights if is_uniform else self.priority_weights).sample_index(rng)
             if position is None:
                 in_flight = [
-                    row
-                    for row, stats in self.prompt_stats.items()
-                    if stats.groups_in_flight and self._is_open(row)
+                    row for row, stats in self.prompt_stats.items() if stats.groups_in_flight and self._is_open(row)
                 ]
                 if in_flight:
                     return rng.choice(sorted(in_flight)), 1.0
@@ -144,11 +142,7 @@ class SuccessSampler:
     def _weights(self, row: int) -> tuple[float, float]:
         """Returns the uniform weight and the priority of a row; 0 for closed rows."""
         stats = self.prompt_stats.get(row)
-        if (
-            row in self.rows.too_long_rows
-            or (stats is not None and stats.groups_in_flight)
-            or not self._is_open(row)
-        ):
+        if row in self.rows.too_long_rows or (stats is not None and stats.groups_in_flight) or not self._is_open(row):
             return 0.0, 0.0
         return 1.0, self.priority_rule(self.prior if stats is None else stats.recent_success)
 

@@ -19,9 +19,7 @@ class FixedSourceWeights:
 
     def next_source(self) -> str:
         """Returns the name of the source to sample next."""
-        return min(
-            self.members, key=lambda name: ((self.members[name].num_sampled + 1) / self.weights[name], name)
-        )
+        return min(self.members, key=lambda name: ((self.members[name].num_sampled + 1) / self.weights[name], name))
 
     def metrics(self) -> dict[str, float]:
         """Returns no metrics: the weights are constant."""
@@ -55,9 +53,7 @@ class SuccessSourceWeights:
     def shares(self) -> dict[str, float]:
         """Returns the share of the next samples by source; the shares sum to 1."""
         success = {name: member.success.mean for name, member in self.members.items()}
-        priorities = {
-            name: self.priority_rule(self.prior if mean is None else mean) for name, mean in success.items()
-        }
+        priorities = {name: self.priority_rule(self.prior if mean is None else mean) for name, mean in success.items()}
         return source_shares(self.weights, priorities, self.floor)
 
     def next_source(self) -> str:

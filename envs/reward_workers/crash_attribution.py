@@ -77,9 +77,7 @@ class CrashAttribution:
         if len(running) > 1:
             self._suspects.update(running)
 
-    def resolve_lost_worker(
-        self, item: Verification, lost_worker: LostWorker, only_loss: bool
-    ) -> ScoringResult | None:
+    def resolve_lost_worker(self, item: Verification, lost_worker: LostWorker, only_loss: bool) -> ScoringResult | None:
         """Returns the result of a verification in a lost worker; None to run it again.
 
         only_loss: no other verification ran in a worker lost at the same moment.
@@ -106,6 +104,4 @@ class CrashAttribution:
         return result
 
     def _attribute_crash(self, item: Verification, fault: str, seconds: float) -> ScoringResult:
-        return ScoringResult(
-            self._minimum_score(item.example), {}, "error" if fault else "invalid", seconds, fault
-        )
+        return ScoringResult(self._minimum_score(item.example), {}, "error" if fault else "invalid", seconds, fault)

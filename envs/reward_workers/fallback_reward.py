@@ -60,9 +60,7 @@ def is_right(verdict: Reward) -> bool:
 
 
 def _add_fallback_metrics(verdict: Reward, acceptance: float, failure: float) -> Reward:
-    return replace(
-        verdict, components=verdict.components | {ACCEPTED_METRIC: acceptance, FAILED_METRIC: failure}
-    )
+    return replace(verdict, components=verdict.components | {ACCEPTED_METRIC: acceptance, FAILED_METRIC: failure})
 
 
 def _score_if_right(

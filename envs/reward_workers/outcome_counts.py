@@ -23,9 +23,7 @@ class OutcomeCounts:
         self.max_error_rate = max_error_rate
         self.num_verifications = self.num_invalid = self.num_errors = self.num_replaced_workers = 0
         self.last_error = ""
-        self._error_flags = bytearray(
-            WINDOW_SIZE
-        )  # ring buffers of plain numbers are far faster than objects
+        self._error_flags = bytearray(WINDOW_SIZE)  # ring buffers of plain numbers are far faster than objects
         self._seconds = array("d", bytes(8 * WINDOW_SIZE))
 
     def add(self, example: Example, result: ScoringResult) -> None:
@@ -46,8 +44,7 @@ class OutcomeCounts:
         latencies = sorted(self._seconds[: max(1, min(self.num_verifications, WINDOW_SIZE))])
         longest = len(latencies) - 1
         percentiles = {
-            f"reward_latency/p{share}_s": latencies[math.ceil(share / 100 * longest)]
-            for share in (50, 95, 99)
+            f"reward_latency/p{share}_s": latencies[math.ceil(share / 100 * longest)] for share in (50, 95, 99)
         }
         return percentiles | {
             "reward/invalid_total": float(self.num_invalid),

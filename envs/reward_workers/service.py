@@ -51,9 +51,7 @@ class RewardService:
         total_steps: optimizer steps of the whole run. Rewards that read the progress of the run receive both.
     """
 
-    def __init__(
-        self, task: Task, env: EnvConfig, step: Callable[[], int] = lambda: 0, total_steps: int = 1
-    ) -> None:
+    def __init__(self, task: Task, env: EnvConfig, step: Callable[[], int] = lambda: 0, total_steps: int = 1) -> None:
         self.env, self.task, self.step, self.total_steps = env, task, step, total_steps
         self._reads_progress = any(reads_progress(each.env) for each in (task, *task.members.values()))
         self.scorer = make_scorer(task)
@@ -83,9 +81,7 @@ class RewardService:
         with self._lock:
             for position, (completion, example) in enumerate(zip(inputs, examples, strict=True)):
                 if completion.control_tokens:
-                    result = ScoringResult(
-                        self._minimum_score(example), {"control_tokens": 1.0}, "invalid", 0.0
-                    )
+                    result = ScoringResult(self._minimum_score(example), {"control_tokens": 1.0}, "invalid", 0.0)
                 elif self._pool is None:
                     result = score_completion(self.scorer, completion, example)
                 else:
@@ -174,9 +170,7 @@ class RewardService:
             try:
                 pool.add_worker()
             except ForkServerDied:
-                self._handle_lost_workers(
-                    [worker.describe_lost_worker(PROCESS_DIED) for worker in pool.workers]
-                )
+                self._handle_lost_workers([worker.describe_lost_worker(PROCESS_DIED) for worker in pool.workers])
                 pool.restart()
         for worker in pool.remaining_workers(sorted(pool.workers, key=lambda worker: worker.num_batches)):
             if not self._queue:
@@ -227,9 +221,7 @@ class RewardService:
 
     def _handle_lost_workers(self, lost_workers: list[LostWorker]) -> None:
         """Attributes the running verifications of workers lost at one moment, and requeues the others."""
-        self._outcome_counts.num_replaced_workers += sum(
-            not lost_worker.has_retired for lost_worker in lost_workers
-        )
+        self._outcome_counts.num_replaced_workers += sum(not lost_worker.has_retired for lost_worker in lost_workers)
         self._last_progress_time = time.monotonic()
         interrupted = [
             (lost_worker, self._verifications[lost_worker.running_index])
@@ -253,10 +245,7 @@ class RewardService:
         for lost_worker, item in interrupted:
             del self._verifications[lost_worker.running_index]
             self._finish_verification(
-                item,
-                self._crash_attribution.resolve_lost_worker(
-                    item, lost_worker, only_loss=len(interrupted) == 1
-                ),
+                item, self._crash_attribution.resolve_lost_worker(item, lost_worker, only_loss=len(interrupted) == 1)
             )
 
     def _finish_verification(self, item: Verification, result: ScoringResult | None) -> None:
@@ -266,9 +255,7 @@ class RewardService:
             return
         self._record_result(item.ticket, item.position, item.example, result)
 
-    def _record_result(
-        self, ticket: RewardTicket, position: int, example: Example, result: ScoringResult
-    ) -> None:
+    def _record_result(self, ticket: RewardTicket, position: int, example: Example, result: ScoringResult) -> None:
         if result.outcome == "invalid":
             result = result._replace(score=min(result.score, self._minimum_score(example)))
         ticket.verdicts[position] = result.verdict()

@@ -126,7 +126,6 @@ def apply_component_weights(verdict: Reward, weights: dict[str, float]) -> Rewar
             f"{', '.join(sorted(verdict.components)) or 'none'}"
         )
     score = sum(
-        weight * finite_float(verdict.components[name], f"the component {name}")
-        for name, weight in weights.items()
+        weight * finite_float(verdict.components[name], f"the component {name}") for name, weight in weights.items()
     )
     return replace(verdict, score=score)

@@ -74,9 +74,7 @@ def run_worker(scorer: Scorer, connection: Connection, progress: mmap.mmap) -> N
             PROGRESS.pack_into(progress, 0, index, start_time)
             result = score_completion(scorer, CompletionInRun(*completion), examples[position])
             if os.getpid() != own_pid:
-                os._exit(
-                    0
-                )  # a child that the verifier forked returned here too; only the parent sends a verdict
+                os._exit(0)  # a child that the verifier forked returned here too; only the parent sends a verdict
             finished.append(index)
             results.append(tuple(result))
             out_of_memory = result.message == OUT_OF_MEMORY

@@ -110,11 +110,7 @@ class WorkerHandle:
         A single reading matters because the worker may start its next verification before its end.
         """
         return LostWorker(
-            *self.running_verification(),
-            list(self.pending_indices),
-            reason,
-            self.has_sent_results,
-            self.has_retired,
+            *self.running_verification(), list(self.pending_indices), reason, self.has_sent_results, self.has_retired
         )
 
     def running_verification(self) -> tuple[int, float]:
@@ -152,13 +148,7 @@ class WorkerPool:
         self.control, fork_server_end = socket.socketpair()
         with fork_server_end:
             self.process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-c",
-                    _FORK_SERVER_CODE,
-                    json.dumps(sys.path),
-                    str(fork_server_end.fileno()),
-                ],
+                [sys.executable, "-c", _FORK_SERVER_CODE, json.dumps(sys.path), str(fork_server_end.fileno())],
                 pass_fds=[fork_server_end.fileno()],
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
@@ -181,9 +171,7 @@ class WorkerPool:
         if self._ready:
             return
         if not self._handshake.poll(START_SECONDS):
-            raise DeadlineError(
-                f"the reward service waited {START_SECONDS:.0f} s for its first process to start"
-            )
+            raise DeadlineError(f"the reward service waited {START_SECONDS:.0f} s for its first process to start")
         try:
             problem = self._handshake.recv()
         except (EOFError, ConnectionError):

@@ -29,9 +29,7 @@ class Language:
 
 LANGUAGES: Mapping[str, Language] = {
     "python": Language(("python", "python3", "py"), "Python 3", "python"),
-    "bash": Language(
-        ("bash", "sh", "shell"), "Bash", "bash", ("bash", "--noprofile", "--norc"), "solution.sh"
-    ),
+    "bash": Language(("bash", "sh", "shell"), "Bash", "bash", ("bash", "--noprofile", "--norc"), "solution.sh"),
     "javascript": Language(
         ("javascript", "js", "node", "nodejs"), "JavaScript for Node.js", "nodejs", ("node",), "solution.js"
     ),

@@ -57,9 +57,7 @@ class ProgramMonitor:
         pipes = [os.pipe() for _ in range(3)]
         self.write_ends = [write_end for _, write_end in pipes]
         limits = ((output_bytes, True), (ERROR_BYTES, False), (output_bytes, True))
-        self.streams = [
-            OutputPipe(read_end, *limit) for (read_end, _), limit in zip(pipes, limits, strict=True)
-        ]
+        self.streams = [OutputPipe(read_end, *limit) for (read_end, _), limit in zip(pipes, limits, strict=True)]
         for stream in self.streams:
             os.set_blocking(stream.fd, False)
         self.directory, self.disk_bytes = directory, disk_bytes

@@ -72,23 +72,17 @@ class RemoteSandbox:
         code = f"{_module_source('server_script')}\n\ncall_function({source!r}, {function!r})\n"
         return self._run_with_marker(code, {"arguments": arguments}, wall_seconds)
 
-    def run_tests(
-        self, source: str, tests: dict[str, Any], wall_seconds: float | None = None
-    ) -> ProgramResult:
+    def run_tests(self, source: str, tests: dict[str, Any], wall_seconds: float | None = None) -> ProgramResult:
         """Runs tests as `Sandbox.run_tests` does. Raises SandboxError as `run` does."""
         texts = {module: _module_source(f"assertions/{module}") for module in ASSERTION_MODULES}
         code = f"{_module_source('server_script')}\n\nrun_tests({source!r}, {texts!r})\n"
         return self._run_with_marker(code, {"tests": tests}, wall_seconds)
 
-    def _run_with_marker(
-        self, code: str, payload: dict[str, Any], wall_seconds: float | None
-    ) -> ProgramResult:
+    def _run_with_marker(self, code: str, payload: dict[str, Any], wall_seconds: float | None) -> ProgramResult:
         marker = secrets.token_hex(16)
         run = self._run_request(code, json.dumps({**payload, "mark": marker}), wall_seconds, "python")
         printed, _, value = run.stdout.rpartition(f"\n{marker}".encode())
-        return ProgramResult(
-            run.status, run.code, printed, run.stderr, value, run.cpu_seconds, run.wall_seconds
-        )
+        return ProgramResult(run.status, run.code, printed, run.stderr, value, run.cpu_seconds, run.wall_seconds)
 
     def _run_request(self, code: str, stdin: str, wall_seconds: float | None, language: str) -> ProgramResult:
         limit = self.limits.wall_seconds
@@ -109,9 +103,7 @@ class RemoteSandbox:
             raise SandboxError(f"{self.url}/run_code: the program was not run: {str(reason)[:300]}")
         duration = float(result.get("execution_time") or 0.0)
         exit_code = result.get("return_code")
-        stdout, stderr = (
-            str(result.get(stream) or "").encode("utf-8", "replace") for stream in ("stdout", "stderr")
-        )
+        stdout, stderr = (str(result.get(stream) or "").encode("utf-8", "replace") for stream in ("stdout", "stderr"))
         ending: ProgramStatus = "finished" if status == "Finished" else "time"
         return ProgramResult(
             ending, -9 if exit_code is None else int(exit_code), stdout, stderr, b"", duration, duration
@@ -131,9 +123,7 @@ class RemoteSandbox:
             pause = FIRST_RETRY_SECONDS * 2**attempt
             if time.monotonic() + pause >= deadline:
                 waited = time.monotonic() - start
-                raise SandboxError(
-                    f"{self.url}/run_code: {reply_body} ({attempt + 1} requests in {waited:.1f} s)"
-                )
+                raise SandboxError(f"{self.url}/run_code: {reply_body} ({attempt + 1} requests in {waited:.1f} s)")
             time.sleep(pause)
         raise AssertionError
 
@@ -157,9 +147,7 @@ class RemoteSandbox:
             raise SandboxError(f"{self.url}/run_code: the reply is not JSON: {reply.text[:300]!r}") from None
         if not isinstance(reply_body, dict):
             raise SandboxError(f"{self.url}/run_code: the reply is not a JSON object: {reply.text[:300]!r}")
-        return (
-            str(reply_body.get("message", "")) if reply_body.get("status") == "SandboxError" else reply_body
-        )
+        return str(reply_body.get("message", "")) if reply_body.get("status") == "SandboxError" else reply_body
 
     def close(self) -> None:
         """Closes the connections to the server."""

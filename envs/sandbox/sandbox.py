@@ -62,9 +62,7 @@ class Sandbox:
         self.limits = limits or Limits()
         self.disabled_layers = tuple(disabled_layers)
         if "filter" in self.disabled_layers and self.level == "rlimits":
-            raise ValueError(
-                "level rlimits needs the system-call filter; remove `filter` from the disabled layers"
-            )
+            raise ValueError("level rlimits needs the system-call filter; remove `filter` from the disabled layers")
         self._supervisor: SupervisorClient | None = None
 
     def run(self, source: str, stdin: bytes = b"", wall_seconds: float | None = None) -> ProgramResult:
@@ -86,9 +84,7 @@ class Sandbox:
         """
         return self._run_job(source, wall_seconds, function=function, arguments=json.dumps(arguments))
 
-    def run_tests(
-        self, source: str, tests: dict[str, Any], wall_seconds: float | None = None
-    ) -> ProgramResult:
+    def run_tests(self, source: str, tests: dict[str, Any], wall_seconds: float | None = None) -> ProgramResult:
         """Runs tests that are Python code on a module.
 
         The result's `value` has a line of JSON for each test that ended.
@@ -111,9 +107,7 @@ class Sandbox:
             with contextlib.suppress(SandboxError):
                 return self._supervisor.run_job(job)
         self.close()
-        self._supervisor = SupervisorClient(
-            self.level, self.limits, self.disabled_layers, self.interpreter, self.file
-        )
+        self._supervisor = SupervisorClient(self.level, self.limits, self.disabled_layers, self.interpreter, self.file)
         try:
             return self._supervisor.run_job(job)
         except SandboxError:
@@ -173,8 +167,7 @@ def choose_level(level: str, starts_programs: bool = False) -> str:
         if reason is None:
             if candidate == "rlimits" and level == "auto":
                 _log.warning(
-                    "code runs at sandbox level rlimits, the weakest (docs/sandbox.md): %s",
-                    "; ".join(reasons),
+                    "code runs at sandbox level rlimits, the weakest (docs/sandbox.md): %s", "; ".join(reasons)
                 )
             return candidate
         reasons.append(f"{candidate}: {reason}")

@@ -97,9 +97,7 @@ class SandboxChild:
 
     def _set_limits(self) -> None:
         settings = self.settings
-        has_interpreter = bool(
-            settings["interpreter"]
-        )  # node and the like take far more addresses than memory
+        has_interpreter = bool(settings["interpreter"])  # node and the like take far more addresses than memory
         limits = {
             resource.RLIMIT_DATA if has_interpreter else resource.RLIMIT_AS: settings["memory_bytes"],
             resource.RLIMIT_STACK: OTHER_STACK_BYTES if has_interpreter else MAIN_STACK_BYTES,

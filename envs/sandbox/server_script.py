@@ -55,9 +55,7 @@ def run_tests(source: str, texts: dict[str, str]) -> None:
         setattr(sys.modules[PACKAGE], name, module)
         sys.modules[module.__name__] = module
         exec(compile(text, f"{name}.py", "exec"), vars(module))
-    program_module, tests_module = (
-        vars(sys.modules[f"{PACKAGE}.{side}_process"]) for side in ("program", "tests")
-    )
+    program_module, tests_module = (vars(sys.modules[f"{PACKAGE}.{side}_process"]) for side in ("program", "tests"))
     ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)  # no process without capabilities can look in
     program_end, tests_end = socket.socketpair()
     preamble_read, preamble_write = os.pipe()

@@ -83,9 +83,7 @@ def main() -> None:
     if settings["level"] == "namespaces":
         isolation.die_with_parent()
         interpreter = settings["interpreter"]
-        isolation.build_root(
-            settings["disk_bytes"], isolation.program_paths(interpreter) if interpreter else ()
-        )
+        isolation.build_root(settings["disk_bytes"], isolation.program_paths(interpreter) if interpreter else ())
     isolation.hide_memory()
     if settings["level"] == "rlimits" and os.geteuid() == 0:
         os.chown(settings["directory"], settings["user"], settings["user"])

@@ -144,9 +144,7 @@ class SupervisorClient:
         self.runs += 1
         began = time.monotonic()
         limits = self.limits
-        with ProgramMonitor(
-            limits.output_mib << 20, self.monitored_directory, limits.disk_mib << 20
-        ) as monitor:
+        with ProgramMonitor(limits.output_mib << 20, self.monitored_directory, limits.disk_mib << 20) as monitor:
             self._send_job(job, monitor)
             status = monitor.wait_for_reply(self.socket.fileno(), began + job.wall_seconds)
             if status != "finished":
@@ -158,9 +156,7 @@ class SupervisorClient:
         if reason:
             raise SandboxError(f"a test could not be started: {os.strerror(reason)}")
         if status == "finished" and not value.startswith(READY):
-            raise SandboxError(
-                f"a test could not be isolated: {stderr.decode(errors='replace').strip()[-500:]}"
-            )
+            raise SandboxError(f"a test could not be isolated: {stderr.decode(errors='replace').strip()[-500:]}")
         if status == "finished" and monitor.overflow:
             status = "output"
         if status == "finished" and (code == -signal.SIGXCPU or cpu > limits.cpu_seconds + CPU_SLACK_SECONDS):

@@ -106,12 +106,7 @@ FileProtection = str
 
 
 class _Filter(ctypes.Structure):
-    _fields_ = [
-        ("code", ctypes.c_ushort),
-        ("jt", ctypes.c_ubyte),
-        ("jf", ctypes.c_ubyte),
-        ("k", ctypes.c_uint32),
-    ]
+    _fields_ = [("code", ctypes.c_ushort), ("jt", ctypes.c_ubyte), ("jf", ctypes.c_ubyte), ("k", ctypes.c_uint32)]
 
 
 class _Program(ctypes.Structure):
@@ -178,18 +173,12 @@ def _file_rules(files: FileProtection) -> list[tuple[Number, list[Instruction]]]
 
 def refused_calls(files: FileProtection, starts_programs: bool = False) -> dict[str, Number]:
     """Returns the calls that are refused with any arguments."""
-    file_calls = {
-        "root of its own": {},
-        "landlock": METADATA_CALLS,
-        "none": {**METADATA_CALLS, **FILE_CHANGES},
-    }[files]
+    file_calls = {"root of its own": {}, "landlock": METADATA_CALLS, "none": {**METADATA_CALLS, **FILE_CHANGES}}[files]
     calls = {**ALWAYS_REFUSED, **file_calls}
     return {name: calls[name] for name in calls if not (starts_programs and name in PROCESS_START_CALLS)}
 
 
-def _call_rules(
-    pid: int, files: FileProtection, starts_programs: bool
-) -> list[tuple[Number, list[Instruction]]]:
+def _call_rules(pid: int, files: FileProtection, starts_programs: bool) -> list[tuple[Number, list[Instruction]]]:
     itself = [(JUMP_EQUAL, pid)]
     threads = _argument_check(0, [(JUMP_ANY_BIT, CLONE_THREAD)], ALLOW, REFUSE)
     number: Instruction = (LOAD, 0, 0, OFFSET_ARGUMENTS + 8)
@@ -197,14 +186,8 @@ def _call_rules(
     commands = _argument_check(1, [(JUMP_EQUAL, command) for command in FCNTL_ALLOWED], ALLOW, REFUSE)
     processes = _argument_check(0, [(JUMP_ANY_BIT, CLONE_NEW)])  # new processes pass, new namespaces do not
     return [
-        *(
-            (number, [_return_instruction(REFUSE)])
-            for number in refused_calls(files, starts_programs).values()
-        ),
-        (
-            CLONE3,
-            [_return_instruction(UNKNOWN)],
-        ),  # the C library falls back to clone, whose flags a filter reads
+        *((number, [_return_instruction(REFUSE)]) for number in refused_calls(files, starts_programs).values()),
+        (CLONE3, [_return_instruction(UNKNOWN)]),  # the C library falls back to clone, whose flags a filter reads
         (CLONE, processes if starts_programs else threads),
         (KILL, _argument_check(0, itself, ALLOW, REFUSE)),
         (TGKILL, _argument_check(0, itself, ALLOW, REFUSE)),
@@ -218,9 +201,7 @@ def _call_rules(
     ]
 
 
-def assemble(
-    machine: str, pid: int, files: FileProtection, starts_programs: bool = False
-) -> list[Instruction]:
+def assemble(machine: str, pid: int, files: FileProtection, starts_programs: bool = False) -> list[Instruction]:
     """Assembles the filter program for process `pid` and its children.
 
     Raises:

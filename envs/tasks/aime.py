@@ -46,7 +46,5 @@ class AIME(MathTask):
         text = text_or_none(row["answer"]) or ""
         found = _INTEGER.fullmatch(text.strip("$ "))
         if found is None:
-            raise ConfigError(
-                f"{row.place}: an answer of AIME must be a whole number from 0 to 999, but is {text!r}"
-            )
+            raise ConfigError(f"{row.place}: an answer of AIME must be a whole number from 0 to 999, but is {text!r}")
         return str(int(found[1]))

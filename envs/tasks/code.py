@@ -9,15 +9,7 @@ from envs.data import Row, load_rows
 from envs.row_files import read_json
 from envs.task import Completion, Example, Reward, Task, register
 from envs.verifiers.assertion_tests import TEST_COLUMNS
-from envs.verifiers.code import (
-    CodeOptions,
-    Tests,
-    check_programs,
-    code_reward,
-    language_of,
-    system_prompt,
-    warm_up,
-)
+from envs.verifiers.code import CodeOptions, Tests, check_programs, code_reward, language_of, system_prompt, warm_up
 
 PROBLEM_COLUMNS = ("problem", "prompt", "question", "description")
 HUB_TESTS = ("public_tests", "private_tests", "generated_tests")
@@ -68,12 +60,8 @@ def read_tests(row: Row) -> Any:
     if any(name in row.values for name in HUB_TESTS):  # CodeContests: the tests of all columns
         columns = [row[name] for name in HUB_TESTS if row.values.get(name)]
         if not all(isinstance(tests, dict) and {"input", "output"} <= tests.keys() for tests in columns):
-            raise ConfigError(
-                f"{row.place}: {', '.join(HUB_TESTS)} must each be {{input: [...], output: [...]}}"
-            )
-        found = {
-            f"{side}s": [each for tests in columns for each in tests[side]] for side in ("input", "output")
-        }
+            raise ConfigError(f"{row.place}: {', '.join(HUB_TESTS)} must each be {{input: [...], output: [...]}}")
+        found = {f"{side}s": [each for tests in columns for each in tests[side]] for side in ("input", "output")}
     elif "test_cases" in row.values:
         found = row["test_cases"]
         if isinstance(found, str):

@@ -28,9 +28,7 @@ class GSM8K(Task):
     def _example(self, row: Row) -> Example:
         reference = row.text("answer").rpartition("####")[2].strip()
         if extract_final_number(f"#### {reference}") is None:
-            raise ConfigError(
-                f"{row.place}: the answer must end in '#### NUMBER', but ends in {reference[-40:]!r}"
-            )
+            raise ConfigError(f"{row.place}: the answer must end in '#### NUMBER', but ends in {reference[-40:]!r}")
         return Example(self.messages(row.text("question")), reference, row.index, row_data=self.row_data(row))
 
     def reward(self, completion: Completion, example: Example) -> Reward:

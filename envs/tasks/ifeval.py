@@ -30,9 +30,7 @@ class IFEval(Task):
     """
 
     hub = "google/IFEval"
-    weights: Mapping[str, float] = MappingProxyType(
-        {"accuracy": 0.0, "instructions": 1.0, "strict": 0.0, "loose": 0.0}
-    )
+    weights: Mapping[str, float] = MappingProxyType({"accuracy": 0.0, "instructions": 1.0, "strict": 0.0, "loose": 0.0})
 
     def __init__(self, env: EnvConfig) -> None:
         super().__init__(env)
@@ -40,8 +38,7 @@ class IFEval(Task):
             if key not in OPTIONS or value not in OPTIONS[key]:
                 known = "; ".join(f"{name}: {', '.join(values)}" for name, values in OPTIONS.items())
                 raise ConfigError(
-                    f"env.options.{key}={value!r}: no such option of the {self.name} task; choose one of "
-                    f"{known}"
+                    f"env.options.{key}={value!r}: no such option of the {self.name} task; choose one of {known}"
                 )
         self.verdict: str = env.options.get("verdict", "strict")
         if env.options.get("credit") == "all":
@@ -50,9 +47,7 @@ class IFEval(Task):
     def examples(self, split: str) -> Sequence[Example]:
         rows = load_rows(self.env, self.hub, None, "train")
         examples = [self._example(row) for row in rows]
-        load_text_models(
-            [instruction for example in examples for instruction in _instructions(example.answer)]
-        )
+        load_text_models([instruction for example in examples for instruction in _instructions(example.answer)])
         return examples
 
     def _example(self, row: Row) -> Example:

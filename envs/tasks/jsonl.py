@@ -62,10 +62,7 @@ class JSONLines(Task):
         can_have_tests = not self.has_only_user_rewards and "answer" not in self.env.options
         messages = self._messages(row)
         answer = read_tests(row) if can_have_tests and "test_cases" in row.values else self._answer(row)
-        row_data, prefill = (
-            self.row_data(row),
-            row["prefill"] if row.has_value("prefill") else self.env.prefill or "",
-        )
+        row_data, prefill = (self.row_data(row), row["prefill"] if row.has_value("prefill") else self.env.prefill or "")
         if not isinstance(prefill, str):
             raise ConfigError(f"{row.place}: column 'prefill' must be text, but is {format_value(prefill)}")
         return Example(messages, answer, row.index, row_data=row_data, prefill=prefill, tools=read_tools(row))
@@ -76,11 +73,7 @@ class JSONLines(Task):
         known = (*ANSWER_COLUMNS, "test_cases")
         path = chosen or next((path for path in known if row.has_value(path)), "answer")
         if self.has_only_user_rewards:
-            return (
-                json.loads(json.dumps(row.value_at(path), default=str))
-                if chosen or row.has_value(path)
-                else None
-            )
+            return json.loads(json.dumps(row.value_at(path), default=str)) if chosen or row.has_value(path) else None
         found = row.value_at(path)
         tests = read_json(found, row.place) if is_json_object(found) else found
         has_tests = isinstance(tests, dict) and {"inputs", "outputs"} <= tests.keys()
@@ -123,7 +116,5 @@ class JSONLines(Task):
 
     def warm_up(self) -> None:
         equivalence.warm_up()
-        with suppress(
-            ConfigError
-        ):  # only rows with tests need a sandbox; without one their verdicts are errors
+        with suppress(ConfigError):  # only rows with tests need a sandbox; without one their verdicts are errors
             code.warm_up(self.env)

@@ -38,9 +38,7 @@ class MathTask(Task):
 
     def examples(self, split: str) -> Sequence[Example]:
         if split not in self.hub_splits and not (self.env.holdout or self.env.data_files):
-            raise ConfigError(
-                f"env.split={split!r}: {self.name} has only the splits {', '.join(self.hub_splits)}"
-            )
+            raise ConfigError(f"env.split={split!r}: {self.name} has only the splits {', '.join(self.hub_splits)}")
         rows = load_rows(self.env, *self.hub, self.hub_splits.get(split, split))
         examples, places, places_without_answer = [], [], []
         for row in rows:
@@ -68,9 +66,7 @@ class MathTask(Task):
             user_messages = (each for each in reversed(value) if is_message(each) and each["role"] == "user")
             value = next((each["content"] for each in user_messages), None)
         if not isinstance(value, str) or not value.strip():
-            raise ConfigError(
-                f"{row.place}: column {column!r} must be a non-empty text, but is {format_value(value)}"
-            )
+            raise ConfigError(f"{row.place}: column {column!r} must be a non-empty text, but is {format_value(value)}")
         return value.strip()
 
     def reference_answer(self, row: Row) -> str | None:

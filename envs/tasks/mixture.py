@@ -39,8 +39,7 @@ class Mixture(Task):
         super().__init__(env)
         if not env.mixture:
             raise ConfigError(
-                "env.dataset=mixture: there are no members; set env.mixture, such as env.mixture='{gsm8k: "
-                "3, math: 1}'"
+                "env.dataset=mixture: there are no members; set env.mixture, such as env.mixture='{gsm8k: 3, math: 1}'"
             )
         if env.reward is not None or env.reward_weights:
             raise ConfigError("env.reward: a mixture has one reward per member; set env.mixture.NAME.reward")

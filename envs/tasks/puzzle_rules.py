@@ -78,9 +78,7 @@ def _is_small(exponent: ast.expr) -> bool:
 
 
 SCORABLE_RULES: Mapping[str, AnswerRule] = {
-    **dict.fromkeys(
-        ("binary_matrix", "n_queens", "spiral_matrix", "string_insertion"), _is_literal_or_reference
-    ),
+    **dict.fromkeys(("binary_matrix", "n_queens", "spiral_matrix", "string_insertion"), _is_literal_or_reference),
     **dict.fromkeys(("countdown", "puzzle24", "polynomial_multiplication"), _is_formula_text),
     **dict.fromkeys(("intermediate_integration", "simple_integration"), _is_formula_text),
     # A car moves less than ten spaces at a time, since the scorer counts spaces one by one.

@@ -50,9 +50,7 @@ class ReasoningGym(Task):
 
     def examples(self, split: str) -> Sequence[Example]:
         if split not in ("train", "test"):
-            raise ConfigError(
-                f"env.split={split!r}: the reasoning_gym task has the splits train and test only"
-            )
+            raise ConfigError(f"env.split={split!r}: the reasoning_gym task has the splits train and test only")
         rows = int(self.env.options.get("num_rows", NUM_ROWS))
         seed = int(self.env.options.get("seed", 0))
         entries = self._generate(rows, seed)
@@ -124,9 +122,7 @@ def _scorer(generator: str, settings: str) -> Callable[[str, dict[str, Any]], fl
 
     settings: the generator's settings as JSON; some scorers check whether numbers are in range.
     """
-    score: Callable[[str, dict[str, Any]], float] = _make_dataset(
-        generator, json.loads(settings), 1, 0
-    ).score_answer
+    score: Callable[[str, dict[str, Any]], float] = _make_dataset(generator, json.loads(settings), 1, 0).score_answer
     return score
 
 
@@ -143,9 +139,7 @@ def _dataset_specs(datasets: Any) -> list[Any]:
         raise ValueError(f"datasets={datasets!r}: write env.options.datasets={form}")
     for each in datasets:
         if each.get("name") not in known or not each.keys() <= {"name", "weight", "config"}:
-            raise ValueError(
-                f"datasets: {each!r} is not of the form {form}, with a generator of reasoning-gym"
-            )
+            raise ValueError(f"datasets: {each!r} is not of the form {form}, with a generator of reasoning-gym")
     settings = [(each["name"], each.get("weight", 1), each.get("config", {})) for each in datasets]
     return [DatasetSpec(name, float(weight), dict(config)) for name, weight, config in settings]
 

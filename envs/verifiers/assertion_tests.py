@@ -59,9 +59,7 @@ class Assertions:
         entry_point = value.get("entry_point")
         if entry_point is not None and not isinstance(entry_point, str):
             raise ValueError(f"entry_point={entry_point!r} is not the name of a function")
-        function_names = [
-            node.name for node in ast.parse(sources[0]).body if isinstance(node, ast.FunctionDef)
-        ]
+        function_names = [node.name for node in ast.parse(sources[0]).body if isinstance(node, ast.FunctionDef)]
         if entry_point is not None and "check" in function_names:
             sources = [f"{source}\n\ncheck(candidate)" for source in sources]
         imports = value.get("test_imports") or []
@@ -70,9 +68,7 @@ class Assertions:
         top_level = ast.parse(setup).body  # its top-level imports run before the program too
         lines += [ast.unparse(node) for node in top_level if isinstance(node, ast.Import | ast.ImportFrom)]
         prompt = value.get("prompt")
-        program = (
-            prompt if isinstance(prompt, str) and is_program(prompt) else ""
-        )  # a prompt of HumanEval is code
+        program = prompt if isinstance(prompt, str) and is_program(prompt) else ""  # a prompt of HumanEval is code
         preamble = "\n".join([program, *(_checked_source(line, "test_imports") for line in lines)])
         return cls(tuple(sources), preamble.strip("\n"), setup, entry_point)
 
@@ -99,9 +95,7 @@ def _checked_source(value: Any, column: str) -> str:
     except (SyntaxError, ValueError) as error:
         raise ValueError(f"{column}: {error}: {value!r:.80}") from None
     if column not in SETUP_COLUMNS and not any(isinstance(node, FAILING_NODES) for node in ast.walk(tree)):
-        raise ValueError(
-            f"{column}: no statement of the code can fail, so every program would pass: {value!r:.80}"
-        )
+        raise ValueError(f"{column}: no statement of the code can fail, so every program would pass: {value!r:.80}")
     return value
 
 

@@ -48,9 +48,7 @@ def unicode_to_latex(text: str) -> str:
     text = "".join(character for character in text if unicodedata.category(character) != "Cf")
     text = _GROUPED_THOUSANDS.sub(lambda match: _SPACES.sub("", match[0]), text)
     text = _SPACES.sub(" ", text)
-    text = _SCRIPT_RUN.sub(
-        lambda match: f"{'^' if match['up'] else '_'}{{{match[0].translate(_PLAIN_SCRIPTS)}}}", text
-    )
+    text = _SCRIPT_RUN.sub(lambda match: f"{'^' if match['up'] else '_'}{{{match[0].translate(_PLAIN_SCRIPTS)}}}", text)
     return "".join(_normalize_character(character) for character in text.translate(_CHARACTER_TABLE))
 
 

@@ -94,9 +94,7 @@ class CodeOptions:
             )
         check_minimum("env.options.max_tests", options.max_tests, 1)
         if options.memory_mib < 64:
-            raise ConfigError(
-                f"env.options.memory_mib={options.memory_mib}: must be at least 64, which Python needs"
-            )
+            raise ConfigError(f"env.options.memory_mib={options.memory_mib}: must be at least 64, which Python needs")
         return options
 
 
@@ -140,27 +138,21 @@ class Tests:
         inputs, outputs, function = value["inputs"], value["outputs"], value.get("fn_name")
         language = find_language(str(value["language"])) if value.get("language") else None
         if len(inputs) != len(outputs) or not inputs:
-            raise ValueError(
-                f"{len(inputs)} inputs and {len(outputs)} outputs: the numbers must be equal and above 0"
-            )
+            raise ValueError(f"{len(inputs)} inputs and {len(outputs)} outputs: the numbers must be equal and above 0")
         if function is None:
             texts = [tuple(map(_as_text, side)) for side in (inputs, outputs)]
             return cls(texts[0], texts[1], None, language)
         if language not in (None, "python"):
             raise ValueError(
-                f"fn_name={function!r}: a function is called in Python, but the row has the language "
-                f"{language}"
+                f"fn_name={function!r}: a function is called in Python, but the row has the language {language}"
             )
         if not isinstance(function, str) or not function.isidentifier():
             raise ValueError(f"fn_name={function!r} is not the name of a function")
         arguments = tuple(
-            [json.loads(line) for line in each.splitlines()] if isinstance(each, str) else each
-            for each in inputs
+            [json.loads(line) for line in each.splitlines()] if isinstance(each, str) else each for each in inputs
         )
         if not all(isinstance(each, list) for each in arguments):
-            raise ValueError(
-                "the inputs of a function must be lists of arguments, or one JSON argument a line"
-            )
+            raise ValueError("the inputs of a function must be lists of arguments, or one JSON argument a line")
         results = tuple(json.loads(each) if isinstance(each, str) else each for each in outputs)
         return cls(arguments, results, function)
 
@@ -216,9 +208,7 @@ def run_tests(
     """
     if isinstance(tests, Assertions):
         test_job = tests.sandbox_job(options.max_tests, options.credit == "all")
-        reasons = failure_reasons(
-            sandbox.run_tests(code, test_job, seconds), len(tests.sources[: options.max_tests])
-        )
+        reasons = failure_reasons(sandbox.run_tests(code, test_job, seconds), len(tests.sources[: options.max_tests]))
         return CodeResult(reasons.count(""), len(reasons), next(filter(None, reasons), ""))
     deadline = time.monotonic() + seconds
     num_passed, failure = 0, ""
@@ -246,10 +236,7 @@ def _failure_reason(run: ProgramResult, expected: Any, options: CodeOptions, is_
     if is_function:
         try:
             value = json.loads(run.value)
-        except (
-            ValueError,
-            RecursionError,
-        ):  # no JSON, or beyond the limits of the JSON reader
+        except (ValueError, RecursionError):  # no JSON, or beyond the limits of the JSON reader
             return "wrong answer"
         if options.wrapped_outputs and isinstance(expected, list) and len(expected) == 1:
             expected = expected[0]

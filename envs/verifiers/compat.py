@@ -98,9 +98,7 @@ def _coati_config() -> tuple[Any, ...]:
 
 def coati_equal(answer: str, reference: str) -> CoatiStatus:
     """Compares two answers, each in a box, with math-verify."""
-    boxed_texts = [
-        text if text.startswith("\\boxed{") else f"\\boxed{{{text}}}" for text in (answer, reference)
-    ]
+    boxed_texts = [text if text.startswith("\\boxed{") else f"\\boxed{{{text}}}" for text in (answer, reference)]
     expected = _parse(boxed_texts[1], extraction_config=_coati_config())
     if not expected:
         return CoatiStatus.CANNOT_PARSE_GT_ANSWER
@@ -141,10 +139,7 @@ def _coati_reward(
         status = coati_equal(answer, reference)
         if status is CoatiStatus.SUCCESS:
             reward, accuracy = COATI_SCORE, 1.0
-        elif (
-            status is CoatiStatus.CANNOT_PARSE_PREDICTION
-            and answer.strip().lower() == reference.strip().lower()
-        ):
+        elif status is CoatiStatus.CANNOT_PARSE_PREDICTION and answer.strip().lower() == reference.strip().lower():
             reward, accuracy = COATI_SCORE / 2, 1.0
     if soft_over_length_punishment:
         reward += coati_length_penalty(length, max_new_tokens, cache_length)
@@ -176,9 +171,7 @@ def trl_accuracy(text: str, reference: str) -> float | None:
     if not expected:
         return None
     anchored_latex = LatexExtractionConfig(
-        normalization_config=NormalizationConfig(units=True),
-        boxed_match_priority=0,
-        try_extract_without_anchor=False,
+        normalization_config=NormalizationConfig(units=True), boxed_match_priority=0, try_extract_without_anchor=False
     )
     prediction = _parse(text, extraction_config=[anchored_latex], extraction_mode="first_match")
     return float(_verify(expected, prediction))
@@ -201,9 +194,7 @@ def verl_math_verify(text: str, reference: str) -> float:
 
 def torchrl_math(text: str, reference: str, format_reward: float = 0.1) -> dict[str, Any]:
     """Scores the first `<answer>` by math-verify, with answer and reference exchanged."""
-    return compat_text.torchrl_verdict(
-        text, lambda answer: _verify(_parse(answer), _parse(reference)), format_reward
-    )
+    return compat_text.torchrl_verdict(text, lambda answer: _verify(_parse(answer), _parse(reference)), format_reward)
 
 
 # Countdown -----------------------------------------------------------------------------------------------------
@@ -221,9 +212,7 @@ def megatron_countdown(text: str, target: float, numbers: Sequence[int], format_
     return 1.0 if hit else format_score
 
 
-def torchrl_countdown(
-    text: str, target: int, numbers: Sequence[int], format_reward: float = 0.1
-) -> dict[str, Any]:
+def torchrl_countdown(text: str, target: int, numbers: Sequence[int], format_reward: float = 0.1) -> dict[str, Any]:
     """Scores the first answer, which may use each number at most once."""
 
     def is_right(answer: str) -> bool:

@@ -45,9 +45,7 @@ def _text_grader(grader: Callable[[str, str], Any]) -> Grader:
 
 def _countdown_grader(grader: Callable[[str, int, list[int]], Any]) -> Grader:
     """Adapts a grader that takes a text, a target and numbers."""
-    return lambda completion, example: grader(
-        completion.text, example.answer["target"], example.answer["numbers"]
-    )
+    return lambda completion, example: grader(completion.text, example.answer["target"], example.answer["numbers"])
 
 
 def _coati_grader(grader: Callable[..., list[float]]) -> Grader:

@@ -147,9 +147,7 @@ def torchrl_verdict(text: str, is_right: Callable[[str], bool], format_reward: f
 
 def torchrl_gsm8k(text: str, reference: str, format_reward: float = 0.1) -> dict[str, Any]:
     """Scores the first `<answer>` as a number."""
-    return torchrl_verdict(
-        text, lambda answer: torchrl_number(answer) == torchrl_number(reference), format_reward
-    )
+    return torchrl_verdict(text, lambda answer: torchrl_number(answer) == torchrl_number(reference), format_reward)
 
 
 def torchrl_boxed(text: str) -> str:

@@ -22,16 +22,10 @@ _AND = re.compile(
 _AFTER_COMMA = re.compile(r"(?<=[,;]) ?(?:and|or)(?![a-z])")
 _OR = re.compile(r"(?<![a-z]) ?or ?(?![a-z]{2})")
 _NAME_MARKS = re.compile(r"\\(?:overline|overrightarrow|vec|widehat|hat|bar|angle|triangle|measuredangle) ?")
-_MARKED_LETTERS = (
-    r"\\(?:overline|overrightarrow|vec|widehat|hat|bar)\{[a-zA-Z]{1,3}\}|\\(?:angle|triangle) ?[A-Z]{1,3}"
-)
-_LETTER = (
-    r"(?:[a-zA-Z]|\\(?!frac|sqrt|in|cdot|times|pi(?![a-zA-Z]))[a-z]+)(?:_(?:\w|\{(?:\\triangle )?\w+\}))?'*"
-)
+_MARKED_LETTERS = r"\\(?:overline|overrightarrow|vec|widehat|hat|bar)\{[a-zA-Z]{1,3}\}|\\(?:angle|triangle) ?[A-Z]{1,3}"
+_LETTER = r"(?:[a-zA-Z]|\\(?!frac|sqrt|in|cdot|times|pi(?![a-zA-Z]))[a-z]+)(?:_(?:\w|\{(?:\\triangle )?\w+\}))?'*"
 _CALL = rf"{_LETTER}(?:\^\{{-1\}})?\([^()=<>]{{1,20}}\)"
-_NAME_PART = (
-    rf"(?:\|?(?:{_MARKED_LETTERS}|{_CALL}|{_LETTER}|[A-Z]{{2,4}}|[A-Z]?[a-z]{{4,}})\|?|\[[A-Z]{{3,4}}\])"
-)
+_NAME_PART = rf"(?:\|?(?:{_MARKED_LETTERS}|{_CALL}|{_LETTER}|[A-Z]{{2,4}}|[A-Z]?[a-z]{{4,}})\|?|\[[A-Z]{{3,4}}\])"
 _FRACTION = re.compile(
     rf"\\frac\{{(?P<top>{_NAME_PART})\}}\{{(?P<bottom>{_NAME_PART})\}}|(?P<left>{_NAME_PART})/(?P<right>{_NAME_PART})"
 )
@@ -75,9 +69,7 @@ class NamedValues:
         """Removes repeated values of the only name, by the function `drop_repeats`."""
         if len(self.names) > 1:
             return self
-        return NamedValues(
-            self.names, tuple((value,) for value in drop_repeats(self.single_values(), other_elements))
-        )
+        return NamedValues(self.names, tuple((value,) for value in drop_repeats(self.single_values(), other_elements)))
 
 
 def without_names(left: str, right: str) -> tuple[str, str]:
@@ -158,9 +150,7 @@ def _parse_named_values(text: str) -> NamedValues | None:
     if first is None:
         return None
     if len(parts) > 1 and not any(found[1:]) and _is_name_of_value(first["name"], first["value"]):
-        return NamedValues(
-            (_plain_name(first["name"]),), tuple((part,) for part in [first["value"], *parts[1:]])
-        )
+        return NamedValues((_plain_name(first["name"]),), tuple((part,) for part in [first["value"], *parts[1:]]))
     if None in found or not all(_is_name_of_value(each["name"], each["value"]) for each in found if each):
         return None
     names = [_plain_name(each["name"]) for each in found if each]

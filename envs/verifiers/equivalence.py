@@ -48,12 +48,7 @@ from envs.verifiers.number_words import parse_number_words
 from envs.verifiers.numbers import is_simplified_number, parse_number, same_number, strip_number_marks
 from envs.verifiers.phrases import same_phrase
 from envs.verifiers.simplification import is_simplified
-from envs.verifiers.text_references import (
-    is_compared_as_text,
-    is_text_reference,
-    normalize_spelling,
-    text_elements,
-)
+from envs.verifiers.text_references import is_compared_as_text, is_text_reference, normalize_spelling, text_elements
 from envs.verifiers.units import has_unit_sign, named_units, split_unit
 
 MAX_FORMULA_CHARACTERS = 2000
@@ -134,9 +129,7 @@ def _differ_in_unit(final_answer: str, reference: str) -> bool:
     """Whether both answers name a unit, such as dollars, and the units differ."""
     if max(len(final_answer), len(reference)) > MAX_FORMULA_CHARACTERS:
         return False
-    first, second = (
-        named_units(text, split_unit(canonical_text(text))[1]) for text in (final_answer, reference)
-    )
+    first, second = (named_units(text, split_unit(canonical_text(text))[1]) for text in (final_answer, reference))
     return bool(first and second) and first.isdisjoint(second)
 
 
@@ -152,8 +145,7 @@ def _same_text_elements(left: str, elements: Sequence[str]) -> bool:
     if brackets not in ("", "{}") or len(rest) != len(elements):
         return False
     targets = [
-        (_same_text if is_text_reference(element) else _same_canonical, canonical_text(element))
-        for element in elements
+        (_same_text if is_text_reference(element) else _same_canonical, canonical_text(element)) for element in elements
     ]
     return _match_pairs(targets, rest, lambda target, element: target[0](element.strip(), target[1]))
 
@@ -376,9 +368,7 @@ def _all_same(left: Sequence[str], right: Sequence[str]) -> bool:
 def _same_in_any_order(left: Sequence[str], right: Sequence[str]) -> bool:
     if len(left) != len(right) or len(left) > MAX_ELEMENTS:
         return False
-    return _match_pairs(
-        left, right, lambda element, candidate: _same_canonical(element.strip(), candidate.strip())
-    )
+    return _match_pairs(left, right, lambda element, candidate: _same_canonical(element.strip(), candidate.strip()))
 
 
 def _match_pairs(left: Sequence[Any], right: Sequence[Any], is_same: Callable[[Any, Any], bool]) -> bool:

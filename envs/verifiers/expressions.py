@@ -10,12 +10,7 @@ from operator import add, mul, sub, truediv
 Operation = Callable[[Fraction, Fraction], Fraction]
 LARGEST_EXPONENT = 200
 """Maximum decimal exponent of a number; a greater exponent would make the evaluation slow."""
-FOUR_OPERATIONS: Mapping[type[ast.operator], Operation] = {
-    ast.Add: add,
-    ast.Sub: sub,
-    ast.Mult: mul,
-    ast.Div: truediv,
-}
+FOUR_OPERATIONS: Mapping[type[ast.operator], Operation] = {ast.Add: add, ast.Sub: sub, ast.Mult: mul, ast.Div: truediv}
 EVALUATION_ERRORS = (SyntaxError, ValueError, ArithmeticError, RecursionError, MemoryError)
 """Exceptions that `parse_expression` and `evaluate` raise for an expression without a value.
 
@@ -32,9 +27,7 @@ def parse_expression(expression: str) -> ast.expr:
     return ast.parse(expression, mode="eval").body
 
 
-def evaluate(
-    node: ast.expr, operations: Mapping[type[ast.operator], Operation] = FOUR_OPERATIONS
-) -> Fraction:
+def evaluate(node: ast.expr, operations: Mapping[type[ast.operator], Operation] = FOUR_OPERATIONS) -> Fraction:
     """Returns the exact value of signs and `operations` over decimal numbers.
 
     Raises:
@@ -67,8 +60,4 @@ def reaches_target(expression: str, numbers: Sequence[int], target: int) -> bool
     except EVALUATION_ERRORS:
         return False
     used_numbers = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)]
-    return (
-        hit
-        and all(type(number) is int for number in used_numbers)
-        and Counter(used_numbers) == Counter(numbers)
-    )
+    return hit and all(type(number) is int for number in used_numbers) and Counter(used_numbers) == Counter(numbers)

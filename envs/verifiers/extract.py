@@ -11,17 +11,13 @@ _THINK_OPEN, _THINK_CLOSE = "<think>", "</think>"
 _EMPTY_THOUGHT = re.compile(r"\s*<think>\s*</think>")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _ANSWER_LINE = re.compile(r"answer(?:\s+is)?[*_]*\s*:[*_]*\s*([^\n]+)", re.IGNORECASE)
-_FORMULA = re.compile(
-    r"\$\$((?s:.{1,400}?))\$\$|\\\[((?s:.{1,400}?))\\\]|\$([^$\n]{1,400})\$|\\\((.{1,400}?)\\\)"
-)
+_FORMULA = re.compile(r"\$\$((?s:.{1,400}?))\$\$|\\\[((?s:.{1,400}?))\\\]|\$([^$\n]{1,400})\$|\\\((.{1,400}?)\\\)")
 _FORMULA_OPENINGS = ("\\[", "$$")
 """Lines that only begin a formula."""
 _MINERVA_ENDING, _CLAIM_LIMIT = "I hope it is correct", 300
 _FINAL_CLAIM = re.compile(r"final answer is:?\s*(\S.*?)[.\s]*", re.IGNORECASE | re.DOTALL)
 _DECORATION = re.compile(r"\$|\\[()\[\],;:! ]|\\q?quad|\\(?:text|mathrm)|[{}~\s]")
-_BOX_JOINT = re.compile(
-    r"(?:[a-z]{1,12} ){0,2}(?:[,;]|[,;]? ?(?:and|or)) ?(?:[a-z](?:_\d)? ?= ?)?", re.IGNORECASE
-)
+_BOX_JOINT = re.compile(r"(?:[a-z]{1,12} ){0,2}(?:[,;]|[,;]? ?(?:and|or)) ?(?:[a-z](?:_\d)? ?= ?)?", re.IGNORECASE)
 _MAX_JOINT_CHARACTERS = 80
 MAX_BOXES = 64
 _LEAD = re.compile(r"[^\d\\]*\b(?:is|equals|are)\b:?\s+(?P<claim>.+?)\.?", re.DOTALL | re.IGNORECASE)

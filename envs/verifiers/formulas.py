@@ -12,10 +12,7 @@ DIGITS = 120
 r"""Decimal digits of the evaluation; they distinguish 2^{100}\sqrt{2} from the same number plus 1."""
 TOLERANCE = 1e-60
 """Maximum relative difference of equal values; exact rationals are compared exactly."""
-_POINTS = (
-    *("1.7320508", "0.5772157", "2.2360679", "1.2020569"),
-    *("3.3598857", "0.9159656", "4.6692016", "1.3063778"),
-)
+_POINTS = (*("1.7320508", "0.5772157", "2.2360679", "1.2020569"), *("3.3598857", "0.9159656", "4.6692016", "1.3063778"))
 """Values of the variables."""
 
 
@@ -24,16 +21,11 @@ def equal_in_value(left: str, right: str) -> bool:
     first, second = parse_formula(left), parse_formula(right)
     if first is None or second is None or variable_names(first) != variable_names(second):
         return False
-    pairs = [
-        (value_at(first, shift), value_at(second, shift))
-        for shift in range(4 if variable_names(first) else 1)
-    ]
+    pairs = [(value_at(first, shift), value_at(second, shift)) for shift in range(4 if variable_names(first) else 1)]
     if not all(_is_close(a, b) for a, b in pairs[:3]):
         return False
     # Branches of roots and logarithms differ outside the real numbers, so only real values are compared.
-    return all(
-        a is None or b is None or not (a.is_real and b.is_real) or _is_close(a, b) for a, b in pairs[3:]
-    )
+    return all(a is None or b is None or not (a.is_real and b.is_real) or _is_close(a, b) for a, b in pairs[3:])
 
 
 def constant_ratio(left: str, right: str) -> Any | None:
@@ -42,12 +34,7 @@ def constant_ratio(left: str, right: str) -> Any | None:
     The ratio is exact if it is rational. Two equations `= 0` are the same if their ratio is constant.
     """
     first, second = parse_formula(left), parse_formula(right)
-    if (
-        first is None
-        or second is None
-        or not variable_names(first)
-        or variable_names(first) != variable_names(second)
-    ):
+    if first is None or second is None or not variable_names(first) or variable_names(first) != variable_names(second):
         return None
     values: list[tuple[Any, Any]] = [(value_at(first, shift), value_at(second, shift)) for shift in range(3)]
     if any(not a or not b for a, b in values):

@@ -93,9 +93,7 @@ def pronouns(text: str, arguments: Arguments) -> bool:
 
     Repeated pronouns count again; she/her are two pronouns.
     """
-    return bool(
-        sum(word in PRONOUNS for word in split_words(text.replace("/", " ").lower())) >= arguments["N"]
-    )
+    return bool(sum(word in PRONOUNS for word in split_words(text.replace("/", " ").lower())) >= arguments["N"])
 
 
 def keywords_multiple(text: str, arguments: Arguments) -> bool:
@@ -147,9 +145,7 @@ def sentence_words(text: str, arguments: Arguments) -> bool:
     """
     sentences = split_sentences(text)
     used_words = text.lower().translate(NO_PUNCTUATION).split()
-    return (
-        len(sentences) == 3 and len(set(map(len, sentences))) == 1 and len(used_words) == len(set(used_words))
-    )
+    return len(sentences) == 3 and len(set(map(len, sentences))) == 1 and len(used_words) == len(set(used_words))
 
 
 def overlap(text: str, arguments: Arguments) -> bool:

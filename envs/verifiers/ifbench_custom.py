@@ -97,9 +97,7 @@ def european_capitals_sort(text: str, arguments: Arguments) -> bool:
     return [name.strip() for name in _remove_accents(text).split(",") if name.strip()] == CAPITALS
 
 
-def _parse_table(
-    text: str, columns: Sequence[str], rows: int, delimiter: str = ","
-) -> list[list[str]] | None:
+def _parse_table(text: str, columns: Sequence[str], rows: int, delimiter: str = ",") -> list[list[str]] | None:
     """Returns the fields of a CSV table as written, quotes included.
 
     The result is None if the header, the number of rows or the number of fields differs.

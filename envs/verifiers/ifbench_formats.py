@@ -165,9 +165,7 @@ def title_case(text: str, arguments: Arguments) -> bool:
     lowercase_positions = [
         place for place, word in enumerate(title_words) if word.islower() or word.swapcase().istitle()
     ]
-    return bool(title_words) and all(
-        place > 0 and title_words[place] in MINOR_WORDS for place in lowercase_positions
-    )
+    return bool(title_words) and all(place > 0 and title_words[place] in MINOR_WORDS for place in lowercase_positions)
 
 
 def output_template(text: str, arguments: Arguments) -> bool:

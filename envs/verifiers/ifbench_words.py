@@ -55,9 +55,7 @@ def consonants(text: str, arguments: Arguments) -> bool:
 
 def palindrome(text: str, arguments: Arguments) -> bool:
     """Whether the text has ten palindromes of at least five letters."""
-    found_words = [
-        word for word in bare_words(text) if len(word) >= MIN_PALINDROME_LETTERS and word == word[::-1]
-    ]
+    found_words = [word for word in bare_words(text) if len(word) >= MIN_PALINDROME_LETTERS and word == word[::-1]]
     return len(found_words) >= MIN_PALINDROMES
 
 
@@ -65,8 +63,7 @@ def prime_lengths(text: str, arguments: Arguments) -> bool:
     """Whether the length of every word is a prime number."""
     lengths = {len(word) for word in bare_words(text)}
     return bool(lengths) and all(
-        length > 1 and all(length % divisor for divisor in range(2, int(length**0.5) + 1))
-        for length in lengths
+        length > 1 and all(length % divisor for divisor in range(2, int(length**0.5) + 1)) for length in lengths
     )
 
 
@@ -90,8 +87,7 @@ def odd_even_syllables(text: str, arguments: Arguments) -> bool:
 def last_first(text: str, arguments: Arguments) -> bool:
     """Whether every sentence begins with the last word of the sentence before."""
     sentences = [
-        [word.strip(punctuation) for word in _edge_trimmed_words(sentence)]
-        for sentence in split_sentences(text)
+        [word.strip(punctuation) for word in _edge_trimmed_words(sentence)] for sentence in split_sentences(text)
     ]
     return all(sentences) and all(before[-1] == after[0] for before, after in pairwise(sentences))
 
@@ -127,9 +123,7 @@ def keywords_specific_position(text: str, arguments: Arguments) -> bool:
 def words_position(text: str, arguments: Arguments) -> bool:
     """Whether the second word and the last but one are the keyword."""
     found_words = _alphanumeric_words(text)
-    return len(found_words) > 1 and all(
-        _is_keyword(found_words[place], arguments["keyword"]) for place in (1, -2)
-    )
+    return len(found_words) > 1 and all(_is_keyword(found_words[place], arguments["keyword"]) for place in (1, -2))
 
 
 def _alphanumeric_words(text: str) -> list[str]:
@@ -146,10 +140,7 @@ def sentence_keyword(text: str, arguments: Arguments) -> bool:
     """Whether the `N`th sentence contains the word."""
     sentences = split_sentences(text)
     nth = arguments["N"]
-    return (
-        1 <= nth <= len(sentences)
-        and whole_word_pattern(arguments["word"]).search(sentences[nth - 1]) is not None
-    )
+    return 1 <= nth <= len(sentences) and whole_word_pattern(arguments["word"]).search(sentences[nth - 1]) is not None
 
 
 def alliteration_increment(text: str, arguments: Arguments) -> bool:

@@ -13,10 +13,7 @@ from envs.verifiers.ifeval_rules import LANGUAGE_RULES, InstructionRule
 
 RULES: Mapping[str, InstructionRule] = {**ifeval_rules.RULES, **ifbench_rules.RULES}
 """Rule of every known instruction by id."""
-NEEDED_ARGUMENTS: Mapping[str, tuple[str, ...]] = {
-    **ifeval_rules.NEEDED_ARGUMENTS,
-    **ifbench_rules.NEEDED_ARGUMENTS,
-}
+NEEDED_ARGUMENTS: Mapping[str, tuple[str, ...]] = {**ifeval_rules.NEEDED_ARGUMENTS, **ifbench_rules.NEEDED_ARGUMENTS}
 """Arguments that every rule reads; a rule without arguments is not listed."""
 SENTENCE_RULES = ifeval_rules.SENTENCE_RULES | ifbench_rules.SENTENCE_RULES
 """Instructions that need NLTK's sentence data."""
@@ -52,9 +49,7 @@ class InstructionVerdicts:
     loose: tuple[bool, ...]
 
 
-def parse_instructions(
-    ids: Sequence[str], arguments: Sequence[Mapping[str, Any] | None]
-) -> tuple[Instruction, ...]:
+def parse_instructions(ids: Sequence[str], arguments: Sequence[Mapping[str, Any] | None]) -> tuple[Instruction, ...]:
     """Parses the instructions of one row of the data set.
 
     Arguments that a rule does not read are left out (the hubs have None for them).
@@ -71,9 +66,7 @@ def parse_instructions(
             raise ValueError(f"unknown instruction {name!r}")
         needed = NEEDED_ARGUMENTS.get(name, ())
         parsed_instructions.append(
-            Instruction(
-                name, {key: _parse_argument(name, key, (raw_arguments or {}).get(key)) for key in needed}
-            )
+            Instruction(name, {key: _parse_argument(name, key, (raw_arguments or {}).get(key)) for key in needed})
         )
     return tuple(parsed_instructions)
 
@@ -117,10 +110,7 @@ def loose_variants(response: str) -> tuple[str, ...]:
     The variants lack the first line, the last line, both or neither, and have asterisks or not.
     """
     lines = response.split("\n")
-    shortened = (
-        response,
-        *("\n".join(lines_kept).strip() for lines_kept in (lines[1:], lines[:-1], lines[1:-1])),
-    )
+    shortened = (response, *("\n".join(lines_kept).strip() for lines_kept in (lines[1:], lines[:-1], lines[1:-1])))
     return tuple(dict.fromkeys((*shortened, *(text.replace("*", "") for text in shortened))))
 
 
@@ -131,8 +121,7 @@ def check_instructions(response: str, instructions: Sequence[Instruction]) -> In
     """
     strict = tuple(follows_instruction(response, instruction) for instruction in instructions)
     loose = tuple(
-        is_strict_follow
-        or any(follows_instruction(variant, instruction) for variant in loose_variants(response))
+        is_strict_follow or any(follows_instruction(variant, instruction) for variant in loose_variants(response))
         for is_strict_follow, instruction in zip(strict, instructions, strict=True)
     )
     return InstructionVerdicts(strict, loose)

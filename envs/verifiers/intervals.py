@@ -54,9 +54,7 @@ class RealSet(NamedTuple):
 
 def parse_real_set(text: str) -> RealSet | None:
     """Parses the set of real numbers that a canonical text describes, or returns None."""
-    if not any(
-        mark in text for mark in ("<", ">", "\\leq", "\\geq", "\\neq", "\\infty", "[", "(", "R", "eal")
-    ):
+    if not any(mark in text for mark in ("<", ">", "\\leq", "\\geq", "\\neq", "\\infty", "[", "(", "R", "eal")):
         return None
     name = ""
     if found := _BUILDER.fullmatch(text):

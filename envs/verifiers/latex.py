@@ -140,9 +140,7 @@ def _normalize_commands(text: str) -> str:
     """Replaces aliases of commands, and removes sizes, fonts and colours."""
     if "\\begin" not in text:
         text = _ESCAPED_TWICE.sub(r"\\", text)
-    text = _NO_SIDE.sub(
-        "", _INVISIBLE_COMMAND.sub("", _SPACING_COMMAND.sub(" ", _COLOURED_TEXT.sub(r"\1", text)))
-    )
+    text = _NO_SIDE.sub("", _INVISIBLE_COMMAND.sub("", _SPACING_COMMAND.sub(" ", _COLOURED_TEXT.sub(r"\1", text))))
     text = _COMMAND.sub(lambda match: _ALIASES.get(match[1], match[0]), text)
     if len(text) <= _LONGEST_ENVIRONMENT and "\\begin" not in text:
         text = _ROW_END.sub(", ", text)

@@ -58,8 +58,7 @@ def strictly_same_answer(final_answer: str, reference: str) -> bool:
     if not has_simplified_numbers(first, second):
         return False
     first, second = (
-        _PRIMED_LETTER.sub(lambda primes: f"({_write_primes_as_index(primes)})", text)
-        for text in (left, right)
+        _PRIMED_LETTER.sub(lambda primes: f"({_write_primes_as_index(primes)})", text) for text in (left, right)
     )
     return compat.math_verify(f"\\boxed{{{first}}}", second, in_dollars=True)
 
@@ -150,9 +149,7 @@ def warm_up() -> None:
 def math_verify(completion: Completion, example: Example, env: EnvConfig) -> Reward:
     """Scores 1 if the library, called as in its manual, finds the reference answer."""
     reference = str(example.answer)
-    is_right = compat.math_verify(
-        completion.text, reference, in_dollars=_FORMULA_MARK.search(reference) is None
-    )
+    is_right = compat.math_verify(completion.text, reference, in_dollars=_FORMULA_MARK.search(reference) is None)
     return Reward(float(is_right), {"accuracy": float(is_right)})
 
 

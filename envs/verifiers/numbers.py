@@ -24,23 +24,18 @@ _GROUPED_THOUSANDS = re.compile(
 """Thousands that are grouped by marks of LaTeX, or by narrow or no-break spaces."""
 _DECIMAL = re.compile(rf"([-+]?)({_DIGITS}?)(?:\.(\d*))?", re.ASCII)
 _RATIO = re.compile(rf"([-+]?{_DIGITS}(?:\.\d+)?)\s*/\s*({_DIGITS}(?:\.\d+)?)", re.ASCII)
-_FRAC = re.compile(
-    r"([-+]?)\s*\\[dtc]?frac\s*(?:\{\s*(-?\d+)\s*\}|(\d))\s*(?:\{\s*(-?\d+)\s*\}|(\d))", re.ASCII
-)
+_FRAC = re.compile(r"([-+]?)\s*\\[dtc]?frac\s*(?:\{\s*(-?\d+)\s*\}|(\d))\s*(?:\{\s*(-?\d+)\s*\}|(\d))", re.ASCII)
 _MIXED_NUMBER = re.compile(
     r"([-+]?)(\d+)(?:\s+(\d+)\s*/\s*(\d+)|\s*\\[dtc]?frac\s*\{\s*(\d+)\s*\}\s*\{\s*(\d+)\s*\})", re.ASCII
 )
 _SCIENTIFIC = re.compile(
-    r"([-+]?[1-9](?:\.\d+)?)\s*(?:\\times|\\cdot|[x×*·])\s*10\s*\^\s*(?:\{\s*([-+]?\d{1,3})\s*\}|(\d))",
-    re.ASCII,
+    r"([-+]?[1-9](?:\.\d+)?)\s*(?:\\times|\\cdot|[x×*·])\s*10\s*\^\s*(?:\{\s*([-+]?\d{1,3})\s*\}|(\d))", re.ASCII
 )
 _REPEATING = re.compile(
     r"([-+]?)(\d*)\.(\d*)(?:\\overline\s*\{(\d+)\}|\\overline\s*(\d)|\\dot\s*\{?(\d)\}?(?:(\d*)\\dot\s*\{?(\d)\}?)?)",
     re.ASCII,
 )
-_UNIT = re.compile(
-    r"(?P<number>.*?[\d.])\s*(?P<unit>[A-Za-z][A-Za-z ./]*?(?:\s*\^?[23])?)\.?", re.ASCII | re.DOTALL
-)
+_UNIT = re.compile(r"(?P<number>.*?[\d.])\s*(?P<unit>[A-Za-z][A-Za-z ./]*?(?:\s*\^?[23])?)\.?", re.ASCII | re.DOTALL)
 _SHORT_UNITS = "m g s h l v w cm mm km kg mg ft in yd mi lb oz hr ml sq pm am"
 _NOT_UNITS = (
     "or and to not than if at about between vs either neither mod cup dozen hundred thousand million "
@@ -72,9 +67,7 @@ def extract_final_number(text: str) -> str | None:
     and "12 apples and 3 pears" name no number, and 22/2 is not simplified. The end of "8 + 3 = 11" counts.
     """
     answer_text = text_after_thinking(text)
-    found = (
-        [] if answer_text is None else _HASH_NUMBER.findall(answer_text) or _TAG_NUMBER.findall(answer_text)
-    )
+    found = [] if answer_text is None else _HASH_NUMBER.findall(answer_text) or _TAG_NUMBER.findall(answer_text)
     if not found:
         return None
     number = strip_number_marks(chain_end(_remove_grouping(found[-1])))
@@ -169,9 +162,7 @@ def _parse_exact(text: str) -> tuple[Fraction, bool] | None:
         # `0.1\overline{6}` and `0.1\dot{6}` are 1/6; all digits between two dots repeat.
         sign, integer_part, prefix, *repeated = match.groups(default="")
         period = "".join(repeated)
-        value = Fraction(
-            int(integer_part + prefix + period) - int(integer_part + prefix or 0), 10 ** len(period) - 1
-        )
+        value = Fraction(int(integer_part + prefix + period) - int(integer_part + prefix or 0), 10 ** len(period) - 1)
         return Fraction(-value if sign == "-" else value, 10 ** len(prefix)), True
     match = _FRAC.fullmatch(text)
     return _parse_fraction(match[1], match[2] or match[3], match[4] or match[5]) if match else None
@@ -198,8 +189,4 @@ def same_number(number: str, reference: str) -> bool:
     1,000 is 1000.0, and 22/2 is not 11. Two texts that are not numbers are never the same.
     """
     left, right = parse_number(number), parse_number(reference)
-    return (
-        left is not None
-        and left == right
-        and (is_simplified_number(number) or not is_simplified_number(reference))
-    )
+    return left is not None and left == right and (is_simplified_number(number) or not is_simplified_number(reference))

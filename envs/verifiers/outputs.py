@@ -21,8 +21,7 @@ def same_output(output: str, expected: str) -> bool:
         return True
     ours, theirs = (list(filter(None, map(str.split, text.splitlines()))) for text in (output, expected))
     return len(ours) == len(theirs) and all(
-        len(mine) == len(their) and all(map(_same_token, mine, their))
-        for mine, their in zip(ours, theirs, strict=True)
+        len(mine) == len(their) and all(map(_same_token, mine, their)) for mine, their in zip(ours, theirs, strict=True)
     )
 
 

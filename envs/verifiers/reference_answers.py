@@ -53,8 +53,7 @@ _CLAIM_LEAD = re.compile(
 )
 _CLAIM = re.compile(r"answer[*_]*\s*(?:is\s*:?|:|=)[*_\s]*(?P<claim>[^\n]+)", re.IGNORECASE)
 _BARE_CLAIM = re.compile(
-    r"(?:(?:(?:so|thus|hence|therefore),?\s+)?it\s+is\b\s*:?\s*(?=[-+$\\(.\d])|=)\s*(?P<claim>[^\n=]+)",
-    re.IGNORECASE,
+    r"(?:(?:(?:so|thus|hence|therefore),?\s+)?it\s+is\b\s*:?\s*(?=[-+$\\(.\d])|=)\s*(?P<claim>[^\n=]+)", re.IGNORECASE
 )
 """Claims such as `= 2` and `It is 2`; before a word, `It is` may be the beginning of the answer itself."""
 _LEADING_TEXT = re.compile(r"\\text\s*\{([^{}]*)\}\s*")
@@ -63,9 +62,7 @@ _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
 MIN_SENTENCE_WORDS = 3
 """Minimum number of words of a sentence; two sentences are prose."""
 _NEXT_SENTENCE = re.compile(r"[.!?]\s+[A-Za-z]")
-_FORMULA = re.compile(
-    r"\$\$([^$]+)\$\$|\$([^$]+)\$|\\\(((?:(?!\\[()]).)+)\\\)|\\\[((?:(?!\\[\[\]]).)+)\\\]", re.DOTALL
-)
+_FORMULA = re.compile(r"\$\$([^$]+)\$\$|\$([^$]+)\$|\\\(((?:(?!\\[()]).)+)\\\)|\\\[((?:(?!\\[\[\]]).)+)\\\]", re.DOTALL)
 
 
 def scoring_rule(env: EnvConfig, default_rule: str = "math") -> str | None:

@@ -128,12 +128,9 @@ TAGS_PROMPT = (
     "Think about the question first, between <think> and </think>. Then give the final answer alone, between "
     "<answer> and </answer>, and nothing after it."
 )
-GSM8K_PROMPT = (
-    "Solve the problem step by step. Write the final answer, a number alone, in the last line after ####."
-)
+GSM8K_PROMPT = "Solve the problem step by step. Write the final answer, a number alone, in the last line after ####."
 DAPO_PROMPT = (
-    "Solve the problem step by step. "
-    "The last line of your response must be 'Answer: ' followed by the answer."
+    "Solve the problem step by step. The last line of your response must be 'Answer: ' followed by the answer."
 )
 ACCURACY = {"accuracy": 1.0}
 RULES: dict[str, Rule] = {

@@ -164,12 +164,8 @@ class _FormReader:
         if self.peek_token() == "[":
             degree = self.read_base().numerator
         under = self.read_argument()
-        is_reduced = under.is_reduced and not (
-            under.is_number and _has_power(under.numerator, max(2, degree))
-        )
-        return ExpressionForm(
-            under.operations + 1, is_reduced, radicand=under.numerator if degree == 2 else 1
-        )
+        is_reduced = under.is_reduced and not (under.is_number and _has_power(under.numerator, max(2, degree)))
+        return ExpressionForm(under.operations + 1, is_reduced, radicand=under.numerator if degree == 2 else 1)
 
     def read_function(self) -> ExpressionForm:
         extra = 0
@@ -197,9 +193,7 @@ def _quotient(above: ExpressionForm, below: ExpressionForm) -> ExpressionForm:
     """Returns the form of a quotient."""
     numerator, denominator = above.numerator * below.denominator, below.numerator * above.denominator
     is_reduced = above.is_reduced and below.is_reduced and math.gcd(numerator, denominator) == 1
-    is_reduced = (
-        is_reduced and not (below.is_number and denominator == 1) and math.gcd(numerator, below.radicand) == 1
-    )
+    is_reduced = is_reduced and not (below.is_number and denominator == 1) and math.gcd(numerator, below.radicand) == 1
     operations, radicand, is_number = (
         above.operations + below.operations,
         above.radicand * below.radicand,

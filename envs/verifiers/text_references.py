@@ -38,9 +38,7 @@ _COORDINATES = r"""\d[\d.]*\s?°[\d.°'"′″ ]*[NSEW](?:[, ]+\d[\d.]*\s?°[\d.
 _MOVE = r"(?:[KQRBN]?[a-h]?[1-8]?x?[a-h][1-8](?:=[QRBN])?|O-O(?:-O)?)[+#]?"
 _LETTERS_AND_DIGITS = r"[A-Za-z0-9]*[A-Za-z]\d[A-Za-z0-9]*"
 """Letters with digits behind them: a code, a cell, a formula of chemistry."""
-_OTHER_TEXT = re.compile(
-    f"{_TELEPHONE}|{_GROUPS}|{_VERSION}|{_COORDINATES}|{_MOVE}|{_LETTERS_AND_DIGITS}", re.ASCII
-)
+_OTHER_TEXT = re.compile(f"{_TELEPHONE}|{_GROUPS}|{_VERSION}|{_COORDINATES}|{_MOVE}|{_LETTERS_AND_DIGITS}", re.ASCII)
 _CHEMISTRY = re.compile(
     rf"\d*(?:{_CHEMICAL_ELEMENT}{_COUNT}|[(\[](?:{_CHEMICAL_ELEMENT}{_COUNT}|\((?:{_CHEMICAL_ELEMENT}{_COUNT})+\){_COUNT})+[)\]]{_COUNT})+"
     r"(?:\^?\{?\d*[-+]\}?)?",
@@ -54,8 +52,7 @@ _CODE = re.compile(r"0\d{3,}|[A-Z]{1,3}-\d{2,}", re.ASCII)
 _NON_UNIT_WORDS = "and|or|to|if|for|sqrt|sin|cos|tan|log|ln|exp|pi"
 _PHRASE = rf"(?!(?:{_NON_UNIT_WORDS})(?![A-Za-z]))[A-Za-z]+\.?"
 _AMOUNTS = re.compile(
-    rf"(?:{_MONEY}{_NUMBER} ?{_PHRASE}(?: {_PHRASE})* )+{_MONEY}{_NUMBER}(?: ?{_PHRASE}(?: {_PHRASE})*)?",
-    re.ASCII,
+    rf"(?:{_MONEY}{_NUMBER} ?{_PHRASE}(?: {_PHRASE})* )+{_MONEY}{_NUMBER}(?: ?{_PHRASE}(?: {_PHRASE})*)?", re.ASCII
 )
 """Numbers with words between them: `5 ft 10 in`, `4 by 6`, `1 in 4`."""
 _RAISED_TRANSPOSE = r"\^(?:T|\\top|\{\s*(?:T|\\top|-\s*1)\s*\})"
@@ -119,9 +116,7 @@ def _is_reaction(text: str) -> bool:
     terms = [term for side in sides for term in side]
     if len(sides) != 2 or not all(map(_CHEMISTRY.fullmatch, terms)) or not any(map(_is_chemistry, terms)):
         return False
-    before, after = (
-        {name for term in side for name in re.findall(_CHEMICAL_ELEMENT, term)} for side in sides
-    )
+    before, after = ({name for term in side for name in re.findall(_CHEMICAL_ELEMENT, term)} for side in sides)
     return before == after
 
 
@@ -133,9 +128,7 @@ def text_elements(reference: str) -> tuple[str, ...]:
     """
     if len(reference) > MAX_CHARACTERS or not _TEXT_HINT.search(reference):
         return ()
-    elements = [
-        piece.strip() for piece in split_top_level(reference, (",", ";", " and ", " or ")) if piece.strip()
-    ]
+    elements = [piece.strip() for piece in split_top_level(reference, (",", ";", " and ", " or ")) if piece.strip()]
     return tuple(elements) if len(elements) > 1 and any(map(is_text_reference, elements)) else ()
 
 

@@ -20,10 +20,7 @@ def test_errors_of_an_unwritable_disk_have_a_reason(number: int, tmp_path: Path)
 
 
 def test_denied_access_counts_only_in_the_runs_folder(tmp_path: Path) -> None:
-    assert (
-        write_failure_reason(os_error(errno.EACCES, tmp_path / "metrics.jsonl"), tmp_path)
-        == "Permission denied"
-    )
+    assert write_failure_reason(os_error(errno.EACCES, tmp_path / "metrics.jsonl"), tmp_path) == "Permission denied"
     assert write_failure_reason(os_error(errno.EACCES, Path("/dev/nvidia0")), tmp_path) is None
     assert write_failure_reason(os_error(errno.EACCES), tmp_path) is None
 

@@ -23,9 +23,7 @@ def test_the_cause_is_named_and_where_it_lies(tmp_path: Path) -> None:
     code = "try: 1 / 0\nexcept ZeroDivisionError as why: raise ImportError('set the verbosity to DEBUG') from why"
     message = broken_package_message(raise_from_file(code, place))
     assert message is not None
-    assert message.startswith(
-        f"a package does not load: division by zero (ZeroDivisionError in {place}, line 1). "
-    )
+    assert message.startswith(f"a package does not load: division by zero (ZeroDivisionError in {place}, line 1). ")
 
 
 def test_an_earlier_failed_import_is_no_cause(tmp_path: Path) -> None:
@@ -42,10 +40,7 @@ def test_packages_may_lie_within_the_project() -> None:
 
 def test_bugs_of_this_project_have_no_message(tmp_path: Path) -> None:
     assert (
-        broken_package_message(
-            raise_from_file("import no_such_thing", PROJECT_DIR / "torchgrpo" / "build.py")
-        )
-        is None
+        broken_package_message(raise_from_file("import no_such_thing", PROJECT_DIR / "torchgrpo" / "build.py")) is None
     )
     assert broken_package_message(raise_from_file("1 / 0", tmp_path / "given.py")) is None
 
@@ -57,14 +52,9 @@ def test_a_missing_package_has_no_message() -> None:
 
 def test_in_site_packages_only_our_packages_are_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(broken_packages, "PROJECT_DIR", tmp_path)
-    assert (
-        broken_package_message(raise_from_file("import no_such_thing", tmp_path / "torchgrpo" / "build.py"))
-        is None
-    )
+    assert broken_package_message(raise_from_file("import no_such_thing", tmp_path / "torchgrpo" / "build.py")) is None
     assert broken_package_message(raise_from_file("import no_such_thing", tmp_path / "grpo.py")) is None
-    assert broken_package_message(
-        raise_from_file("import no_such_thing", tmp_path / "transformers" / "given.py")
-    )
+    assert broken_package_message(raise_from_file("import no_such_thing", tmp_path / "transformers" / "given.py"))
 
 
 def test_all_installed_packages_of_the_project_are_known() -> None:

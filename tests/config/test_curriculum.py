@@ -48,9 +48,7 @@ def test_bad_values_are_named(fields: dict[str, Any], message: str) -> None:
         r"env\.curriculum\.priority=failure and env\.difficulty both",
     ),
 ])  # fmt: skip
-def test_contradictions_with_the_data_are_named(
-    curriculum: dict[str, Any], more: dict[str, Any], message: str
-) -> None:
+def test_contradictions_with_the_data_are_named(curriculum: dict[str, Any], more: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         EnvConfig(**({"dataset": "arithmetic"} | more), curriculum=CurriculumConfig(**curriculum))
 

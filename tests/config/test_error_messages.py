@@ -66,9 +66,7 @@ def compose_with_folder(folder: Path, *overrides: str) -> Config:
     """Composes the quickstart with a user's config folder on Hydra's search path."""
     register_schema()
     with initialize_config_dir(str(ROOT / "config"), version_base=None):
-        return to_config(
-            compose("grpo_quickstart", overrides=[f"hydra.searchpath=[file://{folder}]", *overrides])
-        )
+        return to_config(compose("grpo_quickstart", overrides=[f"hydra.searchpath=[file://{folder}]", *overrides]))
 
 
 def write_experiment(folder: Path, text: str) -> None:
@@ -196,10 +194,7 @@ def test_the_message_about_a_missing_config_lists_the_configs() -> None:
 
 def test_the_message_about_a_foreign_config_path_names_config_dir(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("defaults: [base, _self_]\n")
-    with (
-        pytest.raises(Exception, match="base") as caught,
-        initialize_config_dir(str(tmp_path), version_base=None),
-    ):
+    with pytest.raises(Exception, match="base") as caught, initialize_config_dir(str(tmp_path), version_base=None):
         compose("mine")
     text = user_message(caught.value)
     assert "--config-dir FOLDER" in text
@@ -216,11 +211,7 @@ def mentioned_keys(text: str) -> list[str]:
     "table", [KEY_EQUIVALENTS, UNSUPPORTED_KEYS, FLAG_HINTS], ids=["equivalents", "unsupported", "flags"]
 )
 def test_the_advice_for_a_name_mentions_existing_keys(table: dict[str, str]) -> None:
-    known = {
-        *known_keys(Config),
-        "hydra.run.dir",
-        *(f"eval.sets.NAME.{key}" for key in known_keys(EvalSetConfig)),
-    }
+    known = {*known_keys(Config), "hydra.run.dir", *(f"eval.sets.NAME.{key}" for key in known_keys(EvalSetConfig))}
     groups = ("policy", "optimizer")
     presets = {f"{group}={path.stem}" for group in groups for path in (PRESETS.parent / group).iterdir()}
     for name, text in table.items():

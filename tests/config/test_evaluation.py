@@ -33,9 +33,7 @@ def test_bad_sets_are_named(override: str, expected: str) -> None:
 
 
 def test_a_set_can_be_changed_key_by_key() -> None:
-    config = make_config(
-        "grpo_quickstart", "eval.sets={a:{dataset:x,n:2}}", "eval.sets.a.n=3", "eval.sets.b.dataset=y"
-    )
+    config = make_config("grpo_quickstart", "eval.sets={a:{dataset:x,n:2}}", "eval.sets.a.n=3", "eval.sets.b.dataset=y")
     assert config.eval.sets == {"a": EvalSetConfig("x", n=3), "b": EvalSetConfig("y")}
 
 
@@ -87,9 +85,7 @@ def test_a_held_out_share_of_the_hub_is_evaluated_on_too() -> None:
 def test_a_member_of_one_split_is_not_evaluated_by_accident(more: dict[str, float]) -> None:
     member = {"dataset": "jsonl", "data_files": "rows.jsonl"}
     training = EnvConfig(dataset="mixture", mixture={"mine": member | more, "gsm8k": 1})
-    with pytest.raises(
-        ConfigError, match=r"env\.mixture\.mine\.data_files=rows\.jsonl holds one split.*\.mine\.hold"
-    ):
+    with pytest.raises(ConfigError, match=r"env\.mixture\.mine\.data_files=rows\.jsonl holds one split.*\.mine\.hold"):
         EvalSetConfig("mixture").env("eval.sets.a", training)
     assert EvalSetConfig("mixture", split="train").env("eval.sets.a", training).split == "train"
     unread = EnvConfig(dataset="arithmetic", mixture={"mine": member})
@@ -101,11 +97,7 @@ def test_a_member_of_one_split_is_not_evaluated_by_accident(more: dict[str, floa
 def test_prompts_of_training_are_not_evaluated_by_accident() -> None:
     training = EnvConfig(dataset="x", data_files="rows.jsonl")
     for files in (None, "rows.jsonl", ["rows.jsonl"], "./rows.jsonl", str(Path("rows.jsonl").absolute())):
-        with pytest.raises(
-            ConfigError, match=r"split=test: env\.data_files=\S*rows\.jsonl\S* holds one split"
-        ):
+        with pytest.raises(ConfigError, match=r"split=test: env\.data_files=\S*rows\.jsonl\S* holds one split"):
             EvalSetConfig("x", data_files=files).env("eval.sets.a", training)
     assert EvalSetConfig("x", split="train").env("eval.sets.a", training).data_files == "rows.jsonl"
-    assert (
-        EvalSetConfig("x", data_files="other.jsonl").env("eval.sets.a", training).data_files == "other.jsonl"
-    )
+    assert EvalSetConfig("x", data_files="other.jsonl").env("eval.sets.a", training).data_files == "other.jsonl"

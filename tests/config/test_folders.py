@@ -33,11 +33,7 @@ with lock_folder(Path(sys.argv[1])):
 def locked_by_another_process(folder: Path, script: str = LOCK_SCRIPT) -> Iterator[subprocess.Popen[str]]:
     """Runs a process that locks `folder` until its stdin closes."""
     process = subprocess.Popen(
-        [sys.executable, "-c", script, str(folder)],
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
+        [sys.executable, "-c", script, str(folder)], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     assert process.stdout is not None
     try:
@@ -91,11 +87,7 @@ def test_a_process_cannot_lock_a_folder_twice(tmp_path: Path) -> None:
         assert (tmp_path / LOCK).exists()
         script = LOCK_SCRIPT.replace("sys.stdin.read()", "")
         refused = subprocess.run(
-            [sys.executable, "-c", script, str(tmp_path)],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=600,
+            [sys.executable, "-c", script, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=600
         )
         assert f"process {os.getpid()} on " in refused.stderr
 
@@ -172,9 +164,7 @@ def test_an_unstarted_run_removes_only_its_own_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["grpo.log", "engine.log", "summary.json", "events.jsonl"])
 @pytest.mark.parametrize("alone", [True, False])
-def test_an_unstarted_run_keeps_files_of_others_with_these_names(
-    name: str, alone: bool, tmp_path: Path
-) -> None:
+def test_an_unstarted_run_keeps_files_of_others_with_these_names(name: str, alone: bool, tmp_path: Path) -> None:
     (tmp_path / name).write_text("all my work")
     if alone:
         os.utime(tmp_path / name, (0, 0))
@@ -192,9 +182,7 @@ def test_a_folder_directly_below_the_root_is_removed_too() -> None:
         assert not folder.exists()
 
 
-def test_an_unstarted_run_removes_the_empty_folder_of_the_day(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unstarted_run_removes_the_empty_folder_of_the_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The folder of the day stays while another run is in it."""
     monkeypatch.chdir(tmp_path)
     first, second, mine = (Path(name).absolute() for name in ("outputs/day/1", "outputs/day/2", "mine/run"))

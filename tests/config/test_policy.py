@@ -20,12 +20,8 @@ TEACHER_PROMPT = "{prompt} It is {answer}."
 
 def test_the_presets_are_there() -> None:
     papers = "cispo dapo dr_grpo grpo gspo ppo_dual_clip reinforce rloo"
-    papers += (
-        " adaptive_entropy clip_cov dppo dppo_kl echo gdpo gmpo high_entropy icepop kl_cov kpop luspo maxrl"
-    )
-    papers += (
-        " mis_sequence opd opsd opsm pass_at_k reinforce_pp reinforce_pp_baseline sapo unbiased_kl vespo"
-    )
+    papers += " adaptive_entropy clip_cov dppo dppo_kl echo gdpo gmpo high_entropy icepop kl_cov kpop luspo maxrl"
+    papers += " mis_sequence opd opsd opsm pass_at_k reinforce_pp reinforce_pp_baseline sapo unbiased_kl vespo"
     systems = "coati_dapo coati_grpo megatron nanochat torchrl trl verl"
     assert set(NAMES) == {*papers.split(), *(f"compat_{system}" for system in systems.split())}
 

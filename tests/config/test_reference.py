@@ -41,12 +41,7 @@ def test_defaults_on_the_page_are_valid_overrides() -> None:
     config = make_config("grpo_quickstart", "policy=grpo", *overrides)
     for key in default_values:
         section, name = key.split(".")
-        if key not in (
-            "optimizer.lr",
-            "optimizer.warmup_steps",
-            "optimizer.schedule",
-            "optimizer.min_lr_fraction",
-        ):
+        if key not in ("optimizer.lr", "optimizer.warmup_steps", "optimizer.schedule", "optimizer.min_lr_fraction"):
             assert vars(getattr(config, section))[name] == vars(getattr(plain, section))[name], key
 
 

@@ -44,18 +44,14 @@ def test_a_former_value_names_the_new_one(key: str, value: str) -> None:
 
 def test_a_former_key_of_a_mixture_member_names_the_new_one() -> None:
     env = EnvConfig(dataset="mixture", mixture={"gsm8k": {"reward_second_opinion": "exact"}})
-    with pytest.raises(
-        ConfigError, match=r"gsm8k\.reward_second_opinion: the key is now called fallback_reward; set"
-    ):
+    with pytest.raises(ConfigError, match=r"gsm8k\.reward_second_opinion: the key is now called fallback_reward; set"):
         make_task(env)
 
 
 def test_new_names_exist_and_former_ones_do_not() -> None:
     keys = known_keys(Config)
     assert set(KEYS.values()) | set(VALUES) <= set(keys) and not set(KEYS) & set(keys)
-    assert all(
-        pattern_of(new) and not (pattern_of(old) or "/").startswith(old) for old, new in METRICS.items()
-    )
+    assert all(pattern_of(new) and not (pattern_of(old) or "/").startswith(old) for old, new in METRICS.items())
 
 
 def test_settings_of_an_earlier_run_compose(tmp_path: Path) -> None:
@@ -76,19 +72,11 @@ def test_settings_of_an_earlier_run_compose(tmp_path: Path) -> None:
 
 
 def test_rows_events_and_groups_of_an_earlier_run_have_the_new_names(tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").write_text(
-        '{"optimizer_step": 1, "mismatch/gap": 0.5, "prompts/left_out": 2}\n'
-    )
+    (tmp_path / "metrics.jsonl").write_text('{"optimizer_step": 1, "mismatch/gap": 0.5, "prompts/left_out": 2}\n')
     (row,) = MetricsFile(tmp_path / "metrics.jsonl").read_rows()
     assert row == {"optimizer_step": 1, "logprob_diff/mean": 0.5, "prompts/too_long": 2}
     lines = [orjson.dumps({"event": event, "optimizer_step": 0}) for event in EVENTS]
     (tmp_path / "events.jsonl").write_bytes(b"\n".join(lines) + b"\n")
     assert [event["event"] for event in read_events(tmp_path)] == list(EVENTS.values())
     record = parse_record(b'{"in_place_of": 3, "begun": 1.0, "drawn": 2.0, "judged": 3.0, "completions": []}')
-    assert record == {
-        "replaces": 3,
-        "started_at": 1.0,
-        "sampled_at": 2.0,
-        "scored_at": 3.0,
-        "completions": [],
-    }
+    assert record == {"replaces": 3, "started_at": 1.0, "sampled_at": 2.0, "scored_at": 3.0, "completions": []}

@@ -50,9 +50,7 @@ def test_the_newest_run_is_taken_where_none_is_named(tmp_path: Path, monkeypatch
     assert chosen_runs([str(first), str(second)]) == [first, second]
     with pytest.raises(ConfigError, match="several folders; name the folder of one run"):
         chosen_run([str(first), str(second)])
-    with pytest.raises(
-        ConfigError, match=r"run_dir=nowhere: not the folder of a run .* the newest runs here: "
-    ):
+    with pytest.raises(ConfigError, match=r"run_dir=nowhere: not the folder of a run .* the newest runs here: "):
         chosen_run("nowhere")
 
 

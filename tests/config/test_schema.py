@@ -42,9 +42,7 @@ def test_a_policy_without_a_teacher_is_told_of_both_ways_to_one() -> None:
 def test_distillation_alone_needs_no_group() -> None:
     for overrides in (("policy=opd", "ref_model.name=teacher"), ("policy=opsd",)):
         assert make_config("grpo_quickstart", "env.repeats=1", *overrides).policy.distill_coef == 1
-    text = quickstart_error_message(
-        "policy=opd", "ref_model.name=teacher", "policy.reward_coef=1", "env.repeats=1"
-    )
+    text = quickstart_error_message("policy=opd", "ref_model.name=teacher", "policy.reward_coef=1", "env.repeats=1")
     assert "env.repeats=1" in text and "policy.reward_coef=0" in text
 
 
@@ -67,9 +65,7 @@ def test_an_experiment_says_only_what_differs(name: str) -> None:
             assert without[section] != fields_of, section
             continue
         for key, value in fields_of.items():
-            assert OmegaConf.is_missing(without[section], key) or without[section][key] != value, (
-                f"{section}.{key}"
-            )
+            assert OmegaConf.is_missing(without[section], key) or without[section][key] != value, f"{section}.{key}"
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
@@ -138,12 +134,7 @@ def test_bad_input_names_the_value_the_place_and_the_remedy(override: str, expec
 
 
 def test_the_constant_length_is_the_longest_response_unless_given() -> None:
-    assert (
-        make_config(
-            "grpo_quickstart", "policy=dr_grpo", "inference_model.max_tokens=7"
-        ).policy.constant_length
-        == 7
-    )
+    assert make_config("grpo_quickstart", "policy=dr_grpo", "inference_model.max_tokens=7").policy.constant_length == 7
     config = make_config("grpo_quickstart", "policy=dr_grpo", "policy.constant_length=9")
     assert config.policy.constant_length == 9
 
@@ -232,9 +223,7 @@ def test_trackers_are_a_name_or_a_list(backend: object, names: list[str]) -> Non
     assert LoggingConfig(backend=backend).backends == names
 
 
-@pytest.mark.parametrize(
-    "backend", ["", "wandb,", [], [None], 3, None, {"wandb": 1}, "Wandb", ["wandb", ["mlflow"]]]
-)
+@pytest.mark.parametrize("backend", ["", "wandb,", [], [None], 3, None, {"wandb": 1}, "Wandb", ["wandb", ["mlflow"]]])
 def test_an_unknown_tracker_is_rejected(backend: object) -> None:
     names = "none, mlflow, tensorboard, trackio, wandb"
     with pytest.raises(ConfigError, match=rf"logging\.backend=.*: choose one of {names}"):

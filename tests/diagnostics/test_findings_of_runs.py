@@ -20,8 +20,7 @@ MISLEADING_REWARD = (
 
 
 @pytest.mark.parametrize(
-    "script",
-    [pytest.param(grpo, id="lockstep"), pytest.param(grpo_async, id="overlapped", marks=pytest.mark.long)],
+    "script", [pytest.param(grpo, id="lockstep"), pytest.param(grpo_async, id="overlapped", marks=pytest.mark.long)]
 )
 def test_run_that_learns_has_no_finding(script: ModuleType, tmp_path: Path) -> None:
     """Checks that 25 quickstart steps with evaluations have no finding but `info`."""
@@ -38,9 +37,4 @@ def test_alarm_events_equal_the_findings_of_the_folder(tmp_path: Path) -> None:
     alarms = [event for event in read_events(tmp_path) if event["event"] == "alarm"]
     logged = [(event["rule"], event["optimizer_step"], event["text"]) for event in alarms]
     assert sorted(logged) == sorted(findings)
-    assert {name for name, *_ in findings} >= {
-        "component_hacked",
-        "evaluation_drop",
-        "kl_high",
-        "zero_variance",
-    }
+    assert {name for name, *_ in findings} >= {"component_hacked", "evaluation_drop", "kl_high", "zero_variance"}

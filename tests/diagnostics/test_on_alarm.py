@@ -14,19 +14,9 @@ from torchgrpo.monitoring.diagnostics import diagnose
 from torchgrpo.monitoring.events import read_events
 from torchgrpo.run.jobs.diagnostics import format_diagnosis
 
-NO_GRADIENT = (
-    "env.num_envs=4",
-    "env.repeats=4",
-    "inference_model.max_tokens=1",
-    "train.total_dialog_turns=112",
-)
+NO_GRADIENT = ("env.num_envs=4", "env.repeats=4", "inference_model.max_tokens=1", "train.total_dialog_turns=112")
 """Seven steps without a gradient: an alarm at the fifth."""
-TRUNCATED = (
-    "env.num_envs=4",
-    "env.repeats=4",
-    "inference_model.max_tokens=2",
-    "train.total_dialog_turns=112",
-)
+TRUNCATED = ("env.num_envs=4", "env.repeats=4", "inference_model.max_tokens=2", "train.total_dialog_turns=112")
 """Seven steps with truncated completions: warnings."""
 
 
@@ -50,15 +40,10 @@ def test_stop_exits_with_1_and_a_resumed_run_is_not_stopped_again(tmp_path: Path
     process = run_script("grpo.py", tmp_path, *NO_GRADIENT, "train.on_alarm=stop")
     output = process.output
     assert process.returncode == 1 and "Traceback" not in output
-    assert (
-        "error: train.on_alarm=stop: an alarm ended the run after writing a checkpoint.\nalarm: optimizer"
-        in output
-    )
+    assert "error: train.on_alarm=stop: an alarm ended the run after writing a checkpoint.\nalarm: optimizer" in output
     assert "train.resume=auto" in output
     assert json.loads((tmp_path / "summary.json").read_text())["outcome"] == "failed"
-    resumed_output = run_script(
-        "grpo.py", tmp_path, *NO_GRADIENT, "train.on_alarm=stop", "train.resume=auto"
-    ).output
+    resumed_output = run_script("grpo.py", tmp_path, *NO_GRADIENT, "train.on_alarm=stop", "train.resume=auto").output
     assert "error: nothing was learned: none of 7 optimizer steps" in resumed_output
     alarms = [event for event in read_events(tmp_path) if event["event"] == "alarm"]
     assert [event["rule"] for event in alarms].count("no_gradient") == 1
@@ -72,29 +57,21 @@ def test_warnings_do_not_stop_a_run(tmp_path: Path) -> None:
 
 def test_job_prints_findings_with_steps_cause_example_and_setting(tmp_path: Path) -> None:
     run_quickstart(tmp_path, *TRUNCATED)
-    done = call_script(
-        "grpo.py", "run=diagnostics", f"run_dir={tmp_path}", f"hydra.run.dir={tmp_path}/unused"
-    )
+    done = call_script("grpo.py", "run=diagnostics", f"run_dir={tmp_path}", f"hydra.run.dir={tmp_path}/unused")
     assert done.returncode == 0 and done.stderr == ""
     first, *paragraphs = done.stdout.rstrip().split("\n\n")
     assert "rules over 7 optimizer steps and 0 evaluations" in first
-    (truncation,) = [
-        text for text in paragraphs if text.startswith("warning: truncation, optimizer steps 5 to 7\n")
-    ]
+    (truncation,) = [text for text in paragraphs if text.startswith("warning: truncation, optimizer steps 5 to 7\n")]
     share = read_metrics(tmp_path)[4]["length/truncated"]
     assert f"\n  length/truncated is {share:.3g} at optimizer step 5 (above 0.1 in 5 rows)\n" in truncation
     assert "\n  for example: group " in truncation and "(length, reward " in truncation
-    assert truncation.endswith(
-        "remedy: raise inference_model.max_tokens, or request shorter answers in the prompt"
-    )
+    assert truncation.endswith("remedy: raise inference_model.max_tokens, or request shorter answers in the prompt")
     assert not (tmp_path / "unused").exists()
 
 
 def test_running_run_without_a_problem(tmp_path: Path) -> None:
     """Diagnoses a folder with a partial last row, no ledger and no summary."""
-    run_quickstart(
-        tmp_path, "env.num_envs=4", "env.repeats=4", "train.total_dialog_turns=48", "logging.rollouts_gb=0"
-    )
+    run_quickstart(tmp_path, "env.num_envs=4", "env.repeats=4", "train.total_dialog_turns=48", "logging.rollouts_gb=0")
     (tmp_path / "summary.json").unlink()
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"optimizer_step": 4, "reward/me')
@@ -103,9 +80,7 @@ def test_running_run_without_a_problem(tmp_path: Path) -> None:
 
 
 def test_error_names_a_folder_without_a_run(tmp_path: Path) -> None:
-    done = call_script(
-        "grpo.py", "run=diagnostics", f"run_dir={tmp_path}", f"hydra.run.dir={tmp_path}/unused"
-    )
+    done = call_script("grpo.py", "run=diagnostics", f"run_dir={tmp_path}", f"hydra.run.dir={tmp_path}/unused")
     assert done.returncode == 2 and f"run_dir={tmp_path}: not the folder of a run" in done.stderr
     with pytest.raises(ConfigError, match="the folder has no settings of a run"):
         diagnose(tmp_path)

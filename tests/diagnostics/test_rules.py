@@ -75,9 +75,7 @@ def finding_lines(config: Config, steps: int, is_overlapped: bool = False, **cha
 
 def row(step: int, changes: dict[str, Any]) -> dict[str, Any]:
     values = {"optimizer_step": step, **HEALTHY, "reward/mean": 0.1 + 0.001 * step}
-    return values | {
-        name: float(change(step)) if callable(change) else change for name, change in changes.items()
-    }
+    return values | {name: float(change(step)) if callable(change) else change for name, change in changes.items()}
 
 
 def test_run_that_learns_has_no_finding(config: Config) -> None:
@@ -111,10 +109,7 @@ BOUNDS: dict[str, tuple[str, Any, Any]] = {
     "prompt_echo": ("completions/prompt_echo", 0.6, 0.5),
 }
 """By rule with a bound: metric, value beyond the bound, value within the bound."""
-MORE_CHANGES = {
-    "invalid_not_penalized": {"reward/mean": lambda step: 0.001 * step - 3},
-    "low_ess": {"ess/age_1": 0.5},
-}
+MORE_CHANGES = {"invalid_not_penalized": {"reward/mean": lambda step: 0.001 * step - 3}, "low_ess": {"ess/age_1": 0.5}}
 """Further changes of metrics, by rule."""
 TREND_CHANGES: dict[str, dict[str, Any]] = {
     "length_collapse": {"length/response_mean": lambda step: 80 / (10 + step)},
@@ -142,9 +137,7 @@ def test_all_rules_have_a_test() -> None:
     assert rules == {rule.name for rule in RULES}
 
 
-@pytest.mark.parametrize(
-    "rule", [rule for rule in RULES if isinstance(rule.check, Bound)], ids=lambda rule: rule.name
-)
+@pytest.mark.parametrize("rule", [rule for rule in RULES if isinstance(rule.check, Bound)], ids=lambda rule: rule.name)
 def test_bound_is_reported_once_with_value_step_cause_and_setting(config: Config, rule: Rule) -> None:
     assert isinstance(rule.check, Bound)
     name, value, _ = BOUNDS[rule.name]
@@ -169,9 +162,7 @@ def test_trends_and_other_rules_hold_where_they_should(config: Config, name: str
     assert set(diagnostics.findings) == {name} | OTHER_FINDINGS.get(name, set())
 
 
-@pytest.mark.parametrize(
-    "rule", [rule for rule in RULES if isinstance(rule.check, Trend)], ids=lambda rule: rule.name
-)
+@pytest.mark.parametrize("rule", [rule for rule in RULES if isinstance(rule.check, Trend)], ids=lambda rule: rule.name)
 def test_a_trend_needs_a_window_and_others_that_do_not_rise(config: Config, rule: Rule) -> None:
     changes = TREND_CHANGES[rule.name]
     assert rule.name not in diagnose_rows(config, 19, **changes)[0].findings
@@ -203,9 +194,7 @@ def evaluation_row(step: int, value: float) -> dict[str, Any]:
     return {"optimizer_step": step, name: value, f"{name}_low": value - 0.1, f"{name}_high": value + 0.1}
 
 
-@pytest.mark.parametrize(
-    ("later", "reward", "has_finding"), [(0.3, 0.6, True), (0.45, 0.6, False), (0.3, 0.4, False)]
-)
+@pytest.mark.parametrize(("later", "reward", "has_finding"), [(0.3, 0.6, True), (0.45, 0.6, False), (0.3, 0.4, False)])
 def test_evaluation_drop_needs_a_lower_interval_and_a_risen_reward(
     config: Config, later: float, reward: float, has_finding: bool
 ) -> None:
@@ -219,9 +208,7 @@ def test_evaluation_drop_needs_a_lower_interval_and_a_risen_reward(
     assert ("evaluation_drop" in diagnostics.findings) == has_finding
     if has_finding:
         finding = diagnostics.findings["evaluation_drop"]
-        assert finding.text.startswith(
-            "eval/sums/pass@1 went from 0.6 to 0.3 since its best evaluation while reward/"
-        )
+        assert finding.text.startswith("eval/sums/pass@1 went from 0.6 to 0.3 since its best evaluation while reward/")
         assert (finding.first_step, finding.last_step) == (20, 30)
 
 
@@ -252,13 +239,8 @@ def test_single_bad_row_has_no_finding(config: Config) -> None:
 
 
 def test_lockstep_bounds_check_the_first_step_of_an_iteration() -> None:
-    several = compose_run_config(
-        "train.optim_batch_size=64", "env.num_envs=32"
-    )  # three of four steps are off-policy
-    later = {
-        "logprob_diff/p99": lambda step: 0.5 * (step % 4 != 1),
-        "kl/inference": lambda step: step % 4 != 1,
-    }
+    several = compose_run_config("train.optim_batch_size=64", "env.num_envs=32")  # three of four steps are off-policy
+    later = {"logprob_diff/p99": lambda step: 0.5 * (step % 4 != 1), "kl/inference": lambda step: step % 4 != 1}
     later |= {"groups/generated": 8.0}
     assert finding_lines(several, 40, **later) == []
     first = {"logprob_diff/p99": lambda step: 0.5 * (step % 4 == 1), "groups/generated": 8.0}
@@ -313,9 +295,7 @@ def test_four_steps_without_a_gradient_are_not_reported(config: Config) -> None:
     ],
 )
 def test_causes_of_a_missing_gradient(config: Config, changes: dict[str, float], expected: str) -> None:
-    lines = [
-        line for line in finding_lines(config, 5, **(NO_GRADIENT | changes)) if "had no gradient" in line
-    ]
+    lines = [line for line in finding_lines(config, 5, **(NO_GRADIENT | changes)) if "had no gradient" in line]
     assert len(lines) == 1 and expected in lines[0]
 
 
@@ -337,9 +317,7 @@ def test_run_without_any_gradient_is_an_error(config: Config) -> None:
     idle = [row(step, NO_GRADIENT | {"reward/mean": 0.0}) for step in (1, 2, 3)]
     with pytest.raises(RunError, match=r"nothing was learned: none of 3 optimizer steps.*All 32 groups"):
         check_gradients(config, idle)
-    check_gradients(
-        config, [row(1, {}), *idle]
-    )  # one step is enough, because the task may be solved afterwards
+    check_gradients(config, [row(1, {}), *idle])  # one step is enough, because the task may be solved afterwards
     check_gradients(config, idle, steps=10)  # rows of seven steps are missing
     check_gradients(config, [], steps=0)
 
@@ -377,8 +355,7 @@ def test_resumed_run_keeps_earlier_findings_and_gradients(config: Config) -> Non
     diagnostics = Diagnostics(config)
     diagnostics.add_past_rows([row(step, {"reward/errors": 0.5}) for step in (1, 2, 3)])
     later = [
-        diagnostics.check_row(row(step, NO_GRADIENT | {"reward/errors": 0.5, "reward/mean": 1.0}))
-        for step in (4, 5)
+        diagnostics.check_row(row(step, NO_GRADIENT | {"reward/errors": 0.5, "reward/mean": 1.0})) for step in (4, 5)
     ]
     assert later == [[], []]
     diagnostics.check_gradients(5)

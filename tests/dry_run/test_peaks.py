@@ -48,9 +48,7 @@ COPY_OVERRIDES = {
 
 @pytest.mark.parametrize("overrides", COPY_OVERRIDES.values(), ids=COPY_OVERRIDES)
 def test_the_planned_peak_with_copies_of_the_parameters(overrides: tuple[str, ...]) -> None:
-    plan = make_plan(
-        config_of("grpo_gsm8k", "train_model.num_devices=4", *overrides), False, machine(8, 80.0)
-    )
+    plan = make_plan(config_of("grpo_gsm8k", "train_model.num_devices=4", *overrides), False, machine(8, 80.0))
     planned_bytes = max(phase.bytes for phase in plan.phases)
     assert planned_bytes == pytest.approx(peak_bytes(dry_run_peaks(plan)), rel=TOLERANCE)
 

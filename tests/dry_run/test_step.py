@@ -98,9 +98,7 @@ def test_separate_scorers_take_no_memory_of_a_rank(tiny: str, ranks: int) -> Non
     overrides = (tiny, f"train_model.num_devices={ranks}")
     plan = plan_of(*overrides, "ref_model.num_devices=2")
     assert (plan.reference.home, plan.reference.ranks) == ("own devices", 2)
-    peaks, peaks_without_reference = (
-        dry_run_peaks(one) for one in (plan, plan_of(*overrides, "policy.kl_coef=0"))
-    )
+    peaks, peaks_without_reference = (dry_run_peaks(one) for one in (plan, plan_of(*overrides, "policy.kl_coef=0")))
     assert "reference" not in peaks["score"]
     assert peaks["optimizer step"] == peaks_without_reference["optimizer step"]
 
@@ -124,13 +122,8 @@ def test_gradients_of_earlier_microbatches_and_offloaded_tensors(tiny: str) -> N
     peaks_of_two_ranks = dry_run_peaks(plan_of(tiny, "train_model.num_devices=2"))
     assert peaks_of_two_ranks["forward"]["gradients"] > 0 and peaks_of_two_ranks["score"]["gradients"] == 0
     one_microbatch = ("train.optim_batch_size=16", "train.gradient_accumulation_steps=1")
-    assert (
-        dry_run_peaks(plan_of(tiny, "train_model.num_devices=2", *one_microbatch))["forward"]["gradients"]
-        == 0
-    )
-    offloaded_states = dry_run_peaks(
-        plan_of(tiny, "train_model.num_devices=2", "train_model.offload=optimizer")
-    )
+    assert dry_run_peaks(plan_of(tiny, "train_model.num_devices=2", *one_microbatch))["forward"]["gradients"] == 0
+    offloaded_states = dry_run_peaks(plan_of(tiny, "train_model.num_devices=2", "train_model.offload=optimizer"))
     assert offloaded_states["backward"]["optimizer"] == 0 < offloaded_states["optimizer step"]["optimizer"]
     offloaded_all = dry_run_peaks(plan_of(tiny, "train_model.num_devices=2", "train_model.offload=all"))
     assert offloaded_all["backward"]["parameters"] == 0 < offloaded_all["backward"]["gathered parameters"]
@@ -150,9 +143,7 @@ def test_a_phase_that_does_not_fit_names_config_keys(tiny: str) -> None:
 MIB = 1 << 20
 
 
-def test_the_job_ends_with_2_where_it_does_not_fit(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_job_ends_with_2_where_it_does_not_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def run_dry_run(*overrides: str) -> str:
         config = config_of("grpo_quickstart", "run=dry_run", *overrides)
         (tmp_path / "unused").mkdir()
@@ -173,14 +164,8 @@ def test_the_job_ends_with_2_where_it_does_not_fit(
     assert "prompt plus response may reach 40" in capsys.readouterr().err
 
 
-def test_the_job_ends_with_2_where_a_scorer_does_not_fit(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    large = (
-        "ref_model.name=Qwen/Qwen2.5-32B-Instruct",
-        "ref_model.num_devices=1",
-        "train.mixed_precision=fp32",
-    )
+def test_the_job_ends_with_2_where_a_scorer_does_not_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    large = ("ref_model.name=Qwen/Qwen2.5-32B-Instruct", "ref_model.num_devices=1", "train.mixed_precision=fp32")
     planned_machine = ("device=auto", "machine.gpus=3", "run=dry_run")
     config = config_of("grpo_quickstart", *planned_machine, *large, "policy.kl_coef=0.1")
     (tmp_path / "unused").mkdir()

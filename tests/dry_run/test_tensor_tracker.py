@@ -46,10 +46,7 @@ def test_the_peak_by_kind() -> None:
             view = (kept + 1).view(2, -1)
             del view
     assert memory.peaks["one"] == {"parameters": MIB, "activations": MIB, "gradients": MIB}
-    assert {kind: size for kind, size in memory.peaks["two"].items() if size} == {
-        "parameters": MIB,
-        "temporary": MIB,
-    }
+    assert {kind: size for kind, size in memory.peaks["two"].items() if size} == {"parameters": MIB, "temporary": MIB}
 
 
 def test_storages_that_are_freed_without_an_operation() -> None:

@@ -13,10 +13,7 @@ from envs.task import Completion, Example, make_task
 
 def main() -> None:
     env = EnvConfig(
-        dataset="arithmetic",
-        reward="tests.envs.hostile_rewards:bomb",
-        reward_workers=2,
-        reward_timeout_s=300.0,
+        dataset="arithmetic", reward="tests.envs.hostile_rewards:bomb", reward_workers=2, reward_timeout_s=300.0
     )
     service = RewardService(make_task(env), env)
     examples = [Example(({"role": "user", "content": "?"},), "ok", row) for row in range(4)]

@@ -25,9 +25,7 @@ def solve_rush_hour(board: str) -> str:
 
     The moves name the cars in alphabetical order from A, as the puzzle does.
     """
-    cells = [
-        [index for index, mark in enumerate(board) if mark == car] for car in sorted(set(board) - {"o", "x"})
-    ]
+    cells = [[index for index, mark in enumerate(board) if mark == car] for car in sorted(set(board) - {"o", "x"})]
     walls = {index for index, mark in enumerate(board) if mark == "x"}
     start = tuple(map(tuple, cells))
     moves = {start: ""}

@@ -221,11 +221,7 @@ def build_programs(
     level: str, files: str, victim: int, port: int, folder: Path, ids: tuple[int, int, int]
 ) -> dict[str, str]:
     column = syscall_filter.MACHINES[os.uname().machine][1]
-    calls = {
-        name: numbers[column]
-        for name, numbers in syscall_filter.refused_calls(files).items()
-        if numbers[column]
-    }
+    calls = {name: numbers[column] for name, numbers in syscall_filter.refused_calls(files).items() if numbers[column]}
     kept = [str(folder / "kept"), str(folder / "folder")]
     values: dict[str, Any] = {
         "CALLS": calls, "CLONE": syscall_filter.CLONE[column],
@@ -307,9 +303,7 @@ def run_attacks(level: str, hostile: dict[str, str]) -> list[str]:
         for name, program in hostile.items():
             run = sandbox.run(program)
             if run.stdout != b"[]\n":
-                successes.append(
-                    f"{name}: {run.stdout.decode()} {run.stderr.decode()[-500:]} {run.status} {run.code}"
-                )
+                successes.append(f"{name}: {run.stdout.decode()} {run.stderr.decode()[-500:]} {run.status} {run.code}")
         assert sandbox.run("print(1)").stdout == b"1\n"
         if sandbox._supervisor.process.pid != supervisor_pid:
             successes.append("the supervisor had to be replaced")

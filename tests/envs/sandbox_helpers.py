@@ -15,9 +15,7 @@ LIMITS = Limits(
     wall_seconds=10.0, cpu_seconds=1, memory_mib=256, threads=16, file_mib=2, disk_mib=4, output_mib=1,
     open_files=32,
 )  # fmt: skip
-WORKING_LEVELS = [
-    level for level in LEVELS if sys.platform.startswith("linux") and unavailable_reason(level) is None
-]
+WORKING_LEVELS = [level for level in LEVELS if sys.platform.startswith("linux") and unavailable_reason(level) is None]
 SANDBOX_CASES = [(level, ()) for level in WORKING_LEVELS] + [
     # the layers below the filter must hold by themselves where a process-number namespace ends all processes
     (level, ("filter",))

@@ -144,10 +144,7 @@ def test_a_share_of_the_tests_counts(sandbox: Sandbox) -> None:
     assert count_passed(sandbox, "def f(x): return x", "share", test_list=tests) == 2
     assert count_passed(sandbox, "def f(x): return x", "all", test_list=tests) == 1
     assert (
-        count_passed(
-            sandbox, "import os\ndef f(x): return x if x < 3 else os._exit(0)", "share", test_list=tests
-        )
-        == 1
+        count_passed(sandbox, "import os\ndef f(x): return x if x < 3 else os._exit(0)", "share", test_list=tests) == 1
     )
 
 
@@ -261,7 +258,4 @@ def test_tests_of_pytest_and_unittest_are_run(sandbox: Sandbox) -> None:
     (UNITTEST, HALF.replace("raise ValueError", "print")),
 ])  # fmt: skip
 def test_each_test_of_pytest_and_unittest_can_fail(sandbox: Sandbox, test: str, wrong_program: str) -> None:
-    assert (
-        run_tests(sandbox, wrong_program, Assertions.parse({"test": test}), CodeOptions(), 10.0).num_passed
-        == 0
-    )
+    assert run_tests(sandbox, wrong_program, Assertions.parse({"test": test}), CodeOptions(), 10.0).num_passed == 0

@@ -123,22 +123,16 @@ def test_a_plain_prompt_has_no_end_token() -> None:
 def test_roles_that_are_refused(messages: tuple[dict[str, Any], ...], expected: str, tmp_path: Path) -> None:
     tokenizer = with_template(tmp_path, STRICT)
     rows = [example(QUESTION)] * 3 + [Example(messages, "2", 7)]
-    with pytest.raises(
-        ConfigError, match=rf"^row 7: .* {expected}.*model\.chat_template=FILE to another template$"
-    ):
+    with pytest.raises(ConfigError, match=rf"^row 7: .* {expected}.*model\.chat_template=FILE to another template$"):
         check_prompts(tokenizer, rows, "jsonl")
     check_prompts(tokenizer, rows[:3], "jsonl")
 
 
 def test_a_template_that_refuses_a_call_is_found_before_a_run(tmp_path: Path) -> None:
-    one_call = (
-        "{% for m in messages %}{% if m.tool_calls and m.tool_calls | length > 1 %}{{ 1 // 0 }}{% endif %}"
-    )
+    one_call = "{% for m in messages %}{% if m.tool_calls and m.tool_calls | length > 1 %}{{ 1 // 0 }}{% endif %}"
     tokenizer = with_template(tmp_path, one_call + "{{ m['content'] }}{% endfor %}")
     single = example(QUESTION, CALL_MESSAGE, RESULT)
-    double = Example(
-        (QUESTION, CALL_MESSAGE | {"tool_calls": CALL_MESSAGE["tool_calls"] * 2}, RESULT), "2", 7
-    )
+    double = Example((QUESTION, CALL_MESSAGE | {"tool_calls": CALL_MESSAGE["tool_calls"] * 2}, RESULT), "2", 7)
     check_prompts(tokenizer, [single], "jsonl")
     with pytest.raises(ConfigError, match=r"^row 7: .*zero; correct or remove the row"):
         check_prompts(tokenizer, [single, double], "jsonl")
@@ -183,9 +177,7 @@ def test_a_prefill_is_part_of_the_prompt_and_text() -> None:
     ("<assistant><think>\nWell, ", "Well, ", "<think>\nWell, "),
     ("<assistant>So <think>", "So <think>", "So <think>"),
 ])  # fmt: skip
-def test_answer_prefill_is_the_part_of_the_answer_in_the_prompt(
-    prompt: str, prefill: str, expected: str
-) -> None:
+def test_answer_prefill_is_the_part_of_the_answer_in_the_prompt(prompt: str, prefill: str, expected: str) -> None:
     assert answer_prefill(prompt, prefill) == expected
 
 

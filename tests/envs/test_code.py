@@ -192,9 +192,7 @@ def test_tests_end_at_the_first_failure_unless_their_share_counts(sandbox: Sandb
     program = "n = sum(map(int, input().split()))\nprint(n if n != 7 else 8)"
     tests = Tests(("1 2\n", "10 -3\n", "0 0\n"), ("3", "7", "0"))
     assert run_tests(sandbox, program, tests, CodeOptions(), 10.0) == CodeResult(1, 3, "wrong answer")
-    assert run_tests(sandbox, program, tests, CodeOptions(credit="share"), 10.0) == CodeResult(
-        2, 3, "wrong answer"
-    )
+    assert run_tests(sandbox, program, tests, CodeOptions(credit="share"), 10.0) == CodeResult(2, 3, "wrong answer")
     endless = "while True: pass"
     assert run_tests(sandbox, endless, tests, CodeOptions(credit="share"), 2.0) == CodeResult(0, 3, "time")
     assert run_tests(sandbox, RIGHT[0], tests, CodeOptions(), 0.0) == CodeResult(0, 3, "no time left")
@@ -213,18 +211,10 @@ def test_wrapped_outputs_are_unwrapped_only_if_configured(sandbox: Sandbox) -> N
 def test_outcomes() -> None:
     task = make_code_task()
     example = task.examples("train")[0]
-    for text in (
-        "The answer is to add.",
-        "",
-        fenced_text("print(3)", "java"),
-        "<think>" + fenced_text(RIGHT[0]),
-    ):
+    for text in ("The answer is to add.", "", fenced_text("print(3)", "java"), "<think>" + fenced_text(RIGHT[0])):
         verdict = task.reward(Completion(text), example)
         assert (verdict.score, verdict.outcome) == (0.0, "invalid")
-    assert (
-        task.reward(Completion(f"<think>{fenced_text('1')}</think>{fenced_text(RIGHT[0])}"), example).score
-        == 1.0
-    )
+    assert task.reward(Completion(f"<think>{fenced_text('1')}</think>{fenced_text(RIGHT[0])}"), example).score == 1.0
     assert task.reward(Completion(fenced_text("def f(:")), example).outcome == "scored"
 
 
@@ -298,9 +288,7 @@ def test_recorded_verdicts_of_another_grader_are_reproduced() -> None:
     compared = 0
     with Sandbox("auto", Limits(wall_seconds=10.0, cpu_seconds=1)) as sandbox:
         for row in rows:
-            options = CodeOptions(
-                credit="share" if row["params"]["continuous"] else "all", comparison="coati"
-            )
+            options = CodeOptions(credit="share" if row["params"]["continuous"] else "all", comparison="coati")
             program = extract_code(row["completion"])
             tests = Tests.parse(row["test_cases"])
             verdict = run_tests(sandbox, program, tests, options, 20.0) if program else CodeResult(0, 1)

@@ -27,11 +27,7 @@ OWN_REWARD = "tests.envs.simple_rewards:brief"
 
 
 def message_with_call(arguments: str) -> dict[str, Any]:
-    return {
-        "role": "assistant",
-        "content": "",
-        "tool_calls": [{"function": {"name": "add", "arguments": arguments}}],
-    }
+    return {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "add", "arguments": arguments}}]}
 
 
 def read(folder: Path, *rows: dict[str, Any], parquet: bool = False, **settings: Any) -> list[Example]:
@@ -70,11 +66,7 @@ def test_objects_that_a_column_holds_as_json_are_opened(tmp_path: Path) -> None:
 def test_a_conversation_as_json_text_is_read(indent: int | None, tmp_path: Path) -> None:
     chat = [QUESTION, {"role": "assistant", "tool_calls": [CALL]}, {"role": "tool", "content": "2"}]
     parts = [{"role": "user", "content": [{"type": "text", "text": "1+1="}]}]
-    for messages, expected in (
-        (chat, ["user", "assistant", "tool"]),
-        (parts, ["user"]),
-        (QUESTION, ["user"]),
-    ):
+    for messages, expected in ((chat, ["user", "assistant", "tool"]), (parts, ["user"]), (QUESTION, ["user"])):
         (example,) = read(tmp_path, {"prompt": json.dumps(messages, indent=indent), "answer": "2"})
         assert roles(example) == expected
         assert example.messages[0] == QUESTION
@@ -230,9 +222,7 @@ def test_columns_of_images_are_named_once_and_not_kept(tmp_path: Path, log_captu
     assert sorted(examples[0].row_data) == sorted(VERL)
 
 
-def test_names_of_files_in_a_column_of_images_are_left_to_rewards(
-    tmp_path: Path, log_capture: LogCapture
-) -> None:
+def test_names_of_files_in_a_column_of_images_are_left_to_rewards(tmp_path: Path, log_capture: LogCapture) -> None:
     (example,) = read(tmp_path, VERL | {"image": "cat.png"}, reward=OWN_REWARD)
     assert example.row_data["image"] == "cat.png"
     assert "column 'image' holds images" in log_capture.text
@@ -253,9 +243,7 @@ def test_a_prefill_of_the_row_goes_before_that_of_the_config(tmp_path: Path) -> 
 
 def test_a_prefill_is_that_of_the_set_and_of_the_member() -> None:
     training = EnvConfig(dataset="arithmetic", prefill="So")
-    same, other = (
-        EvalSetConfig(dataset=name).env("eval.sets.a", training) for name in ("arithmetic", "gsm8k")
-    )
+    same, other = (EvalSetConfig(dataset=name).env("eval.sets.a", training) for name in ("arithmetic", "gsm8k"))
     assert (same.prefill, other.prefill) == ("So", None)
     assert EvalSetConfig(dataset="gsm8k", prefill="A").env("eval.sets.a", training).prefill == "A"
     members = {"a": {"dataset": "arithmetic", "prefill": "A"}, "b": {"dataset": "arithmetic"}}

@@ -1,12 +1,7 @@
 """Tests of `CrashAttribution` without processes: the completion or the example is at fault."""
 
 from envs.example import CompletionInRun
-from envs.reward_workers.crash_attribution import (
-    EMPTY_COMPLETION,
-    CrashAttribution,
-    RewardTicket,
-    Verification,
-)
+from envs.reward_workers.crash_attribution import EMPTY_COMPLETION, CrashAttribution, RewardTicket, Verification
 from envs.reward_workers.scoring import ScoringResult, crash_result
 from envs.reward_workers.worker_pool import PROCESS_DIED, LostWorker
 from envs.task import Completion, Example
@@ -86,29 +81,19 @@ def test_a_worker_that_died_once_may_have_had_an_accident() -> None:
 
 
 def test_a_death_with_others_and_a_deadline_do_not_count_as_accidents() -> None:
-    attribution, shared_death, late_verification = (
-        make_attribution(),
-        make_verification(),
-        make_verification(row=1),
-    )
+    attribution, shared_death, late_verification = (make_attribution(), make_verification(), make_verification(row=1))
     for _ in range(3):
         assert attribution.resolve_lost_worker(shared_death, make_loss(PROCESS_DIED), only_loss=False) is None
     assert shared_death.next_completion.text == "a"
     assert (
-        attribution.resolve_lost_worker(
-            late_verification, make_loss("it took longer than it may"), only_loss=False
-        )
+        attribution.resolve_lost_worker(late_verification, make_loss("it took longer than it may"), only_loss=False)
         is None
     )
     assert late_verification.next_completion is EMPTY_COMPLETION
 
 
 def test_suspects_run_alone_until_the_last_of_them_is_resolved() -> None:
-    attribution, verification, other_verification = (
-        make_attribution(),
-        make_verification(),
-        make_verification(row=1),
-    )
+    attribution, verification, other_verification = (make_attribution(), make_verification(), make_verification(row=1))
     attribution.record_lost_workers([verification])
     assert not attribution.needs_single_worker()
     attribution.record_lost_workers([verification, other_verification])

@@ -23,9 +23,7 @@ def source(
     return PromptSource(examples, 0, keep, curriculum=CurriculumConfig(**settings))
 
 
-def sample_and_observe(
-    prompts: PromptSource, count: int, success: Callable[[Example], float]
-) -> list[Example]:
+def sample_and_observe(prompts: PromptSource, count: int, success: Callable[[Example], float]) -> list[Example]:
     """Samples examples one after the other and observes the success of each before the next."""
     examples = []
     for _ in range(count):
@@ -92,9 +90,7 @@ def test_recent_success_moves_from_the_prior_towards_the_newest_group() -> None:
     prompts = source(rows(1, 1), memory=0.75, prior=0.4)
     for success in (1.0, 0.0):
         prompts.observe(rows(1)[0], success)
-    assert prompts.members[""].prompt_stats[0].recent_success == pytest.approx(
-        0.75 * (0.75 * 0.4 + 0.25) + 0.0
-    )
+    assert prompts.members[""].prompt_stats[0].recent_success == pytest.approx(0.75 * (0.75 * 0.4 + 0.25) + 0.0)
 
 
 def test_a_prompt_in_flight_is_not_sampled_again() -> None:
@@ -169,9 +165,7 @@ def test_weights_of_sources_follow_their_success_above_a_floor() -> None:
     found = prompts.metrics()
     assert {name: found[f"curriculum/weight/{name}"] for name in SUCCESS} == pytest.approx(expected)
     assert {name: found[f"curriculum/success/{name}"] for name in SUCCESS} == pytest.approx(SUCCESS)
-    counts = Counter(
-        example.source for example in sample_and_observe(prompts, 1000, lambda e: SUCCESS[e.source])
-    )
+    counts = Counter(example.source for example in sample_and_observe(prompts, 1000, lambda e: SUCCESS[e.source]))
     for name, share in expected.items():
         assert abs(counts[name] - 1000 * share) < 2
 
@@ -269,9 +263,7 @@ def test_prompts_in_flight_at_a_kill_are_sampled_first_after_a_resume(rule: str)
 def test_a_level_of_prompts_that_are_all_too_long_is_passed() -> None:
     examples = rows(1, 1, 2, 2, 3, 3)
     for settings in ({}, {"open": "newest"}, {"priority": "learnability"}):
-        middle = source(
-            examples, lambda example: example.row // 2 != 1, column="level", gate=0.0, window=1, **settings
-        )
+        middle = source(examples, lambda example: example.row // 2 != 1, column="level", gate=0.0, window=1, **settings)
         found = {example.row for example in sample_and_observe(middle, 50, lambda example: 1.0)}
         assert found >= {4, 5} and not found & {2, 3}
         first = source(examples, lambda example: example.row > 3, column="level", **settings)
@@ -319,9 +311,7 @@ def test_a_column_of_some_members_of_a_mixture(tmp_path: Any) -> None:
 
 def test_difficulty_and_levels_go_together() -> None:
     curriculum = CurriculumConfig(column="level", gate=0.5, window=3)
-    prompts = PromptSource(
-        rows(1, 1, 1, 2), 0, lambda example: True, DifficultyConfig(high=0.9), curriculum=curriculum
-    )
+    prompts = PromptSource(rows(1, 1, 1, 2), 0, lambda example: True, DifficultyConfig(high=0.9), curriculum=curriculum)
     assert {e.row for e in sample_and_observe(prompts, 3, lambda e: float(e.row == 0))} == {0, 1, 2}
     assert prompts.metrics()["curriculum/level"] == 1.0
     assert {e.row for e in sample_and_observe(prompts, 2, lambda e: 0.0)} == {1, 2}

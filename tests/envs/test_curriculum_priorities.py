@@ -24,9 +24,7 @@ def chi_square_ratio(counts: dict[Any, int], expected: dict[Any, float]) -> floa
     """
     total, degrees = sum(counts.values()), len(expected) - 1
     assert set(counts) <= set(expected)
-    square = sum(
-        (counts.get(key, 0) - total * share) ** 2 / (total * share) for key, share in expected.items()
-    )
+    square = sum((counts.get(key, 0) - total * share) ** 2 / (total * share) for key, share in expected.items())
     return square / (degrees * (1 - 2 / (9 * degrees) + 3.09 * math.sqrt(2 / (9 * degrees))) ** 3)
 
 
@@ -44,9 +42,7 @@ def test_shares_follow_the_priorities_above_a_floor() -> None:
     found = source_shares({"a": 3.0, "b": 1.0}, {"a": 0.1, "b": 0.2}, 0.1)
     assert found == pytest.approx({"a": 0.615, "b": 0.385})
     assert source_shares({"a": 3.0, "b": 1.0}, {"a": 0.0, "b": 0.0}, 0.1) == {"a": 0.75, "b": 0.25}
-    assert source_shares({"a": 3.0, "b": 1.0}, {"a": 1.0, "b": 0.0}, 0.2) == pytest.approx(
-        {"a": 0.95, "b": 0.05}
-    )
+    assert source_shares({"a": 3.0, "b": 1.0}, {"a": 1.0, "b": 0.0}, 0.2) == pytest.approx({"a": 0.95, "b": 0.05})
     assert source_shares({"a": 1.0, "b": 1.0}, {"a": 1.0, "b": 0.0}, 1.0) == {"a": 0.5, "b": 0.5}
 
 
@@ -159,10 +155,7 @@ def test_levels_without_usable_rows_are_skipped() -> None:
     assert levels.move_to_usable_level(lambda row: row == 1) and levels.newest_level == 1
     assert not levels.move_to_usable_level(lambda row: row == 1)
     levels.newest_level = 2
-    assert levels.move_to_usable_level(lambda row: row == 1) and (
-        levels.newest_level,
-        levels.hardest_level,
-    ) == (1, 1)
+    assert levels.move_to_usable_level(lambda row: row == 1) and (levels.newest_level, levels.hardest_level) == (1, 1)
     nothing = levels_of_three()
     nothing.move_to_usable_level(lambda row: False)
     assert nothing.newest_level == 0

@@ -113,9 +113,7 @@ def parquet(path: Path, **columns: Any) -> Path:
     ([True, False], r"\[0\]: column 'answer' must be text or a number"),
     ([["1", "2"], ["2", "3"]], r"\[0\]: column 'answer' must be text or a number"),
 ])  # fmt: skip
-def test_parquet_values_that_cannot_be_answers_are_refused(
-    column: Any, expected: str, tmp_path: Path
-) -> None:
+def test_parquet_values_that_cannot_be_answers_are_refused(column: Any, expected: str, tmp_path: Path) -> None:
     assert_refused(parquet(tmp_path / "rows.parquet", prompt=["a", "b"], answer=column), expected)
 
 
@@ -143,9 +141,7 @@ def test_a_csv_file_is_refused_by_its_content(tmp_path: Path) -> None:
 def test_text_in_parquet_that_is_none_is_named_by_its_row(tmp_path: Path) -> None:
     binary = pyarrow.array([b"fine", b"caf\xe9"])
     text = pyarrow.Array.from_buffers(pyarrow.string(), 2, binary.buffers())
-    assert_refused(
-        parquet(tmp_path / "rows.parquet", prompt=text, answer=["a", "b"]), r"rows\.parquet\[1\]: cannot be"
-    )
+    assert_refused(parquet(tmp_path / "rows.parquet", prompt=text, answer=["a", "b"]), r"rows\.parquet\[1\]: cannot be")
 
 
 @pytest.mark.parametrize(("data_files", "expected"), [
@@ -195,9 +191,7 @@ def test_no_column_of_a_wrong_type_gives_a_traceback(dataset: str, tmp_path: Pat
         for value in WRONG:
             row = {name: RIGHT.get(name, "1+1=") for name in COLUMNS[dataset]} | {column: value}
             if column in ("prompt", "answer"):  # the other columns would replace these
-                row = {
-                    name: row[name] for name in row if name not in ("messages", "test_cases", "reward_model")
-                }
+                row = {name: row[name] for name in row if name not in ("messages", "test_cases", "reward_model")}
             path.write_text(json.dumps(row))
             assert f"{path}:1" in error_message(dataset, path), (column, value)
 

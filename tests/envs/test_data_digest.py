@@ -22,9 +22,7 @@ from tests.group_collection import next_examples
 from tests.tiny_models import numbered_examples
 
 
-def source(
-    examples: Sequence[Example], fits_limit: Callable[[Example], bool] = lambda example: True
-) -> PromptSource:
+def source(examples: Sequence[Example], fits_limit: Callable[[Example], bool] = lambda example: True) -> PromptSource:
     return PromptSource(examples, 0, fits_limit, setting="env.data_files=rows.jsonl")
 
 
@@ -88,9 +86,7 @@ def test_columns_that_a_reward_reads_count_where_both_runs_read_them() -> None:
     ).lines
     assert "columns in only one of the two data sets (x)" in line
     without = DataDigest.from_examples(numbered_examples(4))
-    assert not compare_digests(
-        "env.data_files=x", without, DataDigest.from_examples(after), range(4)
-    ).changed_positions
+    assert not compare_digests("env.data_files=x", without, DataDigest.from_examples(after), range(4)).changed_positions
 
 
 def test_a_number_has_the_digest_of_its_text() -> None:
@@ -180,10 +176,7 @@ def test_waiting_examples_come_from_the_current_data() -> None:
     second = PromptQueue(source(with_changed_rows(numbered_examples(8), 1, 2), fits))
     second.load_state_dict(state)
     waiting = [example for _, example in second.next_prompts(2)]
-    assert [(one.row, one.answer) for one in waiting] == [
-        (0, "0"),
-        (2, "mended"),
-    ]  # the changed row 1 is too long
+    assert [(one.row, one.answer) for one in waiting] == [(0, "0"), (2, "mended")]  # the changed row 1 is too long
 
 
 def test_members_of_a_mixture_are_compared_by_name_in_any_order() -> None:
@@ -200,14 +193,10 @@ def test_members_of_a_mixture_are_compared_by_name_in_any_order() -> None:
         before = original.members[name]
         assert restored_rates == {row - before.start: rate for row, rate in before.success_rates.items()}
     with pytest.raises(ConfigError, match=r"env\.mixture\.b: not the data of the checkpoint: 7 rows then"):
-        source(
-            MixedExamples({"a": numbered_examples(4), "b": numbered_examples(3)}, weights)
-        ).load_state_dict(state)
+        source(MixedExamples({"a": numbered_examples(4), "b": numbered_examples(3)}, weights)).load_state_dict(state)
 
 
-@pytest.mark.parametrize(
-    "settings", [{"priority": "learnability"}, {"column": "level", "window": 2, "gate": 0.5}]
-)
+@pytest.mark.parametrize("settings", [{"priority": "learnability"}, {"column": "level", "window": 2, "gate": 0.5}])
 def test_curricula_resume_over_changed_rows(settings: dict[str, Any]) -> None:
     def with_levels(levels: Sequence[int], *changed_rows: int) -> list[Example]:
         examples = with_changed_rows(numbered_examples(len(levels)), *changed_rows)
@@ -239,9 +228,7 @@ def test_curricula_resume_over_changed_rows(settings: dict[str, Any]) -> None:
     ("countdown", {"num_rows": 40}, {"num_rows": 40, "max_number": 50}),
     ("reasoning_gym", {"name": "chain_sum", "num_rows": 40}, {"name": "chain_sum", "num_rows": 40, "seed": 1}),
 ])  # fmt: skip
-def test_generated_rows_have_digests(
-    dataset: str, options: dict[str, Any], other_options: dict[str, Any]
-) -> None:
+def test_generated_rows_have_digests(dataset: str, options: dict[str, Any], other_options: dict[str, Any]) -> None:
     first, same, others = (
         make_task(EnvConfig(dataset=dataset, options=each)).examples("train")
         for each in (options, options, other_options)

@@ -21,9 +21,7 @@ from envs.task import Completion, known_tasks, load_examples, make_task
 from envs.tool_calls import make_tools
 from tests.script_runner import ENVIRONMENT, ROOT, run_python
 
-PAGES = {
-    name: (ROOT / "docs" / f"{name}.md").read_text() for name in ("rewards", "judges", "turns", "coming_from")
-}
+PAGES = {name: (ROOT / "docs" / f"{name}.md").read_text() for name in ("rewards", "judges", "turns", "coming_from")}
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 SUM = {"prompt": "Write 12.", "answer": "12"}
 
@@ -157,16 +155,11 @@ def judge_server(monkeypatch: pytest.MonkeyPatch, replies: dict[str, Any]) -> It
 def test_the_http_reward_of_the_text(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with judge_server(monkeypatch, {"/score": {"score": 0.7}}) as requests:
         env = EnvConfig(
-            dataset="arithmetic",
-            reward=f"{write_page_module(run_folder, 'def http_reward', 'judges')}:http_reward",
+            dataset="arithmetic", reward=f"{write_page_module(run_folder, 'def http_reward', 'judges')}:http_reward"
         )
         assert score_first_row(env, "five") == 0.7
     question = make_task(env).examples("train")[0]
-    body = {
-        "question": question.messages[-1]["content"],
-        "answer": "five",
-        "reference_answer": question.answer,
-    }
+    body = {"question": question.messages[-1]["content"], "answer": "five", "reference_answer": question.answer}
     assert requests == [("/score", body)]
     assert "Connection refused" in str(score_first_row(env, "five"))
 

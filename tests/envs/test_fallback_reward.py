@@ -42,12 +42,7 @@ def test_the_library_accepts_answers_that_our_rules_cannot_read_but_no_unevaluat
         reference,
     )
     assert [verdict.score for verdict in (right, same, wrong, sum_)] == [1.0, 1.0, 0.0, 0.0]
-    assert [verdict.components["fallback_reward"] for verdict in (right, same, wrong, sum_)] == [
-        1.0,
-        0.0,
-        0.0,
-        0.0,
-    ]
+    assert [verdict.components["fallback_reward"] for verdict in (right, same, wrong, sum_)] == [1.0, 0.0, 0.0, 0.0]
     assert right.components["accuracy"] == 1.0
     assert {verdict.components["fallback_reward_failed"] for verdict in (right, same, wrong, sum_)} == {0.0}
 
@@ -63,11 +58,7 @@ def test_a_fallback_that_hangs_or_fails_leaves_the_main_verdict(reward: str) -> 
     seconds = 1.5 if reward in ("hang", "spin") else 20.0
     texts = ["\\boxed{3}", "\\boxed{2}", "\\boxed{4}"]
     verdicts = score_texts(f"{REWARDS_MODULE}:{reward}", texts, reward_timeout_s=seconds)
-    assert [(each.score, each.outcome) for each in verdicts] == [
-        (0.0, "scored"),
-        (1.0, "scored"),
-        (0.0, "scored"),
-    ]
+    assert [(each.score, each.outcome) for each in verdicts] == [(0.0, "scored"), (1.0, "scored"), (0.0, "scored")]
     assert [each.components["fallback_reward_failed"] for each in verdicts] == [1.0, 0.0, 1.0]
 
 

@@ -16,9 +16,7 @@ from tests.groups import make_completion, make_group
 REWARDS_MODULE = "tests.envs.user_rewards"
 
 
-def group(
-    *verdicts: tuple[float, Outcome], number: int = 0, source: str = "", num_unselected: int = 0
-) -> Group:
+def group(*verdicts: tuple[float, Outcome], number: int = 0, source: str = "", num_unselected: int = 0) -> Group:
     completions = [make_completion(2, score, outcome=outcome) for score, outcome in verdicts]
     num_selected = len(completions) - num_unselected
     return make_group(

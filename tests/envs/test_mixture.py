@@ -27,8 +27,7 @@ def rows(path: Path, count: int) -> str:
 def mixture(tmp_path: Path) -> EnvConfig:
     file = rows(tmp_path / "mine.jsonl", 5)
     return EnvConfig(
-        dataset="mixture",
-        mixture={"arithmetic": 3, "mine": {"dataset": "jsonl", "data_files": file, "weight": 1}},
+        dataset="mixture", mixture={"arithmetic": 3, "mine": {"dataset": "jsonl", "data_files": file, "weight": 1}}
     )
 
 
@@ -114,9 +113,7 @@ def test_a_held_out_prompt_is_the_same_in_any_order_of_its_keys() -> None:
 def test_held_out_rows_are_disjoint_and_equal_prompts_stay_together(tmp_path: Path) -> None:
     file = rows(tmp_path / "rows.jsonl", 400)
     sides = {
-        split: make_task(EnvConfig(dataset="jsonl", data_files=file, holdout=0.25, split=split)).examples(
-            split
-        )
+        split: make_task(EnvConfig(dataset="jsonl", data_files=file, holdout=0.25, split=split)).examples(split)
         for split in ("train", "test")
     }
     prompts = {split: {e.messages[-1]["content"] for e in examples} for split, examples in sides.items()}

@@ -68,9 +68,7 @@ class FakeHub(ModuleType):
         super().__init__("datasets")
         self.requests: list[tuple[str, str, str | None]] = []
 
-    def load_dataset(
-        self, name: str, config: str | None, split: str, revision: str | None
-    ) -> list[dict[str, str]]:
+    def load_dataset(self, name: str, config: str | None, split: str, revision: str | None) -> list[dict[str, str]]:
         self.requests.append((name, split, revision))
         return [{"question": "1+1?", "answer": "#### 2"}]
 
@@ -106,9 +104,7 @@ def test_a_missing_revision_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("dataset", ["arithmetic", "countdown", "reasoning_gym", "mixture"])
 @pytest.mark.parametrize("fields", [{"data_files": "rows.jsonl"}, {"data_revision": "abc"}])
-def test_files_and_revisions_that_a_task_does_not_read_are_refused(
-    dataset: str, fields: dict[str, Any]
-) -> None:
+def test_files_and_revisions_that_a_task_does_not_read_are_refused(dataset: str, fields: dict[str, Any]) -> None:
     options: dict[str, Any] = {"name": "chain_sum"} if dataset == "reasoning_gym" else {}
     (key,) = fields
     problem = (
@@ -125,10 +121,7 @@ def test_files_and_revisions_that_a_task_does_not_read_are_refused(
 
 
 def test_local_files_have_no_revision() -> None:
-    for dataset, problem in (
-        ("gsm8k", "local files have no revision"),
-        ("jsonl", "reads nothing from the hub"),
-    ):
+    for dataset, problem in (("gsm8k", "local files have no revision"), ("jsonl", "reads nothing from the hub")):
         with pytest.raises(ConfigError, match=rf"env\.data_revision=abc.*{problem}"):
             make_task(EnvConfig(dataset=dataset, data_files="rows.jsonl", data_revision="abc"))
 

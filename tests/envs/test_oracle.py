@@ -61,11 +61,7 @@ def has_integer_answer(example: Example) -> bool:
 
 def answer_plus_one(example: Example) -> str:
     """Returns the reference answer plus 1."""
-    return (
-        str(int(example.answer.replace(",", "")) + 1)
-        if has_integer_answer(example)
-        else f"{example.answer}+1"
-    )
+    return str(int(example.answer.replace(",", "")) + 1) if has_integer_answer(example) else f"{example.answer}+1"
 
 
 @pytest.mark.parametrize(("dataset", "file", "form", "count"), FILES[6:])

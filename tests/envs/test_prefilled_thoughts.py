@@ -48,9 +48,7 @@ def test_a_number_alone_is_the_final_answer_behind_a_thought_that_the_prompt_clo
 
 
 def test_one_thought_only() -> None:
-    assert not is_correct(
-        "think_answer_tags", Completion("<think>a</think><answer>2</answer>", prefill=OPENED)
-    )
+    assert not is_correct("think_answer_tags", Completion("<think>a</think><answer>2</answer>", prefill=OPENED))
     assert is_correct("think_answer_tags", Completion("a</think><answer>2</answer>", prefill=OPENED))
     assert not is_correct("think_answer_tags", Completion("a</think><answer>2</answer>"))
 

@@ -153,8 +153,7 @@ def test_the_correct_answer_has_the_full_score(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "text"),
-    [("gsm_symbolic", "{} eggs, that is {}"), ("word_sorting", " {} "), ("letter_jumble", "  {}")],
+    ("name", "text"), [("gsm_symbolic", "{} eggs, that is {}"), ("word_sorting", " {} "), ("letter_jumble", "  {}")]
 )
 def test_words_around_the_right_answer_may_stay(name: str, text: str) -> None:
     task, rows = puzzles(name)

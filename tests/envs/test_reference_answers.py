@@ -112,9 +112,7 @@ def read_examples(folder: Path, *references: Any, **settings: Any) -> list[Examp
     ("math", ("Answer: 2", ["2"], "$2$", ["2", "3"]), ["2", "2", "$2$"]),
     ("dapo_math", ("Answer: 2", ["2"], "$2$", ["2", "3"]), ["2", "2", "$2$"]),
 ])  # fmt: skip
-def test_rows_are_unwrapped(
-    dataset: str, references: tuple[Any, ...], answers: list[str], tmp_path: Path
-) -> None:
+def test_rows_are_unwrapped(dataset: str, references: tuple[Any, ...], answers: list[str], tmp_path: Path) -> None:
     examples = read_examples(tmp_path, *references, dataset=dataset)
     assert [example.answer for example in examples] == answers
     task = make_task(EnvConfig(dataset=dataset))
@@ -127,10 +125,7 @@ def test_unreachable_answers_are_counted(tmp_path: Path, log_capture: LogCapture
     assert message.startswith("3 of 6 reference answers match no final answer that the rule math")
     assert 'rows.jsonl:2: \'["2","3"]\'; write the final answer alone' in message
     read_examples(tmp_path, "2", "x+1", "-7", "1/2", reward="gsm8k")
-    assert (
-        "1 of 4 reference answers" in log_capture.messages[1]
-        and "rows.jsonl:2: 'x+1'" in log_capture.messages[1]
-    )
+    assert "1 of 4 reference answers" in log_capture.messages[1] and "rows.jsonl:2: 'x+1'" in log_capture.messages[1]
     with pytest.raises(ConfigError, match=r"^2 of 2 reference answers .*rows\.jsonl:1: "):
         read_examples(tmp_path, '["2","3"]', '["a","b"]')
 
@@ -151,30 +146,16 @@ def test_data_and_prose_are_reported(reference: str, tmp_path: Path, log_capture
 
 def test_good_answers_and_rewards_of_others_are_silent(tmp_path: Path, log_capture: LogCapture) -> None:
     read_examples(
-        tmp_path,
-        "2",
-        "1/2",
-        "x+1",
-        "$5-$10",
-        "2024-05-17",
-        "H2O",
-        "yes",
-        "(1,2)",
-        "[1,2]",
-        "[[1, 2], [3, 4]]",
+        tmp_path, "2", "1/2", "x+1", "$5-$10", "2024-05-17", "H2O", "yes", "(1,2)", "[1,2]", "[[1, 2], [3, 4]]"
     )
-    read_examples(
-        tmp_path, "{1, 2}", "[1, 2]", "Dr. Smith and Mr. Jones", "First add. So $\\boxed{2}$ is right."
-    )
+    read_examples(tmp_path, "{1, 2}", "[1, 2]", "Dr. Smith and Mr. Jones", "First add. So $\\boxed{2}$ is right.")
     for reward in ("compat_openai_gsm8k", "my_rewards:brief"):
         examples = read_examples(tmp_path, '["2","3"]', '["a"]', reward=reward, system_prompt="")
         assert [example.answer for example in examples] == ['["2","3"]', '["a"]']
     assert log_capture.messages == []
 
 
-def test_long_answers_are_not_checked(
-    tmp_path: Path, log_capture: LogCapture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_long_answers_are_not_checked(tmp_path: Path, log_capture: LogCapture, monkeypatch: pytest.MonkeyPatch) -> None:
     scored_references: list[str] = []
 
     def is_right(answer: str, reference: str, rule: str, env: EnvConfig) -> bool:
@@ -182,9 +163,7 @@ def test_long_answers_are_not_checked(
         return True
 
     monkeypatch.setattr("envs.verifiers.reference_answers._is_right", is_right)
-    read_examples(
-        tmp_path, "{" * (MAX_CHECKED_CHARACTERS + 1), "12", "x+1", "x+1", "{" * MAX_CHECKED_CHARACTERS
-    )
+    read_examples(tmp_path, "{" * (MAX_CHECKED_CHARACTERS + 1), "12", "x+1", "x+1", "{" * MAX_CHECKED_CHARACTERS)
     assert scored_references == ["x+1", "{" * MAX_CHECKED_CHARACTERS]
     assert log_capture.messages == []
 

@@ -45,9 +45,7 @@ def examples(count: int) -> list[Example]:
 
 
 def outcomes(service: RewardService, *texts: str) -> list[str]:
-    return [
-        each.outcome for each in service.score([Completion(text) for text in texts], examples(len(texts)))
-    ]
+    return [each.outcome for each in service.score([Completion(text) for text in texts], examples(len(texts)))]
 
 
 def test_a_completion_that_breaks_the_verifier_is_invalid_and_harms_no_other() -> None:
@@ -106,13 +104,10 @@ def test_workers_that_retire_together_end_no_run() -> None:
 
 
 @pytest.mark.parametrize(("message", "retires"), [("", True), (OUT_OF_MEMORY, False)])
-def test_a_worker_reports_its_retirement(
-    message: str, retires: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_reports_its_retirement(message: str, retires: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("envs.reward_workers.worker.RETIRE_AFTER", 3)
     monkeypatch.setattr(
-        "envs.reward_workers.worker.score_completion",
-        lambda *_: ScoringResult(0.0, {}, "scored", 0.0, message),
+        "envs.reward_workers.worker.score_completion", lambda *_: ScoringResult(0.0, {}, "scored", 0.0, message)
     )
     ours, theirs = Pipe()
     page = mmap.mmap(-1, mmap.PAGESIZE)
@@ -175,9 +170,7 @@ def test_nothing_is_left_of_a_killed_worker_or_of_the_service(tmp_path: Path) ->
 
 def test_async_rewards_and_polling() -> None:
     with serving("delayed_reward") as service:
-        scored = service.poll(
-            service.submit([Completion("ok"), Completion("no")], examples(2)), timeout=600.0
-        )
+        scored = service.poll(service.submit([Completion("ok"), Completion("no")], examples(2)), timeout=600.0)
     assert [s.score for s in scored or ()] == [1.0, 0.0]
 
 
@@ -247,9 +240,7 @@ def test_the_death_of_busy_workers_harms_no_verdict(by_their_fork_server: bool, 
     assert [s.outcome for s in scored] == ["scored"] * 8
 
 
-def test_a_death_with_others_does_not_count_against_a_verification_whose_worker_dies_again(
-    tmp_path: Path,
-) -> None:
+def test_a_death_with_others_does_not_count_against_a_verification_whose_worker_dies_again(tmp_path: Path) -> None:
     """Two workers die with their fork server; then the single worker is killed."""
     with serving("bomb", reward_timeout_s=600.0) as service:
         ticket = service.submit([Completion(f"wait {tmp_path / 'on'}")] * 2, examples(2))
@@ -345,9 +336,7 @@ def test_a_fork_server_that_died_before_a_worker_was_missed_is_started_anew() ->
 def test_workers_that_end_before_they_begin_are_not_started_for_ever() -> None:
     with (
         serving("bomb", reward_memory_gib=0.01) as service,
-        pytest.raises(
-            ConfigError, match=r"env\.reward_memory_gib=0\.01: .* in a row .* raise env\.reward_memory_gib"
-        ),
+        pytest.raises(ConfigError, match=r"env\.reward_memory_gib=0\.01: .* in a row .* raise env\.reward_memory_gib"),
     ):
         service.score([Completion("a")], examples(1))
 

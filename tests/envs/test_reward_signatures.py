@@ -27,17 +27,10 @@ def make_env(tmp_path: Path, reward: Any, row: dict[str, Any] | None = None, **m
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps(ROW if row is None else row), encoding="utf-8")
     reward_path = (
-        [f"{REWARDS_MODULE}:{name}" for name in reward]
-        if isinstance(reward, list)
-        else f"{REWARDS_MODULE}:{reward}"
+        [f"{REWARDS_MODULE}:{name}" for name in reward] if isinstance(reward, list) else f"{REWARDS_MODULE}:{reward}"
     )
     return EnvConfig(
-        dataset="jsonl",
-        data_files=str(path),
-        reward=reward_path,
-        reward_workers=1,
-        max_error_rate=1.0,
-        **more,
+        dataset="jsonl", data_files=str(path), reward=reward_path, reward_workers=1, max_error_rate=1.0, **more
     )
 
 
@@ -56,12 +49,8 @@ def score_first_row(env: EnvConfig, completion: Completion) -> ScoringResult:
     ("partial_by_name", 2.0, {"accuracy": 1.0, "index": 7.0}), ("judge", 1.0, {}), ("method", 1.0, {}),
     ("partial_judge", 1.0, {}),
 ])  # fmt: skip
-def test_parameters_get_what_they_name(
-    name: str, score: float, components: dict[str, float], tmp_path: Path
-) -> None:
-    verdict = score_first_row(
-        make_env(tmp_path, name), CompletionInRun("2", token_ids=(4, 5), step=5, total_steps=20)
-    )
+def test_parameters_get_what_they_name(name: str, score: float, components: dict[str, float], tmp_path: Path) -> None:
+    verdict = score_first_row(make_env(tmp_path, name), CompletionInRun("2", token_ids=(4, 5), step=5, total_steps=20))
     assert (verdict.outcome, verdict.message) == ("scored", "")
     assert (verdict.score, verdict.components) == (pytest.approx(score), components)
 
@@ -163,10 +152,7 @@ def test_a_row_without_a_column_that_others_have_gives_none(tmp_path: Path) -> N
     with Path(env.data_files).open("a", encoding="utf-8") as file:
         file.write("\n" + json.dumps(ROW))
     task = make_task(env)
-    scores = [
-        score_completion(make_scorer(task), Completion("2"), each).score
-        for each in load_examples(task, "train")
-    ]
+    scores = [score_completion(make_scorer(task), Completion("2"), each).score for each in load_examples(task, "train")]
     assert scores == [-1.0, 3.0]
 
 

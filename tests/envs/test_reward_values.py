@@ -98,20 +98,14 @@ def test_accuracy_is_that_of_the_first_or_of_the_one_called_so() -> None:
         "accuracy": 0.0,
     }
     assert (
-        score_text(make_env(f"{REWARDS_MODULE}:brief", f"{REWARDS_MODULE}:accuracy"), "2", 5).components[
-            "accuracy"
-        ]
+        score_text(make_env(f"{REWARDS_MODULE}:brief", f"{REWARDS_MODULE}:accuracy"), "2", 5).components["accuracy"]
         == 1.0
     )
 
 
 def test_two_functions_of_one_name_keep_apart() -> None:
     found = score_text(make_env(f"{REWARDS_MODULE}:brief", "tests.envs.same_name_reward:brief"), "2", 5)
-    assert set(found.components) == {
-        f"{REWARDS_MODULE}:brief",
-        "tests.envs.same_name_reward:brief",
-        "accuracy",
-    }
+    assert set(found.components) == {f"{REWARDS_MODULE}:brief", "tests.envs.same_name_reward:brief", "accuracy"}
 
 
 @pytest.mark.parametrize(("second", "expected", "message"), [
@@ -173,9 +167,7 @@ def test_other_columns_of_a_row_reach_a_reward_in_its_worker(tmp_path: Path) -> 
     (tmp_path / "rows.jsonl").write_text(ROW)
     rewards = ["exact", f"{REWARDS_MODULE}:rubric"]
     for dataset in ("jsonl", "gsm8k", "math"):
-        env = EnvConfig(
-            dataset=dataset, data_files=str(tmp_path / "rows.jsonl"), reward=rewards, reward_workers=1
-        )
+        env = EnvConfig(dataset=dataset, data_files=str(tmp_path / "rows.jsonl"), reward=rewards, reward_workers=1)
         task = make_task(env)
         (example,) = task.examples("train")
         assert example.row_data["rubric"] == "be kind"

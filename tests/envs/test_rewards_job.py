@@ -17,9 +17,7 @@ def run(
     tmp_path: Path, samples: str, model: ModelConfig | None = None, **options: object
 ) -> tuple[int, list[dict[str, object]], str]:
     data = tmp_path / "rows.jsonl"
-    data.write_text(
-        "".join(json.dumps({"prompt": f"{n}+{n}=", "answer": str(2 * n)}) + "\n" for n in range(5))
-    )
+    data.write_text("".join(json.dumps({"prompt": f"{n}+{n}=", "answer": str(2 * n)}) + "\n" for n in range(5)))
     (tmp_path / "samples.jsonl").write_text(samples)
     env = EnvConfig(
         dataset="jsonl", data_files=str(data), reward_timeout_s=60.0,
@@ -71,9 +69,7 @@ def test_a_sample_that_closes_a_thought_has_a_prompt_that_opened_it(tmp_path: Pa
 @pytest.mark.long
 def test_bombs_are_invalid_and_failures_are_errors_with_an_exit_code(tmp_path: Path) -> None:
     code, lines, table = run(
-        tmp_path,
-        sample(0, "sleep") + sample(1, "fail") + sample(2, "fine"),
-        reward="tests.envs.hostile_rewards:bomb",
+        tmp_path, sample(0, "sleep") + sample(1, "fail") + sample(2, "fine"), reward="tests.envs.hostile_rewards:bomb"
     )
     assert code == 1
     assert [line["outcome"] for line in lines] == ["invalid", "error", "scored"]

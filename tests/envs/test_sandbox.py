@@ -176,9 +176,7 @@ time.sleep(0.3)
 
 
 def test_deep_recursion_ends(sandbox: Sandbox) -> None:
-    run = sandbox.run(
-        "import sys\nsys.setrecursionlimit(10 ** 9)\ndef f(n): return f(n + 1) + 1\nprint(f(0))"
-    )
+    run = sandbox.run("import sys\nsys.setrecursionlimit(10 ** 9)\ndef f(n): return f(n + 1) + 1\nprint(f(0))")
     assert run.stdout == b""
     assert not run.is_success
     assert_unharmed(sandbox)

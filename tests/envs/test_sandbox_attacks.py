@@ -122,9 +122,7 @@ def test_what_was_judged_before_is_in_no_memory(level: str) -> None:
         for _ in range(3):
             honest = sandbox.run(HONEST, b"of-the-honest \nstdin-of-the-honest" * 50)
             assert (honest.stdout, honest.stderr) == (b"output-of-the-honest \n", b"error-of-the-honest \n")
-            called = sandbox.call_function(
-                "def f(a): return 'value' + a[8:]", "f", ["argument-of-the-honest"]
-            )
+            called = sandbox.call_function("def f(a): return 'value' + a[8:]", "f", ["argument-of-the-honest"])
             assert called.value == b'"value-of-the-honest"'
         assert sandbox.run(thief).stdout == b"[]\n"
         assert sandbox.run(f"kept = 'source-of-the-' + str('honest')\n{thief}").stdout == b"[0]\n"

@@ -10,9 +10,7 @@ from tests.envs.sandbox_helpers import NEEDS_LINUX
 pytestmark = NEEDS_LINUX
 
 
-def _verdict(
-    machine: str, number: int, arguments: tuple[int, ...] = (), files: str = "root of its own"
-) -> int:
+def _verdict(machine: str, number: int, arguments: tuple[int, ...] = (), files: str = "root of its own") -> int:
     """Simulates the filter on one system call; returns the action."""
     program = syscall_filter.assemble(machine, 77, files)
     words = {0: number, 4: syscall_filter.MACHINES[machine][0]}

@@ -21,9 +21,7 @@ from tests.envs.sandbox_helpers import NEEDS_LINUX, descendants, supervisor_pid
 
 pytestmark = [NEEDS_LINUX, pytest.mark.long]
 LEVELS_HERE = [
-    level
-    for level in LEVELS
-    if level != "rlimits" and sys.platform == "linux" and unavailable_reason(level) is None
+    level for level in LEVELS if level != "rlimits" and sys.platform == "linux" and unavailable_reason(level) is None
 ]
 LIMITS = Limits(wall_seconds=20.0, cpu_seconds=1, memory_mib=256, disk_mib=4, file_mib=2, output_mib=1)
 
@@ -104,9 +102,7 @@ def test_what_node_must_not_do(node: Sandbox, program: str) -> None:
 def test_rlimits_refuses_what_starts_programs() -> None:
     if shutil.which("bash") is None:
         pytest.skip("bash is not installed")
-    with pytest.raises(
-        ConfigError, match="rlimits: the level runs only Python, which starts no other programs"
-    ):
+    with pytest.raises(ConfigError, match="rlimits: the level runs only Python, which starts no other programs"):
         Sandbox("rlimits", language="bash")
 
 
@@ -114,9 +110,7 @@ def test_a_language_that_only_a_row_asks_for_is_checked_at_the_start() -> None:
     if shutil.which("bash") is None:
         pytest.skip("bash is not installed")
     row = {"inputs": ["1"], "outputs": ["1"], "language": "bash"}
-    with pytest.raises(
-        ConfigError, match="rlimits: the level runs only Python, which starts no other programs"
-    ):
+    with pytest.raises(ConfigError, match="rlimits: the level runs only Python, which starts no other programs"):
         check_programs(EnvConfig(dataset="code", sandbox="rlimits"), [row])
 
 
@@ -126,9 +120,7 @@ def test_a_missing_interpreter_is_named(monkeypatch: pytest.MonkeyPatch) -> None
         Sandbox("auto", language="javascript")
 
 
-@pytest.mark.parametrize(
-    ("name", "language"), [("Python3", "python"), (" sh", "bash"), ("NodeJS", "javascript")]
-)
+@pytest.mark.parametrize(("name", "language"), [("Python3", "python"), (" sh", "bash"), ("NodeJS", "javascript")])
 def test_languages_by_every_name(name: str, language: str) -> None:
     assert find_language(name) == language
 
@@ -173,10 +165,7 @@ def test_rows_say_their_language_and_prompts_ask_for_it(tmp_path: Path) -> None:
 
 def verdict(env: EnvConfig, example: Example, text: str) -> tuple[str, float]:
     judged = code_reward(Completion(text, 1, 0, True), example, env)
-    return (
-        judged.outcome if judged.outcome == "invalid" else "right" if judged.score else "wrong",
-        judged.score,
-    )
+    return (judged.outcome if judged.outcome == "invalid" else "right" if judged.score else "wrong", judged.score)
 
 
 def test_the_number_of_this_process_is_not_the_sandboxes(bash: Sandbox) -> None:

@@ -161,9 +161,7 @@ def test_levels_that_do_not_work_say_why(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(sandbox_module, "unavailable_reason", lambda level: "not here")
     with pytest.raises(ConfigError, match=r"env\.sandbox=namespaces: .*not here\); install bubblewrap"):
         choose_level.__wrapped__("namespaces")
-    monkeypatch.setattr(
-        sandbox_module, "unavailable_reason", lambda level: None if level == "rlimits" else "not here"
-    )
+    monkeypatch.setattr(sandbox_module, "unavailable_reason", lambda level: None if level == "rlimits" else "not here")
     assert choose_level.__wrapped__("auto") == "rlimits"
 
 

@@ -72,9 +72,7 @@ def test_functions_take_and_return_json(remote: RemoteSandbox) -> None:
         "print('noise')\ndef add(a, b):\n    print('more')\n    return [a + b, input is None]", "add", [1, 2]
     )
     assert (json.loads(run.value), run.stdout) == ([3, False], b"noise\nmore\n")
-    method = remote.call_function(
-        "class Solution:\n    def twice(self, x): return 2 * x", "twice", ["é\u2028"]
-    )
+    method = remote.call_function("class Solution:\n    def twice(self, x): return 2 * x", "twice", ["é\u2028"])
     assert json.loads(method.value) == "é\u2028é\u2028"
     assert remote.call_function("def f(): return 1", "g", []).code != 0
     assert remote.call_function("import os\ndef f(): os._exit(0)", "f", []).value == b""
@@ -128,9 +126,7 @@ CHEATING_PROGRAMS = [
 @pytest.mark.parametrize("nobody", [False, True])
 def test_programs_cannot_look_at_assertions(remote: RemoteSandbox, server: Server, nobody: bool) -> None:
     if nobody and (os.geteuid() != 0 or PUBLIC_PYTHON is None):
-        pytest.skip(
-            "only root can run the server's programs as somebody else, and with a Python that all may run"
-        )
+        pytest.skip("only root can run the server's programs as somebody else, and with a Python that all may run")
     server.nobody = nobody
     right = run_tests(remote, "def add(a, b): return a + b", Assertions.parse(ADD), CodeOptions(), 20.0)
     assert (right.num_passed, right.failure) == (1, "")
@@ -152,9 +148,7 @@ def test_each_assertion_counts_and_preambles_are_run(remote: RemoteSandbox) -> N
         "test_list": ["assert f(1) == base()", "assert f(2) == 0", "assert f([3]) == [3]"],
         "test_setup_code": "def base(): return 1",
     }
-    verdict = run_tests(
-        remote, "def f(x): return x", Assertions.parse(row), CodeOptions(credit="share"), 20.0
-    )
+    verdict = run_tests(remote, "def f(x): return x", Assertions.parse(row), CodeOptions(credit="share"), 20.0)
     assert (verdict.num_passed, verdict.num_tests) == (2, 3) and verdict.failure.startswith("AssertionError")
 
 
@@ -191,9 +185,7 @@ def test_a_request_to_a_busy_server_is_retried(remote: RemoteSandbox, server: Se
     ),
     (200, {"status": "Failed", "compile_result": {"stderr": "bad"}, "run_result": None}, "was not run: bad"),
 ])  # fmt: skip
-def test_odd_replies_are_errors(
-    remote: RemoteSandbox, server: Server, status: int, body: Any, message: str
-) -> None:
+def test_odd_replies_are_errors(remote: RemoteSandbox, server: Server, status: int, body: Any, message: str) -> None:
     server.canned_replies.append((status, body))
     with pytest.raises(SandboxError, match=message):
         remote.run("print(1)")
@@ -242,10 +234,7 @@ def test_the_address_goes_with_the_choice(fields: dict[str, Any], message: str) 
 
 def test_a_reward_leaves_the_server_time() -> None:
     env = EnvConfig(
-        sandbox="remote",
-        sandbox_url="http://127.0.0.1:8080",
-        reward_timeout_s=3,
-        options={"test_seconds": 1.0},
+        sandbox="remote", sandbox_url="http://127.0.0.1:8080", reward_timeout_s=3, options={"test_seconds": 1.0}
     )
     with pytest.raises(ConfigError, match=r"env.reward_timeout_s=3: .*must be at least 5"):
         CodeOptions.from_config(env)

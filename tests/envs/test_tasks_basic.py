@@ -131,10 +131,7 @@ def test_parquet_and_json_arrays_read_alike(tmp_path: Path) -> None:
     rows = [{"prompt": "a", "answer": "b"}, {"prompt": "c", "answer": "d"}]
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "rows.parquet")
     (tmp_path / "rows.json").write_text(json.dumps(rows, indent=1))
-    both = [
-        task("jsonl", data_files=str(tmp_path / name)).examples("train")
-        for name in ("rows.parquet", "rows.json")
-    ]
+    both = [task("jsonl", data_files=str(tmp_path / name)).examples("train") for name in ("rows.parquet", "rows.json")]
     assert [e.answer for e in both[0]] == [e.answer for e in both[1]] == ["b", "d"]
 
 

@@ -45,9 +45,7 @@ def test_dapo_cuts_the_published_instructions_from_the_prompt() -> None:
     assert [example.answer for example in examples] == ["34", "34", "4", "5", "2"]
 
 
-@pytest.mark.parametrize(
-    ("mode", "rows"), [("keep", [0, 1, 2, 3, 4]), ("first", [0, 2, 4]), ("drop", [0, 4])]
-)
+@pytest.mark.parametrize(("mode", "rows"), [("keep", [0, 1, 2, 3, 4]), ("first", [0, 2, 4]), ("drop", [0, 4])])
 def test_duplicates_are_reported_and_handled(mode: str, rows: list[int], log_capture: LogCapture) -> None:
     judge = task("dapo_math", FIXTURES / "dapo_math.jsonl", duplicates=mode)
     assert [example.row for example in distinct_examples(judge, "train")] == rows
@@ -79,9 +77,7 @@ def test_equal_references_in_other_notations_are_no_contradiction() -> None:
 def test_conversations_are_equal_if_all_messages_are_equal() -> None:
     last = {"role": "user", "content": "and?"}
     heads = ("Add.", "Subtract.", "Add. ")
-    examples = [
-        Example(({"role": "system", "content": head}, last), str(row), row) for row, head in enumerate(heads)
-    ]
+    examples = [Example(({"role": "system", "content": head}, last), str(row), row) for row, head in enumerate(heads)]
     kept, report = resolve_duplicates(examples, "first")
     assert [example.row for example in kept] == [0, 1]
     assert (report.num_repeated, report.num_contradictory, report.first_contradiction) == (1, 1, (0, 2))
@@ -110,9 +106,7 @@ def test_aime_references_are_whole_numbers_and_each_problem_counts_once() -> Non
 def test_aime_refuses_other_references(answer: Any, tmp_path: Path) -> None:
     file = tmp_path / "aime.jsonl"
     file.write_text(json.dumps({"problem": "x", "answer": answer}))
-    with pytest.raises(
-        ConfigError, match=r"aime.jsonl:1: an answer of AIME must be a whole number from 0 to 999"
-    ):
+    with pytest.raises(ConfigError, match=r"aime.jsonl:1: an answer of AIME must be a whole number from 0 to 999"):
         task("aime", file).examples("test")
 
 
@@ -207,9 +201,7 @@ def test_reasoning_gym_samples_from_several_generators() -> None:
 def test_reasoning_gym_splits_are_disjoint_and_seeded() -> None:
     train, test = (puzzles().examples(split) for split in ("train", "test"))
     assert (len(train), len(test)) == (60, 6)
-    assert not {example.answer["question"] for example in train} & {
-        example.answer["question"] for example in test
-    }
+    assert not {example.answer["question"] for example in train} & {example.answer["question"] for example in test}
     assert [e.messages for e in puzzles().examples("train")] == [e.messages for e in train]
     assert [e.messages for e in puzzles(seed=1).examples("train")] != [e.messages for e in train]
 

@@ -29,9 +29,7 @@ TEACHER_PROMPT = TeacherPrompt("{answer} {prompt}")
 
 
 def make_example(text: str, answer: Any = "2", **more: Any) -> Example:
-    return Example(
-        ({"role": "system", "content": "Add."}, {"role": "user", "content": text}), answer, 7, **more
-    )
+    return Example(({"role": "system", "content": "Add."}, {"role": "user", "content": text}), answer, 7, **more)
 
 
 def test_placeholders_are_replaced_once_and_spelled_placeholders_stay() -> None:
@@ -52,9 +50,7 @@ def test_the_last_message_of_the_user_is_replaced_and_no_other() -> None:
     assert messages == (*chat[:2], {"role": "user", "content": "2 Sure?", "name": "b"}, chat[3])
 
 
-@pytest.mark.parametrize(
-    ("answer", "text"), [("4/2", "4/2"), (2, "2"), (0.5, "0.5"), (Decimal("2.0"), "2.0")]
-)
+@pytest.mark.parametrize(("answer", "text"), [("4/2", "4/2"), (2, "2"), (0.5, "0.5"), (Decimal("2.0"), "2.0")])
 def test_texts_and_numbers_are_shown(answer: Any, text: str) -> None:
     assert TEACHER_PROMPT.teacher_example(make_example("?", answer)).messages[-1]["content"] == f"{text} ?"
 
@@ -67,16 +63,12 @@ def test_another_answer_is_refused_with_row_and_remedy(answer: Any) -> None:
 
 def test_a_chat_without_a_user_is_refused() -> None:
     alone = Example(({"role": "system", "content": "Speak."},), "2", 3)
-    with pytest.raises(
-        ConfigError, match=r"x: row 3: the row has no user message \(roles: system\).*\(policy=opd"
-    ):
+    with pytest.raises(ConfigError, match=r"x: row 3: the row has no user message \(roles: system\).*\(policy=opd"):
         TEACHER_PROMPT.check([alone], "x")
 
 
 def test_a_plan_checks_rows_with_and_without_a_tokenizer(tmp_path: Path) -> None:
-    (tmp_path / "rows.jsonl").write_text(
-        '{"prompt": "Write f.", "test_cases": {"inputs": ["1"], "outputs": ["1"]}}\n'
-    )
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "Write f.", "test_cases": {"inputs": ["1"], "outputs": ["1"]}}\n')
     data = (f"env.data_files={tmp_path}/rows.jsonl", "env.dataset=jsonl")
     config = compose_run_config(*data, *TEACHER)
     for found in (*row_problems(config), str(prompt_problem(config))):

@@ -92,9 +92,7 @@ def test_slow_replies_run_in_parallel_with_generation(tokenizer: PreTrainedToken
     conversation = Conversation(tokenizer, [tool], 2)
 
     def reply_to(request: str) -> "asyncio.Task[list[int]]":
-        return asyncio.ensure_future(
-            conversation.reply(encode_turn(tokenizer, f"<python>{request}</python>"), 1)
-        )
+        return asyncio.ensure_future(conversation.reply(encode_turn(tokenizer, f"<python>{request}</python>"), 1))
 
     async def converse() -> list[list[int]]:
         reply_tasks = [reply_to("a"), reply_to("b")]
@@ -123,9 +121,7 @@ def test_a_template_without_a_second_question_is_refused(tokenizer: PreTrainedTo
 
 
 def test_the_system_prompt_has_the_tool_instructions() -> None:
-    with_system = Example(
-        ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "?"}), "", 0
-    )
+    with_system = Example(({"role": "system", "content": "Be brief."}, {"role": "user", "content": "?"}), "", 0)
     examples = with_tool_instructions([with_system, *numbered_examples(2)], calculator())
     assert len(examples) == 3
     first, second = examples[0].messages, examples[1].messages

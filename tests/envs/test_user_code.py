@@ -121,9 +121,7 @@ def test_the_system_prompt_has_the_first_paragraph_of_a_tools_docstring() -> Non
 
 def tool_replies(env: EnvConfig, *turns: str) -> list[str | None]:
     all_tools = make_tools(env)
-    replies = [
-        next((text for tool in all_tools if (text := tool.reply(turn)) is not None), None) for turn in turns
-    ]
+    replies = [next((text for tool in all_tools if (text := tool.reply(turn)) is not None), None) for turn in turns]
     for tool in all_tools:
         tool.close()
     return replies
@@ -138,9 +136,7 @@ def test_functions_and_classes_answer() -> None:
 
 
 def test_exceptions_of_a_tool_are_replies_and_counted(log_capture: LogCapture) -> None:
-    replies = tool_replies(
-        tools("search"), *(f"<search>{word}</search>" for word in ("break", "exit", "owl", "break"))
-    )
+    replies = tool_replies(tools("search"), *(f"<search>{word}</search>" for word in ("break", "exit", "owl", "break")))
     assert replies == [
         "search: error: ZeroDivisionError: division by zero",
         "search: error: SystemExit: 3",
@@ -174,9 +170,7 @@ def test_a_tool_that_hangs_does_not_keep_the_process_alive(tmp_path: Path) -> No
 
 def test_tools_reply_in_parallel_with_generation(tokenizer: Any) -> None:
     conversation = Conversation(tokenizer, make_responders(tools("search")), 3)
-    calls = [
-        tokenizer.encode(f"<search>{word}</search>", add_special_tokens=False) for word in ("owl", "break")
-    ]
+    calls = [tokenizer.encode(f"<search>{word}</search>", add_special_tokens=False) for word in ("owl", "break")]
 
     async def reply_to_calls() -> list[list[int]]:
         async with asyncio.timeout(30):
@@ -260,10 +254,7 @@ def test_a_run_from_a_folder_with_a_user_task_tool_and_rewards(tmp_path: Path) -
 def test_a_mixture_with_tool_instructions_is_sampled_by_weight() -> None:
     env = tools("search")
     mixed = EnvConfig(
-        dataset="mixture",
-        mixture={"arithmetic": 3, f"{USER_MODULE}:Reverse": 1},
-        max_steps=3,
-        tools=env.tools,
+        dataset="mixture", mixture={"arithmetic": 3, f"{USER_MODULE}:Reverse": 1}, max_steps=3, tools=env.tools
     )
     all_examples = with_tool_instructions(make_task(mixed).examples("train"), mixed)
     source = PromptSource(all_examples, 0, lambda example: True)

@@ -87,9 +87,7 @@ def test_the_second_table_of_the_docs_matches_same_answer() -> None:
 
 
 def test_formulas_are_not_text_references() -> None:
-    assert [
-        row["reference"] for row in KINDS["formulas that stay"] if is_text_reference(row["reference"])
-    ] == []
+    assert [row["reference"] for row in KINDS["formulas that stay"] if is_text_reference(row["reference"])] == []
     assert is_text_reference("1-" * 20 + "1")
     assert not is_text_reference("1-" * MAX_CHARACTERS + "1")
 

@@ -33,9 +33,7 @@ NOT_REPRODUCED = {
     "comparison in sympy of its own, whose rules for units, tuples and percent are not written down anywhere but there"
 }
 """Recorded graders that are not reproduced, with the reason."""
-EXPECTED_DIFFERENCES = {
-    ("reward_fn.boxed_math_reward_fn (boxed)", "G0111"): "the recording left out empty responses"
-}
+EXPECTED_DIFFERENCES = {("reward_fn.boxed_math_reward_fn (boxed)", "G0111"): "the recording left out empty responses"}
 """Recorded cases whose verdict differs, with the reason."""
 
 
@@ -54,9 +52,7 @@ def pair_grader(name: str, *parameters: str) -> Callable[[Case], Any]:
 
     parameters: recorded parameters that the grader takes.
     """
-    return lambda case: GRADERS[name](
-        case["input"], case["gold"], **{key: case["params"][key] for key in parameters}
-    )
+    return lambda case: GRADERS[name](case["input"], case["gold"], **{key: case["params"][key] for key in parameters})
 
 
 def coati_grader(name: str) -> Callable[[Case], Any]:
@@ -166,11 +162,7 @@ def is_same_output(output: Any, expected: Any) -> bool:
     Long texts were recorded as length and beginning, TorchRL's floats in single precision.
     """
     if isinstance(expected, dict) and set(expected) >= {"str_len", "head"}:
-        return (
-            isinstance(output, str)
-            and len(output) == expected["str_len"]
-            and output.startswith(expected["head"])
-        )
+        return isinstance(output, str) and len(output) == expected["str_len"] and output.startswith(expected["head"])
     if isinstance(expected, dict):
         return (
             isinstance(output, dict)
@@ -178,11 +170,7 @@ def is_same_output(output: Any, expected: Any) -> bool:
             and all(is_same_output(output[key], expected[key]) for key in expected)
         )
     if isinstance(expected, list):
-        return (
-            isinstance(output, list)
-            and len(output) == len(expected)
-            and all(map(is_same_output, output, expected))
-        )
+        return isinstance(output, list) and len(output) == len(expected) and all(map(is_same_output, output, expected))
     if isinstance(expected, int | float):
         return isinstance(output, int | float) and bool(output == pytest.approx(expected, abs=1e-7))
     return bool(output == expected)
@@ -211,8 +199,7 @@ def test_recorded_verdicts(function: str, golden: dict[str, list[Case]]) -> None
     wrong_cases = [
         (case["case_id"], case["params"], case["output"], grade(case))
         for case in cases
-        if (function, case["case_id"]) not in EXPECTED_DIFFERENCES
-        and not is_same_output(grade(case), case["output"])
+        if (function, case["case_id"]) not in EXPECTED_DIFFERENCES and not is_same_output(grade(case), case["output"])
     ]
     assert not wrong_cases, f"{len(wrong_cases)} of {len(cases)}: {wrong_cases[:3]}"
 
@@ -274,9 +261,7 @@ RIGHT_ANSWERS = {
 TOP_SCORES = {"coati_boxed": 10.0, "coati_think_answer_tags": 10.0}
 
 
-def score_completion(
-    name: str, text: str, reference: Any, truncated: bool = False
-) -> tuple[float, dict[str, float]]:
+def score_completion(name: str, text: str, reference: Any, truncated: bool = False) -> tuple[float, dict[str, float]]:
     """Returns score and components of a text under the reward of a grader."""
     params = find_reward(f"compat_{name}").function(
         Completion(text, truncated=truncated), Example((), reference, 0), EnvConfig(dataset="x")
@@ -329,15 +314,12 @@ def test_torchrl_reads_a_boxed_reference_answer() -> None:
     ],
 )
 def test_math_verify_is_the_library_as_it_is(text: str, reference: str, right: float) -> None:
-    verdict = find_reward("math_verify").function(
-        Completion(text), Example((), reference, 0), EnvConfig(dataset="x")
-    )
+    verdict = find_reward("math_verify").function(Completion(text), Example((), reference, 0), EnvConfig(dataset="x"))
     assert (verdict.score, verdict.components) == (right, {"accuracy": right})
 
 
 def test_the_former_reward_name_is_refused_with_the_new_one() -> None:
     with pytest.raises(
-        ConfigError,
-        match=r"^env\.reward='compat_math_verify': the reward is now called math_verify; set env\.",
+        ConfigError, match=r"^env\.reward='compat_math_verify': the reward is now called math_verify; set env\."
     ):
         find_reward("compat_math_verify")

@@ -13,26 +13,17 @@ from envs.verifiers import instructions
 from envs.verifiers.english import count_syllables, starts_with_verb
 from envs.verifiers.ifbench_custom import CAPITALS
 from envs.verifiers.ifbench_rules import NEEDED_ARGUMENTS, RULES, SENTENCE_RULES
-from envs.verifiers.instructions import (
-    Instruction,
-    check_instructions,
-    follows_instruction,
-    parse_instructions,
-)
+from envs.verifiers.instructions import Instruction, check_instructions, follows_instruction, parse_instructions
 
 KEYWORDS = {"keyword1": "oak", "keyword2": "elm", "keyword3": "fir", "keyword4": "ash", "keyword5": "yew"}
 KEYWORD_TEXT = "Oak, elm, elm, fir fir fir, ash ash ash ash ash, yew yew yew yew yew yew yew."
 PALINDROMES = "racecar level radar madam civic refer tenet rotor kayak"
 ALPHABET = [f"{letter.upper()}nd so it went." for letter in "abcdefghijklmnopqrstuvwxyz"]
 PROMPT = "Write a poem about the sea."
-COUNTRIES = "\n".join(
-    ["Zimbabwe", "Zambia", *(f"Xa{letter}{other}" for letter in "zyxwv" for other in "jihgfedcba")]
-)
+COUNTRIES = "\n".join(["Zimbabwe", "Zambia", *(f"Xa{letter}{other}" for letter in "zyxwv" for other in "jihgfedcba")])
 CITIES = "ID,Country,City,Year,Count\n" + "\n".join(f"{row},US,Rome,2001,5" for row in range(7))
 PRODUCTS = "ProductID,Category,Brand,Price,Stock\n" + "\n".join(f"{row},Toys,Ace,1,2" for row in range(13))
-STUDENTS = '"StudentID"\t"Subject"\t"Grade"\t"Semester"\t"Score"\n' + "\n".join(
-    ['"1"\t"Art"\t"A"\t"2"\t"9"'] * 3
-)
+STUDENTS = '"StudentID"\t"Subject"\t"Grade"\t"Semester"\t"Score"\n' + "\n".join(['"1"\t"Art"\t"A"\t"2"\t"9"'] * 3)
 CHOICES = "\n".join(f"{letter}) one" for letter in "ABCDE")
 QUESTIONS = "\n\n".join(f"Question {place}: Why{' on earth' * place}?\n{CHOICES}" for place in range(1, 5))
 
@@ -255,13 +246,8 @@ def test_rows_of_ifbench_are_judged(dataset: str, tmp_path: Path) -> None:
 
 
 def test_a_bad_row_is_reported_with_its_line(tmp_path: Path) -> None:
-    for kwargs, message in (
-        (["{"], "must be a list of texts and kwargs a list of objects"),
-        ([None], "needs .* 'N'"),
-    ):
-        task = make_task(
-            EnvConfig(dataset="ifbench", data_files=write_rows_file(tmp_path, [{"N": 1}], kwargs))
-        )
+    for kwargs, message in ((["{"], "must be a list of texts and kwargs a list of objects"), ([None], "needs .* 'N'")):
+        task = make_task(EnvConfig(dataset="ifbench", data_files=write_rows_file(tmp_path, [{"N": 1}], kwargs)))
         with pytest.raises(ConfigError, match=rf"IFBench_test.jsonl:2: .*{message}"):
             task.examples("train")
 

@@ -38,9 +38,7 @@ def test_recorded_verdicts_for_every_instruction(tmp_path: Path, monkeypatch: py
     if not (SHARED / "golden" / "ifeval.jsonl.gz").is_file():
         pytest.skip("no ../shared/golden/ifeval.jsonl.gz")
     use_punkt(SHARED / "data" / "punkt_tab", tmp_path / "data", monkeypatch)
-    rows = {
-        row["key"]: row for row in map(json.loads, (SHARED / "data" / "ifeval.jsonl").open(encoding="utf-8"))
-    }
+    rows = {row["key"]: row for row in map(json.loads, (SHARED / "data" / "ifeval.jsonl").open(encoding="utf-8"))}
     wrong_verdicts, seen_ids = [], set()
     with gzip.open(SHARED / "golden" / "ifeval.jsonl.gz", "rt", encoding="utf-8") as lines:
         for case in map(json.loads, lines):
@@ -48,9 +46,7 @@ def test_recorded_verdicts_for_every_instruction(tmp_path: Path, monkeypatch: py
             verdicts = check_instructions(
                 case["response"], parse_instructions(row["instruction_id_list"], row["kwargs"])
             )
-            for recorded, strict, loose in zip(
-                case["per_instruction"], verdicts.strict, verdicts.loose, strict=True
-            ):
+            for recorded, strict, loose in zip(case["per_instruction"], verdicts.strict, verdicts.loose, strict=True):
                 seen_ids.add(recorded["id"])
                 if (strict, loose) != (recorded["strict"], recorded["loose"]):
                     wrong_verdicts.append((case["key"], recorded["id"]))
@@ -125,12 +121,8 @@ def test_every_rule_is_tested_by_hand() -> None:
 def test_loose_verdict_drops_first_or_last_line_or_asterisks() -> None:
     ends = Instruction("startend:end_checker", {"end_phrase": "bye"})
     assert check_instructions("bye\nAnything else?", [ends]) == InstructionVerdicts((False,), (True,))
-    assert check_instructions("Sure!\n**bye**\nAnything else?", [ends]) == InstructionVerdicts(
-        (False,), (True,)
-    )
-    assert check_instructions("Sure!\nbye\nmore\nAnything else?", [ends]) == InstructionVerdicts(
-        (False,), (False,)
-    )
+    assert check_instructions("Sure!\n**bye**\nAnything else?", [ends]) == InstructionVerdicts((False,), (True,))
+    assert check_instructions("Sure!\nbye\nmore\nAnything else?", [ends]) == InstructionVerdicts((False,), (False,))
     assert loose_variants("one line") == ("one line", "")
 
 

@@ -71,25 +71,8 @@ def test_unreadable_numbers_are_never_the_same() -> None:
         *(
             (text, None)
             for text in (
-                *(
-                    "#### 7 or 8",
-                    "#### 3:30",
-                    "#### 1.2.3",
-                    "#### ,",
-                    "#### -",
-                    "####",
-                    "#### 12 apples and 3 pears",
-                ),
-                *(
-                    "#### 9**9**9",
-                    "#### 12k",
-                    "#### 7 million",
-                    "#### 7x",
-                    "#### 3 4",
-                    "<think>#### 7",
-                    "",
-                    "7",
-                ),
+                *("#### 7 or 8", "#### 3:30", "#### 1.2.3", "#### ,", "#### -", "####", "#### 12 apples and 3 pears"),
+                *("#### 9**9**9", "#### 12k", "#### 7 million", "#### 7x", "#### 3 4", "<think>#### 7", "", "7"),
                 *("#### 7 dozen", "#### 3 pi", "#### seven"),
             )
         ),
@@ -172,10 +155,7 @@ def _score_bombs(verdicts: Any) -> None:
     marked = ("\\boxed{{{}}}", "<think>a</think><answer>{}</answer>", "Answer: {}", "#### {}")
     texts = TEXTS + [mark.format(expression) for mark in marked for expression in EXPRESSIONS.values()]
     for text in texts:
-        for name, reference in (
-            ("math", "x^2+\\sqrt{2}"),
-            *((name, "8") for name in RULES if name != "code"),
-        ):
+        for name, reference in (("math", "x^2+\\sqrt{2}"), *((name, "8") for name in RULES if name != "code")):
             if RULES[name].score(text, reference, ENV)["accuracy"]:
                 verdicts.put((name, text[:60], reference))
     verdicts.put(None)
@@ -197,16 +177,13 @@ def test_bombs_end_and_score_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    "expression",
-    ["9^{9^9}", "(2^{99})^{99}", "5000!", "n!!", "2^{10!}", "10^9!", "\\int x", "a" * 301, "x+1E9"],
+    "expression", ["9^{9^9}", "(2^{99})^{99}", "5000!", "n!!", "2^{10!}", "10^9!", "\\int x", "a" * 301, "x+1E9"]
 )
 def test_unbounded_formulas_are_rejected(expression: str) -> None:
     assert not is_bounded(expression)
 
 
-@pytest.mark.parametrize(
-    "expression", ["2^{2008}-2", "e^{x^2}", "x^{12}+x^{11}+x^{10}", "20!", "2^{\\frac{1}{3}}"]
-)
+@pytest.mark.parametrize("expression", ["2^{2008}-2", "e^{x^2}", "x^{12}+x^{11}+x^{10}", "20!", "2^{\\frac{1}{3}}"])
 def test_bounded_formulas_are_accepted(expression: str) -> None:
     assert is_bounded(expression)
 
@@ -216,11 +193,7 @@ PADDING = st.text(alphabet="ab 1\n.{}\\$", max_size=400)
 
 
 @settings(max_examples=60, deadline=None)
-@given(
-    answer=WRONG,
-    before=PADDING,
-    name=st.sampled_from(["math", "boxed", "dapo", "gsm8k", "think_answer_tags"]),
-)
+@given(answer=WRONG, before=PADDING, name=st.sampled_from(["math", "boxed", "dapo", "gsm8k", "think_answer_tags"]))
 def test_a_wrong_answer_is_never_better_for_being_longer(answer: str, before: str, name: str) -> None:
     rule = RULES[name]
     example = Example((), "7000", 0)

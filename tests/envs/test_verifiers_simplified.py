@@ -98,9 +98,7 @@ def test_operations_are_counted_in_the_text() -> None:
     assert not is_simplified("?", "\\sqrt{2}")
     assert [text for text in ("1/2", "1 1/2", "7", "3.2\\times10^5") if not is_simplified_number(text)] == []
     assert [
-        text
-        for text in ("2/4", "4/1", "1 3/2", "1.5/2", "32\\times10^4", "x", "")
-        if is_simplified_number(text)
+        text for text in ("2/4", "4/1", "1 3/2", "1.5/2", "32\\times10^4", "x", "") if is_simplified_number(text)
     ] == []
 
 
@@ -131,9 +129,7 @@ def test_an_upper_case_exponent_never_reaches_sympy(text: str, monkeypatch: pyte
 @pytest.mark.parametrize("brackets", ["()", "[]", ("\\{", "\\}")])
 def test_more_parts_than_the_limit_are_wrong_unless_written_alike(brackets: tuple[str, str]) -> None:
     for count, right in ((MAX_ELEMENTS, True), (MAX_ELEMENTS + 1, False)):
-        references, parts = (
-            ",".join([str(number) for number in range(count - 1)] + [last]) for last in ("1/2", "0.5")
-        )
+        references, parts = (",".join([str(number) for number in range(count - 1)] + [last]) for last in ("1/2", "0.5"))
         opening, closing = brackets
         assert same_answer(opening + parts + closing, opening + references + closing) is right
         assert same_answer(opening + references + closing, opening + references + closing)
@@ -182,11 +178,7 @@ def test_recorded_pairs_of_reference_and_final_answer() -> None:
 
 
 WRAPPINGS = ("so \\boxed{{{}}}.", "Answer: {}", "<think>a</think><answer>{}</answer>", "The answer is ${}$.")
-FILES = [
-    ("math", "math_train.json", 25),
-    ("aime", "aime2024.jsonl", 1),
-    ("dapo_math", "dapo_math_1500.jsonl", 10),
-]
+FILES = [("math", "math_train.json", 25), ("aime", "aime2024.jsonl", 1), ("dapo_math", "dapo_math_1500.jsonl", 10)]
 
 
 @pytest.mark.long

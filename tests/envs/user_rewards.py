@@ -17,12 +17,7 @@ def compute_score(
 ) -> dict[str, Any]:
     """Reward with verl's signature."""
     right = solution_str == ground_truth and data_source == "sums" and not kwargs
-    return {
-        "score": 2.0 * right,
-        "acc": right,
-        "pred": solution_str,
-        "index": (extra_info or {}).get("index", -1),
-    }
+    return {"score": 2.0 * right, "acc": right, "pred": solution_str, "index": (extra_info or {}).get("index", -1)}
 
 
 def verl_subset(ground_truth: str, solution_str: str) -> bool:
@@ -59,14 +54,8 @@ async def trl_async(completions: list[str], ground_truth: list[str], **columns: 
 
 
 def openrlhf(queries: list[str], prompts: list[str], labels: list[str], **kwargs: Any) -> dict[str, Any]:
-    right = [
-        float(query == prompt + label) for query, prompt, label in zip(queries, prompts, labels, strict=True)
-    ]
-    return {
-        "rewards": numpy.array(right) * 3,
-        "scores": numpy.array(right),
-        "extra_logs": {"form": numpy.array(right)},
-    }
+    right = [float(query == prompt + label) for query, prompt, label in zip(queries, prompts, labels, strict=True)]
+    return {"rewards": numpy.array(right) * 3, "scores": numpy.array(right), "extra_logs": {"form": numpy.array(right)}}
 
 
 def progress(completion: Completion, step: int, total_steps: int) -> float:
@@ -196,9 +185,7 @@ def lists_step(completions: list[str], step: int, total_steps: int) -> list[floa
     return [step + total_steps / 100]
 
 
-def lists_step_default(
-    completions: list[str], step: int = 0, total_steps: int = 0, **rest: Any
-) -> list[float]:
+def lists_step_default(completions: list[str], step: int = 0, total_steps: int = 0, **rest: Any) -> list[float]:
     return [step + total_steps / 100]
 
 

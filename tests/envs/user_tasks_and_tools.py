@@ -32,8 +32,7 @@ class Words(Reverse):
     def examples(self, split: str) -> Sequence[Example]:
         rows = load_rows(self.env, None, None, split)
         return [
-            Example(self.messages(row.text("word")), row["word"][::-1], row.index, row_data=row.values)
-            for row in rows
+            Example(self.messages(row.text("word")), row["word"][::-1], row.index, row_data=row.values) for row in rows
         ]
 
 

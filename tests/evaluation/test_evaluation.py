@@ -42,9 +42,7 @@ def make_evaluation(
     max_in_flight: maximum of completions in the engines.
     """
     unused: Any = None
-    return Evaluation(
-        compose_run_config(), max_in_flight, [], loop, unused, show_progress, unused, Path(), unused
-    )
+    return Evaluation(compose_run_config(), max_in_flight, [], loop, unused, show_progress, unused, Path(), unused)
 
 
 def numbered_set(count: int, n: int) -> Any:
@@ -105,9 +103,7 @@ def test_a_group_without_a_score_takes_the_lowest_of_the_evaluation() -> None:
     recorded: list[Group] = []
     group_rollout: Any = SimpleNamespace(run_group=run_group)
     evaluation = make_evaluation(loop, 4)
-    results = loop.run(
-        evaluation._evaluate_set(numbered_set(3, 1), group_rollout, io.StringIO(), recorded.append)
-    )
+    results = loop.run(evaluation._evaluate_set(numbered_set(3, 1), group_rollout, io.StringIO(), recorded.append))
     loop.close()
     assert [result.scores for result in results] == [(-3.0,)] * 3
     assert [group.group_id for group in recorded] == [1, 0, 2]
@@ -131,9 +127,7 @@ def test_the_engines_go_on_while_graders_are_slow() -> None:
 
 
 def test_a_completion_without_a_score_is_an_error_and_nothing_else() -> None:
-    group = make_group(
-        0, [make_completion(3, 1.0), make_completion(2, 0.5), make_completion(2, 9.0, outcome="error")]
-    )
+    group = make_group(0, [make_completion(3, 1.0), make_completion(2, 0.5), make_completion(2, 9.0, outcome="error")])
     group.completions[1].finish_reason = "length"
     found = problem_results(group)
     assert (found.correct, found.scores, found.errors) == ((True, False), (1.0, 0.5), 1)

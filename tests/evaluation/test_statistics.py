@@ -52,9 +52,7 @@ def test_pass_at_k_refuses_what_has_no_meaning(n: int, c: int, k: int) -> None:
 
 def test_a_summary_by_hand() -> None:
     problems = [
-        ProblemResults(
-            (True, False, False, False), (1.0, 0.0, 0.0, 0.5), (3, 5, 7, 9), (False, True, True, True)
-        ),
+        ProblemResults((True, False, False, False), (1.0, 0.0, 0.0, 0.5), (3, 5, 7, 9), (False, True, True, True)),
         problem_results(True, True, True, True),
         problem_results(False, False, False, False),
     ]
@@ -85,10 +83,7 @@ def test_a_table_for_a_person() -> None:
     ]
     few = format_table("aime", summarize([problem_results(True, True, errors=2)], 4), 4)
     assert "pass@2" in few and "pass@4" not in few  # no problem has four scored completions
-    assert (
-        format_table("aime", summarize([problem_results(errors=2)], 2), 2)
-        == "aime: 0 problems, 2 completions each"
-    )
+    assert format_table("aime", summarize([problem_results(errors=2)], 2), 2) == "aime: 0 problems, 2 completions each"
 
 
 def test_a_table_goes_through_the_powers_of_two() -> None:
@@ -105,9 +100,7 @@ def test_one_problem_says_nothing_of_others() -> None:
 
 
 def test_errors_are_neither_right_nor_wrong() -> None:
-    metrics = summarize(
-        [problem_results(True, False), problem_results(True, errors=1), problem_results(errors=2)], 2
-    )
+    metrics = summarize([problem_results(True, False), problem_results(True, errors=1), problem_results(errors=2)], 2)
     assert metrics["problems"] == 2
     assert metrics["errors"] == pytest.approx(3 / 6)
     assert metrics["pass@1"] == pytest.approx(0.75)
@@ -249,15 +242,7 @@ def test_a_difference_in_words() -> None:
 
 @pytest.mark.parametrize(
     ("degrees", "quantile"),
-    [
-        (1, 12.706205),
-        (2, 4.302653),
-        (3, 3.182446),
-        (10, 2.228139),
-        (29, 2.045230),
-        (99, 1.984217),
-        (499, 1.964729),
-    ],
+    [(1, 12.706205), (2, 4.302653), (3, 3.182446), (10, 2.228139), (29, 2.045230), (99, 1.984217), (499, 1.964729)],
 )
 def test_students_quantiles_are_those_of_the_tables(degrees: int, quantile: float) -> None:
     assert two_sided_quantile(0.95, degrees) == pytest.approx(quantile, abs=1e-6)

@@ -23,12 +23,7 @@ pytestmark = pytest.mark.long
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "60"))
 SLOWER = 4
 """Factor by which fewer rewards are tried, since rewards that sleep or die take longer."""
-fuzz = settings(
-    deadline=None,
-    database=None,
-    phases=[Phase.generate],
-    suppress_health_check=list(HealthCheck),
-)
+fuzz = settings(deadline=None, database=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
 
 
 def check_cases(
@@ -70,97 +65,14 @@ def dotted_keys(section: type, prefix: str = "") -> Iterator[str]:
 EXCLUDED_KEYS = {"run", "ray.enabled", "ray.address", "inference_model.backend", "env.reward_timeout_s"}
 KEYS = sorted(set(dotted_keys(Config)) - EXCLUDED_KEYS)
 STRANGE_VALUES = (
-    *(
-        "null",
-        "true",
-        "false",
-        "''",
-        "' '",
-        "auto",
-        "cuda",
-        "cpu",
-        "fp16",
-        "bf16",
-        "none",
-        "nan",
-        "-inf",
-        "inf",
-    ),
-    *(
-        "-1",
-        "0",
-        "1",
-        "2",
-        "3",
-        "0.5",
-        "1e-300",
-        "1e300",
-        "-0.0",
-        "1000000000",
-        "99999999999999999999",
-        "1_000",
-    ),
-    *(
-        "[]",
-        "[0]",
-        "[1,2]",
-        "[a,b]",
-        "{}",
-        "{a:1}",
-        "{a:{b:[1]}}",
-        "[[]]",
-        "a=b",
-        "a,b",
-        "'a,b'",
-        "\\",
-        "'",
-        '"',
-    ),
-    *(
-        "${env.repeats}",
-        "${nothing}",
-        "${oc.env:NOTHING}",
-        "${now:%H}",
-        "???",
-        "/",
-        "/nowhere/at/all",
-        "../..",
-        ".",
-    ),
-    *(
-        "os:system",
-        "math:sqrt",
-        "nosuch:thing",
-        "gsm8k",
-        "jsonl",
-        "mixture",
-        "dapo",
-        "wandb",
-        "[wandb]",
-        "python",
-    ),
-    *(
-        "\u00e9",
-        "\ud7ff",
-        "\U0001f600",
-        "x" * 5000,
-        "@",
-        "#",
-        "%d",
-        "{",
-        "}",
-        "[",
-        "]",
-        ":",
-        "a:b",
-        "~",
-        "!",
-        "*",
-    ),
+    *("null", "true", "false", "''", "' '", "auto", "cuda", "cpu", "fp16", "bf16", "none", "nan", "-inf", "inf"),
+    *("-1", "0", "1", "2", "3", "0.5", "1e-300", "1e300", "-0.0", "1000000000", "99999999999999999999", "1_000"),
+    *("[]", "[0]", "[1,2]", "[a,b]", "{}", "{a:1}", "{a:{b:[1]}}", "[[]]", "a=b", "a,b", "'a,b'", "\\", "'", '"'),
+    *("${env.repeats}", "${nothing}", "${oc.env:NOTHING}", "${now:%H}", "???", "/", "/nowhere/at/all", "../..", "."),
+    *("os:system", "math:sqrt", "nosuch:thing", "gsm8k", "jsonl", "mixture", "dapo", "wandb", "[wandb]", "python"),
+    *("\u00e9", "\ud7ff", "\U0001f600", "x" * 5000, "@", "#", "%d", "{", "}", "[", "]", ":", "a:b", "~", "!", "*"),
 )
-values = (
-    st.sampled_from(STRANGE_VALUES) | st.integers().map(str) | st.floats().map(str) | st.text(max_size=12)
-)
+values = st.sampled_from(STRANGE_VALUES) | st.integers().map(str) | st.floats().map(str) | st.text(max_size=12)
 known_overrides = st.tuples(st.sampled_from(["", "", "", "", "+", "++"]), st.sampled_from(KEYS), values)
 unknown_overrides = st.tuples(
     st.sampled_from(["", "+", "++", "~"]),
@@ -170,9 +82,7 @@ unknown_overrides = st.tuples(
     values,
 )
 overrides = st.lists(
-    (known_overrides | unknown_overrides).map(lambda three: f"{three[0]}{three[1]}={three[2]}"),
-    min_size=1,
-    max_size=3,
+    (known_overrides | unknown_overrides).map(lambda three: f"{three[0]}{three[1]}={three[2]}"), min_size=1, max_size=3
 )
 
 
@@ -184,26 +94,15 @@ def test_overrides() -> None:
 
 
 scalars = (
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats()
-    | st.text(max_size=20)
-    | st.just("\ud800")
-    | st.just("")
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20) | st.just("\ud800") | st.just("")
 )
 any_json = st.recursive(
-    scalars,
-    lambda deeper: st.lists(deeper, max_size=3) | st.dictionaries(st.text(), deeper, max_size=3),
-    max_leaves=6,
+    scalars, lambda deeper: st.lists(deeper, max_size=3) | st.dictionaries(st.text(), deeper, max_size=3), max_leaves=6
 )
 questions = st.sampled_from(["1+1=", "7+8=", "2+3="])
 turns = st.lists(
     st.fixed_dictionaries(
-        {
-            "role": st.sampled_from(["user", "assistant", "system", "tool", "", "me"]),
-            "content": questions | scalars,
-        }
+        {"role": st.sampled_from(["user", "assistant", "system", "tool", "", "me"]), "content": questions | scalars}
     ),
     max_size=3,
 )
@@ -235,9 +134,7 @@ def _with_data(case: tuple[bytes, str, str], folder: Path) -> CommandResult:
     path = folder / f"rows{suffix}"
     path.write_bytes(content)
     reward_override = [f"env.reward={reward}"] if reward else []
-    return run_command(
-        folder, "env.dataset=jsonl", "env.options={}", f"env.data_files={path}", *reward_override
-    )
+    return run_command(folder, "env.dataset=jsonl", "env.options={}", f"env.data_files={path}", *reward_override)
 
 
 def test_data_files() -> None:
@@ -272,18 +169,14 @@ def score(completion, example):
     return make_value(VALUES[sum(completion.text.encode()) % len(VALUES)])
 """
 numbers = (
-    st.floats()
-    | st.integers()
-    | st.sampled_from([1e300, -1e300, 10**400, True, "1.0", None, b"1", [1.0], (1.0,), {}])
+    st.floats() | st.integers() | st.sampled_from([1e300, -1e300, 10**400, True, "1.0", None, b"1", [1.0], (1.0,), {}])
 )
 part_names = st.text(max_size=5) | st.sampled_from(["accuracy", "format", "a/b", "a.b", ""])
 results = st.one_of(
     st.sampled_from([0.0, 1.0]),
     numbers,
     st.tuples(
-        st.just("numpy"),
-        st.sampled_from(["float32", "float64", "int64", "bool_"]),
-        st.sampled_from([0, 1, 2, -3]),
+        st.just("numpy"), st.sampled_from(["float32", "float64", "int64", "bool_"]), st.sampled_from([0, 1, 2, -3])
     ),
     st.tuples(
         st.just("Reward"),
@@ -294,14 +187,7 @@ results = st.one_of(
     st.tuples(
         st.just("raise"),
         st.sampled_from(
-            [
-                "ValueError",
-                "MemoryError",
-                "KeyboardInterrupt",
-                "RecursionError",
-                "SystemExit",
-                "StopIteration",
-            ]
+            ["ValueError", "MemoryError", "KeyboardInterrupt", "RecursionError", "SystemExit", "StopIteration"]
         ),
     ),
     st.tuples(st.just("exit"), st.sampled_from([0, 1])),

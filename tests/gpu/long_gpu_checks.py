@@ -49,9 +49,7 @@ FP8 = ["inference_model.quantization=fp8"]
 SWAPPED_DEVICES = ["train_model.devices=[1]", "inference_model.devices=[0]", NO_REFERENCE]
 
 EXTRA = (
-    gpu_check(
-        "head as fast as a product", "tests.gpu.long_gpu_checks.check_head_speed", LEARNER_REMEDY, vllm=False
-    ),
+    gpu_check("head as fast as a product", "tests.gpu.long_gpu_checks.check_head_speed", LEARNER_REMEDY, vllm=False),
     gpu_check(
         "a step takes what the plan says",
         "tests.gpu.long_gpu_checks.check_step_memory",
@@ -62,9 +60,7 @@ EXTRA = (
     ),
     gpu_check("push right after an update", "tests.gpu.long_gpu_checks.check_push_after_update", NCCL_REMEDY),
     gpu_check("resume in turns", "training_run_checks.check_run_resume", RUN_REMEDY, overrides=[VLLM]),
-    gpu_check(
-        "it learns, one GPU", "tests.gpu.long_gpu_checks.check_reward_rises", RUN_REMEDY, overrides=[VLLM]
-    ),
+    gpu_check("it learns, one GPU", "tests.gpu.long_gpu_checks.check_reward_rises", RUN_REMEDY, overrides=[VLLM]),
     gpu_check("grpo.py compiled", SCHEDULE, RUN_REMEDY, overrides=[VLLM, BF16, "train.compile=true"]),
     gpu_check("grpo.py, CUDA graphs", SCHEDULE, RUN_REMEDY, overrides=[VLLM, BF16, CUDA_GRAPHS]),
     gpu_check(
@@ -90,12 +86,8 @@ EXTRA = (
     gpu_check("weight check, 300 M parameters", LARGER, ENGINE_REMEDY, width=1280, layers=16),
     gpu_check("nccl, GPUs in reverse", "tests.gpu.long_gpu_checks.check_reversed_gpus", NCCL_REMEDY, 2),
     gpu_check("learner on GPU 1, engine on 0", WEIGHT_PUSH, NCCL_REMEDY, 2, overrides=SWAPPED_DEVICES),
-    gpu_check(
-        "transformers engine on another GPU", SCHEDULE, RUN_REMEDY, 2, vllm=False, overrides=[TRANSFORMERS]
-    ),
-    gpu_check(
-        "two engines", WEIGHT_PUSH, NCCL_REMEDY, 3, overrides=["inference_model.num_devices=2", NO_REFERENCE]
-    ),
+    gpu_check("transformers engine on another GPU", SCHEDULE, RUN_REMEDY, 2, vllm=False, overrides=[TRANSFORMERS]),
+    gpu_check("two engines", WEIGHT_PUSH, NCCL_REMEDY, 3, overrides=["inference_model.num_devices=2", NO_REFERENCE]),
 )
 
 
@@ -173,9 +165,7 @@ def check_step_memory(workspace: CheckWorkspace, width: int = 128, layers: int =
     for _ in range(2):
         trained_learner.step(credit_groups(trained_learner, groups))
     measured = torch.cuda.max_memory_allocated() if workspace.device == "cuda" else 0
-    assert measured < 1.2 * estimate, (
-        f"a step took {measured / 2**20:.0f} MiB, estimated {estimate / 2**20:.0f}"
-    )
+    assert measured < 1.2 * estimate, f"a step took {measured / 2**20:.0f} MiB, estimated {estimate / 2**20:.0f}"
     return f"{measured / 2**20:.0f} MiB, estimated {estimate / 2**20:.0f}"
 
 
@@ -205,9 +195,7 @@ def check_lost_engine(workspace: CheckWorkspace, overrides: Sequence[str] = ()) 
     with open_run(workspace, VLLM, *overrides) as working:
         weight_pusher, model = working.rollout_components.weight_pusher, policy_model(working)
         weight_pusher.push()
-        actors = [
-            child for child in psutil.Process().children(recursive=True) if "EngineActor" in child.name()
-        ]
+        actors = [child for child in psutil.Process().children(recursive=True) if "EngineActor" in child.name()]
         actors[0].kill()
         perturb_weights(model, seed=0)
         weight_pusher.push()

@@ -12,9 +12,7 @@ from torchgrpo.selftest.runner import run_group
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(
-    "check", [check for check in (*CHECKS, *EXTRA) if check.gpus], ids=lambda check: check.name
-)
+@pytest.mark.parametrize("check", [check for check in (*CHECKS, *EXTRA) if check.gpus], ids=lambda check: check.name)
 def test_on_gpus(check: Check) -> None:
     missing_requirement = check.missing_requirement(this_machine(ROOT), vllm_build())
     if missing_requirement is not None:

@@ -52,9 +52,7 @@ class PlannedError(Exception):
 
 def machine_with(gpus: int) -> Machine:
     ids = tuple(map(str, range(gpus)))
-    return replace(
-        machine_module.this_machine(Path()), num_gpus=gpus, gpu_memory_gib=79.1, gpu_ids=ids, vllm="0.32.0"
-    )
+    return replace(machine_module.this_machine(Path()), num_gpus=gpus, gpu_memory_gib=79.1, gpu_ids=ids, vllm="0.32.0")
 
 
 def plan_of(check: Check, folder: Path, patch: pytest.MonkeyPatch) -> Plan:
@@ -97,16 +95,10 @@ def test_the_names_are_those_of_the_catalogue() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in GPU_CHECKS if name not in WITHOUT_PLAN])
-def test_every_gpu_check_has_a_plan_that_works(
-    name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_gpu_check_has_a_plan_that_works(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     plan = plan_of(GPU_CHECKS[name], folder, monkeypatch)
     assert plan.devices.train, "the learner is on a GPU"
-    used = {
-        *plan.devices.train,
-        *plan.reference.devices,
-        *(gpu for engine in plan.devices.engines for gpu in engine),
-    }
+    used = {*plan.devices.train, *plan.reference.devices, *(gpu for engine in plan.devices.engines for gpu in engine)}
     assert len(used) == GPU_CHECKS[name].gpus or "learner_checks." in GPU_CHECKS[name].body
     assert plan.transport == TRANSPORTS.get(name, plan.transport)

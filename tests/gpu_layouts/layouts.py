@@ -88,9 +88,7 @@ def config_of(layout: Layout, case: Case) -> Config:
         policy=replace(case.policy),
         optimizer=OptimizerConfig(lr=1e-3),
         train_model=TrainModelConfig(devices=layout.learner, lora=LoraConfig(enabled=case.lora)),
-        inference_model=InferenceModelConfig(
-            num_devices=layout.engines, max_tokens=9, colocate=layout.colocate
-        ),
+        inference_model=InferenceModelConfig(num_devices=layout.engines, max_tokens=9, colocate=layout.colocate),
     )
     config.derive_fields()
     return config
@@ -129,9 +127,7 @@ def learner_on(layout: Layout, case: Case, run_dir: Path) -> tuple[Learner, Plan
     models = make_models(config, model, plan)
     scorers = LocalScorers(config, plan) if plan.reference.home == "own devices" else None
     tensor_source = push_tensor_source(config, plan)
-    return Learner(
-        config, LocalWorkers(Worker(config, models, tensor_source)), run_dir, scorers=scorers
-    ), plan  # type: ignore[arg-type]
+    return Learner(config, LocalWorkers(Worker(config, models, tensor_source)), run_dir, scorers=scorers), plan  # type: ignore[arg-type]
 
 
 def save_tiny(folder: Path, tied: bool) -> Path:

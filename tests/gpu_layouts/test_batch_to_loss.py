@@ -14,15 +14,7 @@ import torch
 
 from config.schema.policy import load_policy
 from envs.group import Group
-from tests.gpu_layouts.layouts import (
-    LAYOUTS,
-    LEARNER_LAYOUTS,
-    Case,
-    Layout,
-    learner_on,
-    save_tiny,
-    scored_groups,
-)
+from tests.gpu_layouts.layouts import LAYOUTS, LEARNER_LAYOUTS, Case, Layout, learner_on, save_tiny, scored_groups
 from tests.groups import credit_groups
 from tests.pretend_gpu import pretend_gpus
 from tests.training.presets import DEFAULT_TIER, NAMES
@@ -77,9 +69,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
 
 
 @cache
-def step(
-    layout: Layout, preset: str, switches: Switches, precision: str, folders: Folders
-) -> dict[str, float]:
+def step(layout: Layout, preset: str, switches: Switches, precision: str, folders: Folders) -> dict[str, float]:
     """Returns metrics of one optimizer step on a machine of `layout.gpus` simulated GPUs."""
     tied, lora, checkpointing = switches
     policy = load_policy(preset, overlong_cache=None, filter_range=None, dynamic_batching=False)
@@ -98,9 +88,7 @@ def test_every_layout_gives_the_numbers_of_one_gpu(
     layout: str, preset: str, switches: Switches, folders: Folders
 ) -> None:
     expected = step(ONE, preset, switches, "bf16", folders)
-    assert step(LAYOUTS[layout], preset, switches, "bf16", folders) == pytest.approx(
-        expected, rel=1e-3, abs=1e-6
-    )
+    assert step(LAYOUTS[layout], preset, switches, "bf16", folders) == pytest.approx(expected, rel=1e-3, abs=1e-6)
 
 
 @pytest.mark.parametrize("placement", ["loss", "reward"])

@@ -39,9 +39,7 @@ OPERATIONS: dict[str, Callable[[str, str], object]] = {
 
 @pytest.mark.parametrize("devices", [("cuda:0", "cuda:1"), ("cpu", "cuda:0"), ("cuda:1", "cpu")], ids=str)
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_operands_on_two_devices_are_refused(
-    name: str, devices: tuple[str, str], gpus: SimulatedGPUs
-) -> None:
+def test_operands_on_two_devices_are_refused(name: str, devices: tuple[str, str], gpus: SimulatedGPUs) -> None:
     with pytest.raises(RuntimeError, match=r"at least two devices|on the same device"):
         OPERATIONS[name](*devices)
 

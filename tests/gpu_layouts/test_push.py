@@ -124,10 +124,7 @@ def unpack_buffer(buffer: Tensor, update: dict[str, Any]) -> dict[str, Tensor]:
     from vllm.distributed.weight_transfer.packed_tensor import unpack_tensor
 
     dtypes = [getattr(torch, name) for name in update["dtype_names"]]
-    sizes = [
-        dtype.itemsize * torch.Size(shape).numel()
-        for dtype, shape in zip(dtypes, update["shapes"], strict=True)
-    ]
+    sizes = [dtype.itemsize * torch.Size(shape).numel() for dtype, shape in zip(dtypes, update["shapes"], strict=True)]
     pairs = unpack_tensor(buffer[: sum(sizes)], update["names"], update["shapes"], dtypes, sizes)
     return {name: tensor.clone() for name, tensor in pairs}
 
@@ -140,9 +137,7 @@ class FakeCommunicator:
         self.sent_tensors: list[Tensor] = []
 
     def broadcast(self, tensor: Tensor, src: int, stream: Any = None) -> None:
-        assert tensor.device == self.device, (
-            f"this communicator works on {self.device}, not on {tensor.device}"
-        )
+        assert tensor.device == self.device, f"this communicator works on {self.device}, not on {tensor.device}"
         self.sent_tensors.append(tensor.cpu())
 
 
@@ -165,12 +160,7 @@ SEPARATE_LAYOUTS = [name for name, layout in LAYOUTS.items() if layout.gpus > 1]
 @needs_vllm
 @pytest.mark.parametrize("layout", SEPARATE_LAYOUTS)
 def test_nccl(
-    layout: str,
-    tied: bool,
-    lora: bool,
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    small_buffers: None,
+    layout: str, tied: bool, lora: bool, folder: Path, monkeypatch: pytest.MonkeyPatch, small_buffers: None
 ) -> None:
     """The communicator's GPU has all buffers; the push waits for all learner GPUs."""
     from vllm.distributed.weight_transfer import nccl_engine
@@ -216,12 +206,7 @@ def test_vllm_packs_no_tensors_of_two_gpus() -> None:
 @needs_vllm
 @pytest.mark.parametrize("learner_gpu", [0, 1])
 def test_ipc(
-    learner_gpu: int,
-    tied: bool,
-    lora: bool,
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    small_buffers: None,
+    learner_gpu: int, tied: bool, lora: bool, folder: Path, monkeypatch: pytest.MonkeyPatch, small_buffers: None
 ) -> None:
     """The buffer is on the learner's GPU and carries the name of that GPU."""
     from vllm.distributed.weight_transfer import packed_tensor

@@ -10,9 +10,10 @@ def test_events_are_read_in_order(tmp_path: Path) -> None:
     warnings: list[str] = []
     for step in range(2):
         Events(tmp_path, warnings.append).append("weight_push", step, version=step + 1)
-    assert [
-        (event["event"], event["optimizer_step"], event["version"]) for event in read_events(tmp_path)
-    ] == [("weight_push", 0, 1), ("weight_push", 1, 2)]
+    assert [(event["event"], event["optimizer_step"], event["version"]) for event in read_events(tmp_path)] == [
+        ("weight_push", 0, 1),
+        ("weight_push", 1, 2),
+    ]
     with (tmp_path / EVENTS).open("ab") as file:
         file.write(b'{"event": "pus')
     assert len(read_events(tmp_path)) == 2

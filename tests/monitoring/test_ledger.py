@@ -21,13 +21,7 @@ from tests.groups import make_completion, make_group, random_group
 from torchgrpo.batches.batch import collate
 from torchgrpo.batches.rollout import Rollout
 from torchgrpo.monitoring.ledger import Ledger
-from torchgrpo.monitoring.ledger_record import (
-    GroupFate,
-    group_from_record,
-    group_to_record,
-    prompt_id,
-    token_values,
-)
+from torchgrpo.monitoring.ledger_record import GroupFate, group_from_record, group_to_record, prompt_id, token_values
 from torchgrpo.monitoring.ledger_storage import ledger_files, parse_record, read_records
 
 GIB = 1 << 30
@@ -87,9 +81,7 @@ def test_token_values_are_recorded(tmp_path: Path) -> None:
 
 def test_token_values_of_a_batch_are_split_by_group() -> None:
     """Splits token advantages of unequal lengths; an unselected candidate has no values."""
-    first = make_group(
-        1, [make_completion(3), make_completion(1)], unselected_candidates=[make_completion(2)]
-    )
+    first = make_group(1, [make_completion(3), make_completion(1)], unselected_candidates=[make_completion(2)])
     second = make_group(2, [make_completion(2), make_completion(4)])
     numbers = torch.arange(16.0).reshape(4, 4)
     rollout = Rollout.from_groups([first, second])
@@ -193,9 +185,7 @@ def test_killed_run_leaves_complete_lines(tmp_path: Path) -> None:
         assert [record["iteration"] for record in read_records(run_dir)] == [1] * 4 + [2] * 4 + [3] * 4 + [4]
 
 
-def test_resumed_run_continues_without_a_writable_ledger(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resumed_run_continues_without_a_writable_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ledger = Ledger(tmp_path, GIB, FAIL_ON_WARNING)
     ledger.write_iteration(1, random_groups(1))
 
@@ -207,9 +197,7 @@ def test_resumed_run_continues_without_a_writable_ledger(
     resumed_ledger = Ledger(tmp_path, GIB, warnings.append)
     resumed_ledger.truncate_after(1)
     resumed_ledger.write_iteration(2, random_groups(1))
-    assert (
-        len(warnings) == 1 and "cannot be written (No space left on device); the run continues" in warnings[0]
-    )
+    assert len(warnings) == 1 and "cannot be written (No space left on device); the run continues" in warnings[0]
 
 
 def write_until_full(run_dir: Path, warnings: Any) -> None:
@@ -228,9 +216,7 @@ def test_run_continues_without_disk_space(tmp_path: Path) -> None:
     process.start()
     process.join(600)
     assert process.exitcode == 0
-    assert "cannot be written (File too large); the run continues without the ledger" in warnings.get(
-        timeout=600
-    )
+    assert "cannot be written (File too large); the run continues without the ledger" in warnings.get(timeout=600)
     assert warnings.empty(), "one warning only"
     counts: dict[int, int] = {}
     for record in read_records(tmp_path):

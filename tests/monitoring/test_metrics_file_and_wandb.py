@@ -28,9 +28,7 @@ def test_each_run_of_a_sweep_is_a_separate_run(tmp_path: Path, monkeypatch: pyte
     close = Wandb.close
 
     def record_close(self: Wandb, outcome: RunOutcome) -> None:
-        run_ids_and_seeds.append(
-            (self.logger.experiment.id, dict(self.logger.experiment.config)["train"]["seed"])
-        )
+        run_ids_and_seeds.append((self.logger.experiment.id, dict(self.logger.experiment.config)["train"]["seed"]))
         close(self, outcome)
 
     monkeypatch.setattr(Wandb, "close", record_close)
@@ -76,10 +74,7 @@ def test_unreadable_line_is_left_out_when_a_run_continues(line: bytes, is_last: 
     if not is_last:
         source.append({"optimizer_step": 3})
     messages = target.copy_rows(folders[0], optimizer_steps=2)
-    assert target.read_rows() == [
-        {"optimizer_step": 1, "reward/mean": 0.1},
-        {"optimizer_step": 2, "reward/mean": 0.2},
-    ]
+    assert target.read_rows() == [{"optimizer_step": 1, "reward/mean": 0.1}, {"optimizer_step": 2, "reward/mean": 0.2}]
     assert target.path.read_bytes().endswith(b"}\n")
     text = f"{source.path}: 1 lines are not rows of metrics and are left out (line 3)"
     assert messages == ([] if is_last else [text])
@@ -148,11 +143,7 @@ def start_online_run(server: str, folder: Path, port: int) -> subprocess.Popen[s
 
 @pytest.mark.parametrize(
     "server",
-    [
-        "no key",
-        pytest.param("refuses", marks=pytest.mark.long),
-        pytest.param("never answers", marks=pytest.mark.long),
-    ],
+    ["no key", pytest.param("refuses", marks=pytest.mark.long), pytest.param("never answers", marks=pytest.mark.long)],
 )
 def test_wandb_goes_offline_without_a_server(server: str, tmp_path: Path) -> None:
     """Checks that a silent server gets only the request for the run.
@@ -170,9 +161,7 @@ def test_wandb_goes_offline_without_a_server(server: str, tmp_path: Path) -> Non
         assert list(tmp_path.glob("wandb/offline-run-*/*.wandb"))
         if server == "never answers":
             listener.setblocking(False)
-            assert {json.loads(body)["operationName"] for body in _request_bodies(listener)} == {
-                "RunResumeStatus"
-            }
+            assert {json.loads(body)["operationName"] for body in _request_bodies(listener)} == {"RunResumeStatus"}
 
 
 def wait_for_success(process: subprocess.Popen[str]) -> tuple[str, str]:

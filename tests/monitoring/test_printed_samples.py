@@ -24,9 +24,7 @@ def make_completion(
 def make_example(*contents: str, reference: object = "5") -> Example:
     roles = ("system", "user", "assistant", "user")
     return Example(
-        tuple({"role": role, "content": text} for role, text in zip(roles, contents, strict=False)),
-        reference,
-        3,
+        tuple({"role": role, "content": text} for role, text in zip(roles, contents, strict=False)), reference, 3
     )
 
 
@@ -44,9 +42,7 @@ def test_sample_has_best_and_worst_completion_with_components_and_reference() ->
         "  reward -1.00, invalid, 8 tokens, length; reference answer 5\n    6 <eos>"
     )
     (only,) = [completions[0]]
-    assert format_sample(1, replace(make_group(0, [only, only]), example=make_example("", "?"))).splitlines()[
-        2:
-    ] == [
+    assert format_sample(1, replace(make_group(0, [only, only]), example=make_example("", "?"))).splitlines()[2:] == [
         "  reward 0.20 (accuracy 0, brief 0.2), 8 tokens, stop; reference answer 5",
         "    7",
         "    since",
@@ -77,10 +73,7 @@ def test_chat_is_shown_with_its_roles() -> None:
 def test_long_texts_are_truncated_and_an_empty_completion_is_a_line() -> None:
     text = format_sample(
         1,
-        replace(
-            make_group(0, [make_completion("", 0.0)]),
-            example=make_example("", "a" * 9000, reference=["x" * 500]),
-        ),
+        replace(make_group(0, [make_completion("", 0.0)]), example=make_example("", "a" * 9000, reference=["x" * 500])),
     )
     assert f"  {'a' * LONGEST_TEXT} ...\n" in text
     assert text.endswith(f"; reference answer ['{'x' * 198} ...\n    ")

@@ -44,9 +44,7 @@ OTHER_OUTPUT = """
 
 def run_on_terminal(script: str, columns: int, **environment: str) -> str:
     """Returns the terminal output of a script on a terminal of this width."""
-    with TerminalProcess(
-        [sys.executable, "-c", script], columns, ROOT, {**ENVIRONMENT, **environment}
-    ) as process:
+    with TerminalProcess([sys.executable, "-c", script], columns, ROOT, {**ENVIRONMENT, **environment}) as process:
         output = process.read_rest()
     assert process.code == 0, output
     return output
@@ -133,9 +131,7 @@ def fake_clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return clock
 
 
-def test_log_has_a_line_every_ten_seconds(
-    capsys: pytest.CaptureFixture[str], fake_clock: list[float]
-) -> None:
+def test_log_has_a_line_every_ten_seconds(capsys: pytest.CaptureFixture[str], fake_clock: list[float]) -> None:
     progress = Progress(LoggingConfig(), 100)
     progress.resume(40)
     for step in range(3):
@@ -186,9 +182,7 @@ def test_format_clock() -> None:
 
 
 def test_control_characters_are_escaped() -> None:
-    assert (
-        escape_control_characters("a\x1b[2J\rb\x07\x9bc\n\td é 数") == "a\\x1b[2J\\x0db\\x07\\x9bc\n\td é 数"
-    )
+    assert escape_control_characters("a\x1b[2J\rb\x07\x9bc\n\td é 数") == "a\\x1b[2J\\x0db\\x07\\x9bc\n\td é 数"
 
 
 QUICKSTART = ("--config-name", "grpo_quickstart", "logging.sample_frequency=2")
@@ -235,9 +229,7 @@ def test_stages_of_a_run(script: str, tmp_path: Path, monkeypatch: pytest.Monkey
     """Checks the stages that both schedules report, and their order."""
     schedule = SCRIPT_MODULES[script]
     stages: list[str] = []
-    monkeypatch.setattr(
-        Progress, "set_stage", lambda _, name, done=0, total=0: stages.append(f"{name} {done}/{total}")
-    )
+    monkeypatch.setattr(Progress, "set_stage", lambda _, name, done=0, total=0: stages.append(f"{name} {done}/{total}"))
     monkeypatch.setattr(Progress, "start_stage", lambda _, stage: stages.append(stage))
     config = compose_run_config(
         *("env.num_envs=4", "env.repeats=4", "train.total_dialog_turns=32"),

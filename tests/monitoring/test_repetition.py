@@ -19,18 +19,14 @@ def make_group(
 
 
 def test_duplicates_are_counted_within_a_group() -> None:
-    metrics = Repetition().metrics(
-        [make_group("first", ["a", "a", "b", "b", "b"]), make_group("second", ["a", "b"])]
-    )
+    metrics = Repetition().metrics([make_group("first", ["a", "a", "b", "b", "b"]), make_group("second", ["a", "b"])])
     assert metrics["groups/duplicates"] == (3 / 4 + 0) / 2
 
 
 def test_unselected_candidates_count_and_greedy_groups_do_not() -> None:
     one = make_group("first", ["a", "a"], unselected_texts=("a", "a"))
     assert Repetition().metrics([one])["groups/duplicates"] == 1.0
-    assert (
-        Repetition().metrics([make_group("first", ["a", "a"], temperature=0.0)])["groups/duplicates"] == 0.0
-    )
+    assert Repetition().metrics([make_group("first", ["a", "a"], temperature=0.0)])["groups/duplicates"] == 0.0
     assert Repetition().metrics([make_group("first", ["a"])])["groups/duplicates"] == 0.0
 
 

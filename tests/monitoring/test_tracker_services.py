@@ -14,10 +14,7 @@ from torchgrpo.monitoring.tracker_interface import CompletionRow, iterate_dotted
 from torchgrpo.monitoring.tracker_threads import tracker_opener
 from torchgrpo.monitoring.trackers.wandb import Wandb
 
-CONFIG: dict[str, Any] = {
-    "train": {"seed": 3, "resume": None},
-    "env": {"options": {}, "data_files": ["a", "b"]},
-}
+CONFIG: dict[str, Any] = {"train": {"seed": 3, "resume": None}, "env": {"options": {}, "data_files": ["a", "b"]}}
 ROWS = [CompletionRow("2+3=", "5", 1.0, 0.5), CompletionRow("2+3=", "<script>|*6*\nor 7", 0.0, -0.5)]
 TABLE = [[2, "2+3=", "5", 1.0, 0.5], [2, "2+3=", "<script>|*6*\nor 7", 0.0, -0.5]]
 COLUMNS = ["step", "prompt", "completion", "reward", "advantage"]
@@ -75,9 +72,7 @@ def test_wandb_run_has_the_exit_code_of_the_outcome(
     codes: list[int] = []
     experiment = tracker.logger.experiment
     finish = experiment.finish
-    monkeypatch.setattr(
-        experiment, "finish", lambda exit_code=0: (codes.append(exit_code), finish(exit_code))
-    )
+    monkeypatch.setattr(experiment, "finish", lambda exit_code=0: (codes.append(exit_code), finish(exit_code)))
     tracker.close(outcome)
     assert codes == [code]
 
@@ -99,12 +94,8 @@ def test_mlflow_writes_to_the_run_folder(
     with sqlite3.connect(tmp_path / "mlflow.db") as database:
         assert list(database.execute("select name, status from runs")) == [("sums", status)]
         settings = dict(database.execute("select key, value from params"))
-        numbers = list(
-            database.execute("select step, value from metrics where key = 'reward/mean' order by step")
-        )
-        assert list(database.execute("select name from experiments where name != 'Default'")) == [
-            ("arithmetic",)
-        ]
+        numbers = list(database.execute("select step, value from metrics where key = 'reward/mean' order by step"))
+        assert list(database.execute("select name from experiments where name != 'Default'")) == [("arithmetic",)]
     assert numbers == [(1, 0.25), (2, 0.5)]
     assert settings == {
         "train.seed": "3", "train.resume": "None", "env.options": "{}", "env.data_files": "['a', 'b']"
@@ -113,9 +104,7 @@ def test_mlflow_writes_to_the_run_folder(
     assert json.loads(path.read_text()) == {"columns": COLUMNS, "data": TABLE}
 
 
-def test_mlflow_uses_the_tracking_uri_of_the_environment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mlflow_uses_the_tracking_uri_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/other.db")
     tracker = tracker_opener("mlflow", LoggingConfig(), tmp_path / "run", CONFIG)(print)
@@ -132,19 +121,14 @@ def test_trackio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.
     record_run("trackio", tmp_path, "finished")
     assert capfd.readouterr().out == ""  # standard output is for results
     rows = SQLiteStorage.get_logs("arithmetic", "sums")
-    assert [(row["step"], row["reward/mean"]) for row in rows if "reward/mean" in row] == [
-        (1, 0.25),
-        (2, 0.5),
-    ]
+    assert [(row["step"], row["reward/mean"]) for row in rows if "reward/mean" in row] == [(1, 0.25), (2, 0.5)]
     (table,) = (row["completions"] for row in rows if "completions" in row)
     assert [list(row.values()) for row in table["_value"]] == TABLE
 
 
 def test_missing_package_is_one_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mlflow", None)
-    with pytest.raises(
-        ConfigError, match=r"logging\.backend=mlflow: .* pip install mlflow-skinny sqlalchemy alembic"
-    ):
+    with pytest.raises(ConfigError, match=r"logging\.backend=mlflow: .* pip install mlflow-skinny sqlalchemy alembic"):
         tracker_opener("mlflow", LoggingConfig(), tmp_path, {})
 
 

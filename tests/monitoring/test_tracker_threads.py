@@ -104,9 +104,7 @@ def test_failure_to_open_is_reported_once() -> None:
     assert (other.steps, other.outcome) == ([0, 1, 2], "failed")
 
 
-def test_hanging_tracker_fills_only_its_own_queue(
-    monkeypatch: pytest.MonkeyPatch, release: threading.Event
-) -> None:
+def test_hanging_tracker_fills_only_its_own_queue(monkeypatch: pytest.MonkeyPatch, release: threading.Event) -> None:
     monkeypatch.setattr(tracker_threads, "CLOSE_S", 3.0)
     hanging, healthy = FakeTracker(release=release), FakeTracker()
     trackers = Trackers({"mlflow": lambda on_message: hanging, "wandb": lambda on_message: healthy})
@@ -120,9 +118,7 @@ def test_hanging_tracker_fills_only_its_own_queue(
     assert full_message.startswith(
         f"warning: mlflow (logging.backend) does not accept rows, {QUEUE_SIZE} rows are queued"
     )
-    assert abandoned_message.startswith(
-        "warning: mlflow (logging.backend) did not close within 3 s and is abandoned"
-    )
+    assert abandoned_message.startswith("warning: mlflow (logging.backend) did not close within 3 s and is abandoned")
     # Of all rows, one is being sent and QUEUE_SIZE are queued; one of these makes room for the end.
     num_dropped = QUEUE_SIZE + 50 - 1 - QUEUE_SIZE + 1
     assert count_message == f"warning: mlflow: {num_dropped} rows were dropped. metrics.jsonl has all rows"

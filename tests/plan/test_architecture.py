@@ -32,9 +32,7 @@ def write_model_config(folder: Path, **fields: object) -> str:
         {"model_type": "gemma3", "text_config": QWEN | {"model_type": "gemma3_text"}},
     ],
 )
-def test_the_plan_notes_whole_rows_and_decoding_by_transformers(
-    fields: dict[str, object], tmp_path: Path
-) -> None:
+def test_the_plan_notes_whole_rows_and_decoding_by_transformers(fields: dict[str, object], tmp_path: Path) -> None:
     name, backend = write_model_config(tmp_path, **fields), "inference_model.backend=transformers"
     plan = gpu_plan(name, backend)
     assert not plan.learner.packs
@@ -45,9 +43,7 @@ def test_the_plan_notes_whole_rows_and_decoding_by_transformers(
 
 
 @pytest.mark.parametrize("fields", [{}, {"sliding_window": 4096, "use_sliding_window": False}])
-def test_the_plan_of_a_plain_model_has_no_note_about_whole_rows(
-    fields: dict[str, object], tmp_path: Path
-) -> None:
+def test_the_plan_of_a_plain_model_has_no_note_about_whole_rows(fields: dict[str, object], tmp_path: Path) -> None:
     plan = gpu_plan(write_model_config(tmp_path, **fields))
     assert plan.learner.packs and "whole rows" not in text_of(plan)
 
@@ -65,9 +61,7 @@ def test_the_sizes_of_every_architecture_are_known(name: str) -> None:
 def test_a_row_of_the_weight_check_reaches_beyond_the_window(tmp_path: Path) -> None:
     name = write_model_config(tmp_path, model_type="mistral", sliding_window=1024)
     assert gpu_plan(name, "inference_model.max_tokens=2048").weight_check.prompts == (8, 12, 1028)
-    assert gpu_plan(
-        name, "env.max_prompt_tokens=500", "inference_model.max_tokens=500"
-    ).weight_check.prompts == (8, 12)
+    assert gpu_plan(name, "env.max_prompt_tokens=500", "inference_model.max_tokens=500").weight_check.prompts == (8, 12)
 
 
 AT_1024 = {"original_max_position_embeddings": 1024}
@@ -81,13 +75,9 @@ AT_1024 = {"original_max_position_embeddings": 1024}
         {"rope_parameters": {"full_attention": {"rope_type": "longrope"} | AT_1024}},
     ],
 )
-def test_lengths_at_which_rotary_embeddings_change_are_refused(
-    rope: dict[str, object], tmp_path: Path
-) -> None:
+def test_lengths_at_which_rotary_embeddings_change_are_refused(rope: dict[str, object], tmp_path: Path) -> None:
     name = write_model_config(tmp_path, model_type="phi3", **rope)
     lengths = ("env.max_prompt_tokens=512", "inference_model.max_tokens")
-    with pytest.raises(
-        ConfigError, match=r"the rotary embeddings .* beyond 1024 tokens .* may reach 1025 tokens"
-    ):
+    with pytest.raises(ConfigError, match=r"the rotary embeddings .* beyond 1024 tokens .* may reach 1025 tokens"):
         check_plan(gpu_plan(name, lengths[0], f"{lengths[1]}=513"))
     assert "rotary" not in text_of(gpu_plan(name, lengths[0], f"{lengths[1]}=512"))

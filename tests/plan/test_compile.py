@@ -20,17 +20,13 @@ def problem_texts(*overrides: str, is_overlapped: bool = False, missing: tuple[s
     return [problem.text for problem in find_problems(make_plan(config, is_overlapped, planned_machine))]
 
 
-def test_without_a_compiler_one_message_names_the_packages_to_install(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_without_a_compiler_one_message_names_the_packages_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     monkeypatch.setattr(sysconfig, "get_path", lambda name: "/nowhere")
     missing = tuple(missing_to_compile())
     assert missing == ("the C++ compiler no-such-compiler", "Python's header Python.h")
     (text,) = problem_texts(missing=missing)
-    assert text.startswith(
-        "train.compile=true: torch.compile does not find the C++ compiler no-such-compiler and"
-    )
+    assert text.startswith("train.compile=true: torch.compile does not find the C++ compiler no-such-compiler and")
     assert "apt install g++ python3-dev" in text and "CXX" in text
     assert problem_texts("train.compile=false", missing=missing) == []
 

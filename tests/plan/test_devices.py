@@ -40,9 +40,7 @@ def plan_of(
 
     count, listed = (inference, None) if isinstance(inference, int) else (1, inference)
     size = tp if isinstance(inference, int) else 1
-    engines = InferenceModelConfig(
-        num_devices=count, devices=listed, tensor_parallel_size=size, colocate=colocate
-    )
+    engines = InferenceModelConfig(num_devices=count, devices=listed, tensor_parallel_size=size, colocate=colocate)
     engines.tensor_parallel_size = tp
     config = Config(
         train_model=TrainModelConfig(**device_fields(train), lora=LoraConfig(enabled=lora)),
@@ -153,9 +151,7 @@ def test_a_shared_gpu_in_two_processes_uses_ipc() -> None:
 def test_on_a_cpu_ranks_are_processes_beside_the_engine() -> None:
     devices = plan_of(0, train=2, reference="unset")
     assert (devices.on_cpu, devices.ranks, devices.ranks_per_node) == (True, 2, 2)
-    assert (devices.in_process, native_transport(devices)) == (True, "in_process"), (
-        "the engine is in the main process"
-    )
+    assert (devices.in_process, native_transport(devices)) == (True, "in_process"), "the engine is in the main process"
     assert devices.reference_home == "learner ranks"
     assert native_transport(plan_of(0, train=2, inference=2)) == "shared_memory"
 
@@ -216,9 +212,7 @@ def test_lists_that_cannot_work(requests: dict[str, Any], message: str) -> None:
 
 
 def test_lists_and_counts_that_disagree() -> None:
-    with pytest.raises(
-        ConfigError, match=r"has 2 entries but train_model.num_devices=3: set only one of the two keys"
-    ):
+    with pytest.raises(ConfigError, match=r"has 2 entries but train_model.num_devices=3: set only one of the two keys"):
         plan_devices(Config(train_model=TrainModelConfig(num_devices=3, devices=[0, 1])), 4)
 
 
@@ -270,15 +264,12 @@ def test_gpus_are_found_without_touching_them(monkeypatch: pytest.MonkeyPatch, t
 
 @pytest.mark.usefixtures("six_gpus")
 @pytest.mark.parametrize(
-    "variable",
-    ["7", "0,7", "0,0", "1,01", "abc", "0,abc", "GPU-9", "GPU-", "0,GPU-1f2a", "GPU-1f,GPU-1f2a", "MIG-4"],
+    "variable", ["7", "0,7", "0,0", "1,01", "abc", "0,abc", "GPU-9", "GPU-", "0,GPU-1f2a", "GPU-1f,GPU-1f2a", "MIG-4"]
 )
 def test_gpus_that_cuda_would_hide_are_refused(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
     """CUDA hides all GPUs after an unknown name, or all if names repeat."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", variable)
-    with pytest.raises(
-        ConfigError, match=f"CUDA_VISIBLE_DEVICES={variable}: name GPUs .* from 0 to 5 .*unset it"
-    ):
+    with pytest.raises(ConfigError, match=f"CUDA_VISIBLE_DEVICES={variable}: name GPUs .* from 0 to 5 .*unset it"):
         visible_gpus()
 
 

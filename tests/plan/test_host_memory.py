@@ -19,9 +19,7 @@ def test_the_copy_of_the_last_push_needs_room_in_the_hosts_memory() -> None:
     roomy = make_plan(config, False, machine(2, 80.0))
     assert roomy.transport == "nccl" and roomy.shape is not None
     copy = 2 * roomy.shape.parameters
-    assert [(use.name, use.bytes) for use in host_uses(roomy, roomy.shape)] == [
-        ("copy of the last push", copy)
-    ]
+    assert [(use.name, use.bytes) for use in host_uses(roomy, roomy.shape)] == [("copy of the last push", copy)]
     assert not find_problems(roomy)
     full = make_plan(config, False, machine(2, 80.0, host_memory_gib=0.9 * copy / GIB))
     (problem,) = find_problems(full)
@@ -65,9 +63,9 @@ def test_shards_of_scorers_are_filled_from_whole_models_in_the_hosts_memory() ->
         planned_machine = machine(gpus, 80.0, nodes=nodes, is_hypothetical=True)
         plan = make_plan(config_of("grpo_gsm8k", SMALL, *large, *devices, *overrides), False, planned_machine)
         assert plan.shape is not None and plan.reference_shape is not None
-        (used, *_) = [
-            use.bytes for use in host_uses(plan, plan.shape) if use.name == "scorers while they load"
-        ] or [0.0]
+        (used, *_) = [use.bytes for use in host_uses(plan, plan.shape) if use.name == "scorers while they load"] or [
+            0.0
+        ]
         return used / (2 * plan.reference_shape.parameters)
 
     assert [loading(f"ref_model.shard_size={size}") for size in (1, 2, 4)] == [0, 2, 1]

@@ -32,11 +32,7 @@ CASES = {
     "math 7B bf16": ("7B", "grpo_math", (HALF,)),
     "math 7B LoRA": ("7B", "grpo_math", (LORA, "model.dtype=float32")),
     "countdown 1.5B LoRA": ("1.5B", "grpo_countdown", (LORA,)),
-    "countdown 1.5B kept": (
-        "1.5B",
-        "grpo_countdown",
-        (NO_CHECKPOINTING, "train.gradient_accumulation_steps=16"),
-    ),
+    "countdown 1.5B kept": ("1.5B", "grpo_countdown", (NO_CHECKPOINTING, "train.gradient_accumulation_steps=16")),
     "countdown 1.5B one microbatch of 16": ("1.5B", "grpo_countdown", ONE_MICROBATCH),
     "countdown 1.5B entropy": ("1.5B", "grpo_countdown", ("policy.entropy_coef=0.01",)),
     "gsm8k 3B on 8": ("3B", "grpo_gsm8k", (EIGHT,)),
@@ -45,17 +41,9 @@ CASES = {
     "countdown 1.5B on 8, one microbatch": ("1.5B", "grpo_countdown", (EIGHT, *ONE_MICROBATCH)),
 }
 """Model size, config and overrides by case."""
-FAST_CASES = (
-    "countdown 1.5B LoRA",
-    "countdown 1.5B one microbatch of 16",
-    "countdown 1.5B on 8, one microbatch",
-)
+FAST_CASES = ("countdown 1.5B LoRA", "countdown 1.5B one microbatch of 16", "countdown 1.5B on 8, one microbatch")
 """Cases that run in the fast tests."""
-PHASES = {
-    "score": ("score",),
-    "optimize": ("forward", "backward"),
-    "optimizer step": ("clip", "optimizer step"),
-}
+PHASES = {"score": ("score",), "optimize": ("forward", "backward"), "optimizer step": ("clip", "optimizer step")}
 """Phases of a plan, with the phases of a dry run that each covers."""
 
 
@@ -64,9 +52,7 @@ def plan_of(size: str, name: str, *overrides: str) -> Plan:
 
     There are as many GPUs of 80 GiB as the plan needs.
     """
-    config = compose_run_config(
-        ALONE, "policy.kl_coef=0", f"model.name={MODELS[size]}", *overrides, name=name
-    )
+    config = compose_run_config(ALONE, "policy.kl_coef=0", f"model.name={MODELS[size]}", *overrides, name=name)
     gpus = config.train_model.ranks + 1
     machine = Machine(gpus, 80.0, 512.0, 4096.0, "0.32.0", tuple(map(str, range(gpus))), is_hypothetical=True)
     return make_plan(config, False, machine)
@@ -83,14 +69,9 @@ def estimated_phases(*case: str) -> dict[str, Phase]:
 
 @pytest.mark.parametrize(
     ("size", "name", "overrides"),
-    [
-        pytest.param(*case, id=key, marks=() if key in FAST_CASES else pytest.mark.long)
-        for key, case in CASES.items()
-    ],
+    [pytest.param(*case, id=key, marks=() if key in FAST_CASES else pytest.mark.long) for key, case in CASES.items()],
 )
-def test_every_phase_of_a_model_of_real_width(
-    size: str, name: str, overrides: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_every_phase_of_a_model_of_real_width(size: str, name: str, overrides: tuple[str, ...], tmp_path: Path) -> None:
     """Two layers suffice, since all layers are equal; the other parameters dominate."""
     raw = KNOWN_MODELS[MODELS[size]] | {"num_hidden_layers": 2}
     (tmp_path / "config.json").write_text(json.dumps(raw))
@@ -159,9 +140,7 @@ def test_shards_of_several_ranks() -> None:
 
 
 def test_ranks_take_less_memory_each() -> None:
-    one, two, eight = (
-        estimated_phases("7B", "grpo_math", f"train_model.num_devices={ranks}") for ranks in (1, 2, 8)
-    )
+    one, two, eight = (estimated_phases("7B", "grpo_math", f"train_model.num_devices={ranks}") for ranks in (1, 2, 8))
     for phase in ("optimize", "optimizer step"):
         assert one[phase].bytes > two[phase].bytes > eight[phase].bytes
     assert eight["optimizer step"].bytes == one["optimizer step"].bytes / 8
@@ -169,11 +148,7 @@ def test_ranks_take_less_memory_each() -> None:
 
 def test_every_use_names_an_existing_key() -> None:
     sections = vars(compose_run_config(name="grpo_math"))
-    for case in (
-        ("7B", "grpo_code", HALF),
-        ("3B", "grpo_gsm8k", LORA),
-        ("1.5B", "grpo_countdown", NO_CHECKPOINTING),
-    ):
+    for case in (("7B", "grpo_code", HALF), ("3B", "grpo_gsm8k", LORA), ("1.5B", "grpo_countdown", NO_CHECKPOINTING)):
         for phase in estimated_phases(*case).values():
             for use in phase.uses:
                 assert use.bytes >= 0

@@ -41,14 +41,10 @@ def config_of(name: str, *overrides: str) -> Config:
     return to_config(compose_config(name, *overrides))
 
 
-def machine(
-    gpus: int, gpu_memory_gib: float | None = None, vllm: str | None = "0.32.0", **fields: Any
-) -> Machine:
+def machine(gpus: int, gpu_memory_gib: float | None = None, vllm: str | None = "0.32.0", **fields: Any) -> Machine:
     """Makes a machine of known size, independent of this machine."""
     size = {"host_memory_gib": 64.0, "disk_gib": 1024.0} | fields
-    return Machine(
-        gpus, gpu_memory_gib if gpus else None, vllm=vllm, gpu_ids=tuple(map(str, range(gpus))), **size
-    )
+    return Machine(gpus, gpu_memory_gib if gpus else None, vllm=vllm, gpu_ids=tuple(map(str, range(gpus))), **size)
 
 
 def text_of(plan: Plan) -> str:
@@ -121,19 +117,12 @@ def test_the_report_for_two_gpus(qwen: str) -> None:
     assert "8 microbatches x 16; 4 steps per iteration" in text
     assert "up to 196608 per optimizer step, 16896 positions in a microbatch" in text
     assert plan.shape is not None
-    assert (
-        f"1 GiB holds {GIB / kv_bytes_per_sequence(plan.config, plan.shape, 'bfloat16'):.1f} sequences"
-        in text
-    )
+    assert f"1 GiB holds {GIB / kv_bytes_per_sequence(plan.config, plan.shape, 'bfloat16'):.1f} sequences" in text
 
 
-def test_the_quickstarts_model_is_found_from_any_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_quickstarts_model_is_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert "1.0 million parameters" in text_of(
-        make_plan(config_of("grpo_quickstart"), False, machine(0, vllm=None))
-    )
+    assert "1.0 million parameters" in text_of(make_plan(config_of("grpo_quickstart"), False, machine(0, vllm=None)))
 
 
 def test_a_model_without_a_local_config_still_has_a_plan() -> None:
@@ -194,9 +183,7 @@ def test_plans_that_cannot_work(qwen: str) -> None:
 
 def test_too_little_memory_names_the_largest_part(qwen: str) -> None:
     check_fails(
-        r"a GPU has 24.00 GiB, .* the largest part of phase optimize is optimizer state",
-        qwen,
-        gpu_memory_gib=24,
+        r"a GPU has 24.00 GiB, .* the largest part of phase optimize is optimizer state", qwen, gpu_memory_gib=24
     )
     large = make_plan(config_of("grpo_gsm8k", qwen), False, machine(2, 141.0))
     assert not find_problems(large)
@@ -226,9 +213,7 @@ def test_checkpoints_that_are_there_need_no_more_room(qwen: str, tmp_path: Path)
 
 def test_all_problems_are_reported_together(qwen: str) -> None:
     plan = make_plan(
-        config_of("grpo_gsm8k", qwen, "inference_model.max_tokens=40000"),
-        False,
-        machine(2, 24.0, disk_gib=1.0),
+        config_of("grpo_gsm8k", qwen, "inference_model.max_tokens=40000"), False, machine(2, 24.0, disk_gib=1.0)
     )
     with pytest.raises(ConfigError) as raised:
         check_plan(plan)
@@ -266,9 +251,7 @@ def test_a_configured_machine(qwen: str) -> None:
     assert (cluster.gpu_memory_gib, cluster.is_hypothetical) == (80.0, True)
     plan = make_plan(config_of("grpo_gsm8k", qwen), True, cluster)
     assert (plan.transport, plan.devices.on_cluster) == ("nccl", True)
-    assert (
-        "62 of 64 GPU(s) are unused: set inference_model.num_devices=63 to generate on all GPUs" in plan.notes
-    )
+    assert "62 of 64 GPU(s) are unused: set inference_model.num_devices=63 to generate on all GPUs" in plan.notes
     assert configured_machine(MachineConfig(), local) is local
     assert (cluster.host_memory_gib, cluster.disk_gib) == (None, None)
     two_gpus = configured_machine(MachineConfig(gpus=2, disk_gib=9.0), local)
@@ -369,9 +352,7 @@ def test_a_reference_is_counted_at_its_location(qwen: str) -> None:
     assert home == "training GPU"
     shape = read_shape(Path(qwen.partition("=")[2]) / "config.json")
     whole = 2 * (shape.parameters + shape.head_parameters)
-    assert {name: staying[name] - without[name] for name in without} == pytest.approx(
-        dict.fromkeys(without, whole)
-    )
+    assert {name: staying[name] - without[name] for name in without} == pytest.approx(dict.fromkeys(without, whole))
     home, visiting = phases(gpus=1, memory=80.0)
     assert home == "host memory"
     assert visiting["score"] - without["score"] == pytest.approx(whole)

@@ -22,9 +22,7 @@ def named_machine(config: str) -> Machine:
     assert match is not None, f"{config}: its head names no machine"
     nodes, gpus, card = match.groups()
     cluster_fields = {"nodes": NUMBERS[nodes.lower()], "is_hypothetical": True} if nodes else {}
-    return machine(
-        NUMBERS[gpus.lower()], CARD_GIB[card], host_memory_gib=256.0, disk_gib=4096.0, **cluster_fields
-    )
+    return machine(NUMBERS[gpus.lower()], CARD_GIB[card], host_memory_gib=256.0, disk_gib=4096.0, **cluster_fields)
 
 
 def test_the_plans_of_the_shipped_configs_equal_the_page() -> None:

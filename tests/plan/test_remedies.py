@@ -18,9 +18,7 @@ from torchgrpo.plan.remedies import Setting, find_remedy
 
 def plan_of(name: str, *overrides: str, gpus: int = 1, memory: float = 80.0, **machine_fields: Any) -> Plan:
     return make_plan(
-        config_of(name, *overrides),
-        False,
-        machine(gpus, memory, **{"host_memory_gib": 512.0} | machine_fields),
+        config_of(name, *overrides), False, machine(gpus, memory, **{"host_memory_gib": 512.0} | machine_fields)
     )
 
 
@@ -45,9 +43,7 @@ def test_the_advised_settings_work_and_all_are_necessary(name: str, gpus: int, m
         return
     assert is_working(name, planned_machine, settings)
     for left_out in settings:
-        assert not is_working(
-            name, planned_machine, [setting for setting in settings if setting is not left_out]
-        )
+        assert not is_working(name, planned_machine, [setting for setting in settings if setting is not left_out])
 
 
 def is_working(name: str, planned_machine: Machine, settings: Sequence[Setting]) -> bool:
@@ -70,19 +66,13 @@ def test_a_remedy_for_missing_devices(overrides: list[str], nodes: int, expected
 
 
 def test_advised_microbatches_are_no_smaller_than_needed() -> None:
-    overrides = (
-        "train_model.num_devices=1",
-        "train.gradient_accumulation_steps=4",
-        "env.max_prompt_tokens=16384",
-    )
+    overrides = ("train_model.num_devices=1", "train.gradient_accumulation_steps=4", "env.max_prompt_tokens=16384")
     plan = plan_of("grpo_gsm8k", *overrides, gpus=2)
     steps = remedy_values(plan)["train.gradient_accumulation_steps"]
     assert steps > 4
     previous = next(count for count in range(steps - 1, 3, -1) if 128 % count == 0)
     milder = make_plan(
-        config_of("grpo_gsm8k", *overrides, f"train.gradient_accumulation_steps={previous}"),
-        False,
-        plan.machine,
+        config_of("grpo_gsm8k", *overrides, f"train.gradient_accumulation_steps={previous}"), False, plan.machine
     )
     assert find_problems(milder)
 
@@ -116,9 +106,7 @@ def test_missing_devices_leave_the_rest_of_the_table() -> None:
 
 
 def test_a_missing_gpu_is_reported_with_the_other_problems() -> None:
-    plan, problems = plan_with_problems(
-        config_of("grpo_gsm8k"), False, Machine(0, None, 64.0, 1.0, None), Path()
-    )
+    plan, problems = plan_with_problems(config_of("grpo_gsm8k"), False, Machine(0, None, 64.0, 1.0, None), Path())
     assert "no NVIDIA GPU" in problems[0].text
     assert any("checkpoints would take" in problem.text for problem in problems)
     assert "engine 0" in format_plan(plan, problems)
@@ -137,9 +125,7 @@ def test_notes_about_unused_gpus(train: int, generate: int, num_unused: int) -> 
     """
     overrides = (f"train_model.num_devices={train}", "policy.kl_coef=0")
     plan = make_plan(
-        config_of("grpo_gsm8k", *overrides, f"inference_model.num_devices={generate}"),
-        False,
-        machine(8, 80.0),
+        config_of("grpo_gsm8k", *overrides, f"inference_model.num_devices={generate}"), False, machine(8, 80.0)
     )
     notes = [note for note in plan.notes if "unused" in note]
     assert [note.split()[0] for note in notes] == ([str(num_unused)] if num_unused else [])

@@ -41,9 +41,7 @@ def test_float16_has_no_shards() -> None:
     assert advised_settings(with_shard_size) == ["ref_model.shard_size=null"]
     automatic = plan_of(*half, "ref_model.dtype=bfloat16", gpus=4, memory=24.0)
     assert automatic.reference.shard_size == 2
-    assert "ref_model.num_devices=2 (2 GPUs share a copy, which is too large for one GPU)" in problem_text(
-        automatic
-    )
+    assert "ref_model.num_devices=2 (2 GPUs share a copy, which is too large for one GPU)" in problem_text(automatic)
     assert advised_settings(automatic) == ["train.mixed_precision=bf16"]
 
 
@@ -66,9 +64,7 @@ def test_an_automatic_copy_is_on_one_node() -> None:
         ((), "ref_model.num_devices unset", "give ref_model.num_devices=2 or more"),
     ],
 )
-def test_messages_name_the_device_setting_of_the_user(
-    overrides: tuple[str, ...], setting: str, advice: str
-) -> None:
+def test_messages_name_the_device_setting_of_the_user(overrides: tuple[str, ...], setting: str, advice: str) -> None:
     plan = plan_of(*ranks(1, None, 1), *overrides, *EXACT, gpus=3)
     assert f" with {setting}: each scorer GPU needs" in problem_text(plan)
     assert f"are usable; {advice}, over which a copy is sharded, " in problem_text(plan)
@@ -81,14 +77,8 @@ def test_messages_name_device_lists() -> None:
         r"leave ref_model.devices unset",
     ):
         plan_of(*ranks(1, None, 2), "ref_model.devices=[1,2]", gpus=3)
-    quantized = (
-        "train_model.lora.enabled=true",
-        "train_model.lora.quantization=nf4",
-        "ref_model.devices=[1]",
-    )
-    with pytest.raises(
-        ConfigError, match=r"nf4 with ref_model.devices=\[1\]: the reference is the 4-bit base"
-    ):
+    quantized = ("train_model.lora.enabled=true", "train_model.lora.quantization=nf4", "ref_model.devices=[1]")
+    with pytest.raises(ConfigError, match=r"nf4 with ref_model.devices=\[1\]: the reference is the 4-bit base"):
         plan_of(*quantized, gpus=4)
 
 

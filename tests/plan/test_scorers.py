@@ -27,9 +27,7 @@ def ranks(train: int, reference: int | None, engines: int) -> tuple[str, ...]:
 def plan_of(
     *overrides: str, gpus: int, is_overlapped: bool = False, memory: float = 80.0, **machine_fields: Any
 ) -> Plan:
-    planned_machine = machine(
-        gpus, memory, **{"host_memory_gib": 1024.0, "disk_gib": 8192.0} | machine_fields
-    )
+    planned_machine = machine(gpus, memory, **{"host_memory_gib": 1024.0, "disk_gib": 8192.0} | machine_fields)
     config = config_of("grpo_gsm8k", f"model.name={SMALL}", *overrides)
     return make_plan(config, is_overlapped, planned_machine)
 
@@ -50,13 +48,7 @@ SHARDED_RANKS = "ranks, parameters sharded over all of them: GPU"
     [
         (3, ranks(1, 1, 1), "GPU 0", "GPU 2, Ray actor", ["1"]),
         (4, ranks(1, 2, 1), "GPU 0", f"GPU 2, 3: {TWO_COPIES}", ["1"]),
-        (
-            4,
-            ("ref_model.devices=[3,0]", "train_model.num_devices=1"),
-            "GPU 1",
-            f"GPU 3, 0: {TWO_COPIES}",
-            ["2"],
-        ),
+        (4, ("ref_model.devices=[3,0]", "train_model.num_devices=1"), "GPU 1", f"GPU 3, 0: {TWO_COPIES}", ["2"]),
         (6, ranks(2, 2, 2), f"2 {SHARDED_RANKS} 0, 1", f"GPU 4, 5: {TWO_COPIES}", ["2", "3"]),
         (
             8,
@@ -76,12 +68,7 @@ SHARDED_RANKS = "ranks, parameters sharded over all of them: GPU"
     ],
 )
 def test_the_gpus_of_each_component(
-    gpus: int,
-    overrides: tuple[str, ...],
-    learner: str,
-    reference: str,
-    engines: list[str],
-    is_overlapped: bool,
+    gpus: int, overrides: tuple[str, ...], learner: str, reference: str, engines: list[str], is_overlapped: bool
 ) -> None:
     plan = plan_of(*overrides, gpus=gpus, is_overlapped=is_overlapped)
     assert not find_problems(plan)
@@ -113,13 +100,8 @@ def test_eight_nodes_of_eight_gpus(is_overlapped: bool) -> None:
         plan_of(*overrides, "ref_model.shard_size=16", gpus=8, is_overlapped=is_overlapped, **cluster)
     )
     assert "ref_model.shard_size=16: the ranks of one copy lie on one node, which has 8 GPUs" in problem.text
-    (problem,) = find_problems(
-        plan_of(*ranks(16, 32, 32), *nodes, gpus=8, is_overlapped=is_overlapped, **cluster)
-    )
-    for part in (
-        "train_model.num_devices=16, ref_model.num_devices=32, inference_model.num_devices=32",
-        "80 GPUs",
-    ):
+    (problem,) = find_problems(plan_of(*ranks(16, 32, 32), *nodes, gpus=8, is_overlapped=is_overlapped, **cluster))
+    for part in ("train_model.num_devices=16, ref_model.num_devices=32, inference_model.num_devices=32", "80 GPUs"):
         assert part in problem.text
 
 
@@ -136,9 +118,7 @@ def test_eight_nodes_of_eight_gpus(is_overlapped: bool) -> None:
         ("nobody/has-this-model", 24.0, 4, 1),
     ],
 )
-def test_scorers_share_a_copy_only_if_a_gpu_is_too_small(
-    name: str, memory: float, scorers: int, shards: int
-) -> None:
+def test_scorers_share_a_copy_only_if_a_gpu_is_too_small(name: str, memory: float, scorers: int, shards: int) -> None:
     overrides = (*ranks(1, scorers, 1), f"ref_model.name={name}", "env.max_prompt_tokens=256")
     plan = plan_of(*overrides, gpus=8, memory=memory)
     assert (plan.reference.ranks, plan.reference.shard_size) == (scorers, shards)
@@ -181,10 +161,7 @@ def test_a_reference_without_devices_is_counted_beside_the_policy() -> None:
         added = with_reference.phases[phase].bytes - without.phases[phase].bytes
         return with_reference.reference.home, added
 
-    assert added_bytes("train_model.num_devices=4", gpus=5, phase=1) == (
-        "learner ranks",
-        2 * other.parameters / 4,
-    )
+    assert added_bytes("train_model.num_devices=4", gpus=5, phase=1) == ("learner ranks", 2 * other.parameters / 4)
     whole = 2 * (other.parameters + other.head_parameters)
     assert added_bytes("train_model.num_devices=1", gpus=2, phase=2) == ("training GPU", whole)
     home, size = added_bytes("train_model.num_devices=1", gpus=1, phase=0)
@@ -202,9 +179,7 @@ def test_a_reference_without_devices_is_counted_beside_the_policy() -> None:
 
 
 @EACH_SCHEDULE
-def test_scorers_of_a_cpu_share_its_cores_and_its_memory(
-    is_overlapped: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_scorers_of_a_cpu_share_its_cores_and_its_memory(is_overlapped: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(9)))
     overrides = ("device=cpu", *ranks(2, 2, 1))
     plan = plan_of(*overrides, gpus=0, is_overlapped=is_overlapped)
@@ -257,11 +232,7 @@ def test_colocated_learner_and_engines_leave_gpus_to_the_scorers() -> None:
             r"and this machine has 6 GPU\(s\): lower one of them.*take turns \(inference_model.colocate=true",
         ),
         (ranks(1, 1, 1), 2, r"3 GPUs are requested, and this machine has 2 GPU\(s\).*colocate=true"),
-        (
-            ranks(1, 2, 1),
-            2,
-            r"4 GPUs are requested, and this machine has 2 GPU\(s\): lower one of them, leave",
-        ),
+        (ranks(1, 2, 1), 2, r"4 GPUs are requested, and this machine has 2 GPU\(s\): lower one of them, leave"),
         ((*ranks(1, 2, 1), "inference_model.colocate=true"), 2, "3 GPUs are requested"),
         (("ref_model.devices=[0,4]",), 4, r"ref_model.devices=\[0, 4\]: \[4\] do not exist; .* GPUs 0 to 3"),
         (
@@ -293,7 +264,7 @@ def test_colocated_learner_and_engines_leave_gpus_to_the_scorers() -> None:
         (
             ("ref_model.shard_size=2",),
             8,
-            "ref_model.shard_size=2 without ref_model.num_devices: .*give ref_model.num_devices=2",
+            "ref_model.shard_size=2 without ref_model.num_devices: .*set ref_model.num_devices=2",
         ),
         (
             ("train_model.lora.enabled=true", "train_model.lora.quantization=nf4", "ref_model.num_devices=1"),
@@ -316,12 +287,7 @@ def test_colocated_learner_and_engines_leave_gpus_to_the_scorers() -> None:
             "of which .*raise ref_model.num_devices, .*ref_model.dtype=bfloat16, or choose a smaller model",
         ),
         (
-            (
-                *ranks(1, 2, 1),
-                f"ref_model.name={LARGE}",
-                "ref_model.shard_size=1",
-                "train.mixed_precision=fp32",
-            ),
+            (*ranks(1, 2, 1), f"ref_model.name={LARGE}", "ref_model.shard_size=1", "train.mixed_precision=fp32"),
             4,
             "leave ref_model.shard_size=1 unset, so that more ranks share a copy, set ref_model.dtype=bfloat16",
         ),
@@ -333,9 +299,7 @@ def test_scorers_that_cannot_work(overrides: tuple[str, ...], gpus: int, message
 
 
 def test_ray_chooses_the_gpus_of_scorers_on_a_cluster() -> None:
-    with pytest.raises(
-        ConfigError, match=r"ref_model.devices=\[1, 2\]: scorers are on the Ray cluster.*num_devices=2"
-    ):
+    with pytest.raises(ConfigError, match=r"ref_model.devices=\[1, 2\]: scorers are on the Ray cluster.*num_devices=2"):
         plan_of("ref_model.devices=[1,2]", "ray.address=auto", gpus=4)
     plan = plan_of(*ranks(1, 6, 1), "ray.address=auto", gpus=1)
     assert len(plan.reference.devices) == 6, "the GPUs are on the cluster, not on this machine"
@@ -357,10 +321,7 @@ def test_remedies_for_scorers() -> None:
     exact = ("train.mixed_precision=fp32", f"ref_model.name={LARGE}")
     assert advised_settings(*ranks(1, 1, 1), *exact, gpus=8) == "ref_model.num_devices=3"
     assert advised_settings(*ranks(1, 1, 1), *exact, gpus=3) == "ref_model.dtype=bfloat16"
-    assert (
-        advised_settings(*ranks(1, 4, 1), "ref_model.shard_size=1", *exact, gpus=8)
-        == "ref_model.shard_size=null"
-    )
+    assert advised_settings(*ranks(1, 4, 1), "ref_model.shard_size=1", *exact, gpus=8) == "ref_model.shard_size=null"
     assert advised_settings(*ranks(2, 4, 2), gpus=6) == "ref_model.num_devices=2"
     assert advised_settings(*ranks(2, 4, 2), gpus=4) == "ref_model.num_devices=null"
 

@@ -11,9 +11,4 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None, step
     except ValueError:
         calls = None
     right = calls == json.loads(ground_truth)
-    return {
-        "score": form + (3.0 if right else -3.0),
-        "acc": right,
-        "step": step,
-        "turns": extra_info["turns"],
-    }
+    return {"score": form + (3.0 if right else -3.0), "acc": right, "step": step, "turns": extra_info["turns"]}

@@ -13,9 +13,7 @@ MISSING_TOOLS = [
     *([] if CHROMIUM else ["a Chromium (Debian: apt-get install chromium)"]),
     *([] if find_spec("playwright") else ["playwright (pip install playwright)"]),
 ]
-needs_browser = pytest.mark.skipif(
-    bool(MISSING_TOOLS), reason=f"to test pages install {' and '.join(MISSING_TOOLS)}"
-)
+needs_browser = pytest.mark.skipif(bool(MISSING_TOOLS), reason=f"to test pages install {' and '.join(MISSING_TOOLS)}")
 
 
 @contextmanager

@@ -52,9 +52,7 @@ class RunSpec:
     seed: int = 0
 
 
-def write_run_folder(
-    folder: Path, spec: RunSpec, overrides: tuple[str, ...] = ("optimizer.lr=1e-4",)
-) -> Path:
+def write_run_folder(folder: Path, spec: RunSpec, overrides: tuple[str, ...] = ("optimizer.lr=1e-4",)) -> Path:
     """Writes the folder of a run with this specification and returns its path."""
     folder.mkdir(parents=True)
     generator = np.random.default_rng(spec.seed)
@@ -69,9 +67,7 @@ def write_run_folder(
             rows.append(_evaluation(step, spec))
             events.append(_event("evaluation", step, _step_end_time(step), after=step))
     events += [
-        _event(
-            "alarm", spec.steps // 2, _step_end_time(spec.steps // 2), rule="entropy", text="entropy is low"
-        ),
+        _event("alarm", spec.steps // 2, _step_end_time(spec.steps // 2), rule="entropy", text="entropy is low"),
         _event("checkpoint", spec.steps, _step_end_time(spec.steps), path="checkpoints/last"),
         _event("end", spec.steps, _step_end_time(spec.steps), outcome="finished"),
     ]
@@ -164,11 +160,7 @@ def _evaluation(step: int, spec: RunSpec) -> dict[str, Any]:
             f"eval/sums/{name}_low": value - 0.05,
             f"eval/sums/{name}_high": value + 0.05,
         }
-    return row | {
-        "eval/sums/problems": float(spec.problems),
-        "eval/sums/length": 9.0,
-        "eval/sums/truncated": 0.0,
-    }
+    return row | {"eval/sums/problems": float(spec.problems), "eval/sums/length": 9.0, "eval/sums/truncated": 0.0}
 
 
 def _write_ledger(folder: Path, spec: RunSpec, generator: np.random.Generator) -> None:
@@ -178,17 +170,13 @@ def _write_ledger(folder: Path, spec: RunSpec, generator: np.random.Generator) -
         for step in range(1, spec.steps + 1):
             for index in range(spec.groups):
                 number = (step - 1) * spec.groups + index
-                file.write(
-                    _line(_group(number, step, "", int(generator.integers(spec.prompts)), spec, generator))
-                )
+                file.write(_line(_group(number, step, "", int(generator.integers(spec.prompts)), spec, generator)))
     close_file(path)
     for step in range(0, spec.steps + 1, spec.evaluate or spec.steps + 1):
         if spec.evaluate:
             path = folder / "rollouts" / f"eval_sums_{step:06d}.jsonl"
             numbers = range(spec.problems)
-            path.write_bytes(
-                b"".join(_line(_group((1 << 39) + n, step, "sums", n, spec, generator)) for n in numbers)
-            )
+            path.write_bytes(b"".join(_line(_group((1 << 39) + n, step, "sums", n, spec, generator)) for n in numbers))
             close_file(path)
 
 

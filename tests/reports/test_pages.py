@@ -71,9 +71,7 @@ def show(chromium: Any, pages: dict[str, Path]) -> Iterator[Any]:
         browser_page.page.on("console", lambda message: browser_page.messages.append(message.text))
         browser_page.page.on("pageerror", lambda error: browser_page.messages.append(str(error)))
         browser_page.page.on("request", lambda request: browser_page.requests.append(request.url))
-        browser_page.page.on(
-            "dialog", lambda dialog: (browser_page.dialogs.append(dialog.message), dialog.dismiss())
-        )
+        browser_page.page.on("dialog", lambda dialog: (browser_page.dialogs.append(dialog.message), dialog.dismiss()))
         browser_page.page.goto(pages[name].as_uri())
         browser_page.page.wait_for_selector("html[data-ready]", state="attached")
         scroll_down(browser_page)  # charts rendered when visible move the content below
@@ -94,9 +92,7 @@ def scroll_down(browser_page: OpenPage) -> None:
 
 @pytest.mark.parametrize("name", PAGES)
 @pytest.mark.parametrize("width", [1280, pytest.param(400, marks=pytest.mark.long)])
-def test_page_renders_without_network_requests(
-    show: Any, pages: dict[str, Path], name: str, width: int
-) -> None:
+def test_page_renders_without_network_requests(show: Any, pages: dict[str, Path], name: str, width: int) -> None:
     browser_page = show(name, width)
     scroll_down(browser_page)
     assert browser_page.messages == [] and browser_page.dialogs == []
@@ -164,9 +160,7 @@ def test_filters_of_rollouts(show: Any) -> None:
     assert int(page.locator(".count").inner_text().split()[0]) == 640 + 3 * 12 * 4
     page.get_by_label("Order by").select_option("length")
     page.get_by_label("First").select_option("down")
-    lengths = [
-        int(text.split(" tokens")[0].split()[-1]) for text in browser_page.all_texts(".list .row-head .aside")
-    ]
+    lengths = [int(text.split(" tokens")[0].split()[-1]) for text in browser_page.all_texts(".list .row-head .aside")]
     assert lengths == sorted(lengths, reverse=True)
 
 
@@ -193,9 +187,7 @@ def test_flips_and_one_prompt_over_time(show: Any) -> None:
 def test_tokens_are_coloured_by_their_values(show: Any) -> None:
     browser_page = show("run")
     page = browser_page.page
-    colours = (
-        "[...document.querySelectorAll('.token')].map((token) => getComputedStyle(token).backgroundColor)"
-    )
+    colours = "[...document.querySelectorAll('.token')].map((token) => getComputedStyle(token).backgroundColor)"
     page.locator(".list .row").first.click()
     assert len(set(page.evaluate(colours))) == 1  # one advantage for all tokens
     page.get_by_label("Colour tokens by").select_option("log_ratio")
@@ -213,9 +205,7 @@ def test_heading_sorts_its_table(show: Any) -> None:
     for _ in range(2):
         heading.focus()  # charts rendered when visible move the heading away from a mouse
         browser_page.page.keyboard.press("Enter")
-        shares.append(
-            [float(text.split()[0]) for text in browser_page.all_texts("#time tbody td:nth-child(4)")]
-        )
+        shares.append([float(text.split()[0]) for text in browser_page.all_texts("#time tbody td:nth-child(4)")])
     assert len(shares[0]) >= 5
     assert shares[0] == sorted(shares[0], reverse=True) and shares[1] == sorted(shares[0])
 
@@ -339,10 +329,7 @@ def test_run_with_an_evaluation_only(show: Any, pages: dict[str, Path], tmp_path
     browser_page = show("evaluation")
     scroll_down(browser_page)
     assert browser_page.messages == []
-    assert (
-        len(browser_page.all_texts("#evaluations tbody tr")) == 1
-        and len(browser_page.all_texts(".list .row")) == 40
-    )
+    assert len(browser_page.all_texts("#evaluations tbody tr")) == 1 and len(browser_page.all_texts(".list .row")) == 40
 
 
 @pytest.mark.long

@@ -27,13 +27,7 @@ from torchgrpo.reports.ledger_columns import read_columns, select_ledger_files
 from torchgrpo.reports.report import build_report_data, write_report
 from torchgrpo.reports.rollouts import token_data
 from torchgrpo.reports.run_folder import RunFolder
-from torchgrpo.reports.timeline import (
-    MAX_ENGINE_ROWS,
-    MAX_SEGMENTS,
-    limit_segments,
-    merge_intervals,
-    timeline_data,
-)
+from torchgrpo.reports.timeline import MAX_ENGINE_ROWS, MAX_SEGMENTS, limit_segments, merge_intervals, timeline_data
 from torchgrpo.reports.token_strings import make_token_decoder, tokenizer_file
 
 
@@ -71,9 +65,7 @@ def test_columns_equal_the_records(run_dir: Path) -> None:
 
 def test_shown_completions_equal_the_records(data: dict[str, Any], run_dir: Path) -> None:
     rollouts = data["rollouts"]
-    records = {
-        (record["set"], record["iteration"], record["group_id"]): record for record in read_records(run_dir)
-    }
+    records = {(record["set"], record["iteration"], record["group_id"]): record for record in read_records(run_dir)}
     shown, groups = rollouts["completions"], rollouts["groups"]
     assert len(shown["text"]) == rollouts["totals"]["completions"] == (12 * 4 + 3 * 12) * 4
     for row, group in enumerate(shown["group"]):
@@ -89,9 +81,7 @@ def test_shown_completions_equal_the_records(data: dict[str, Any], run_dir: Path
 def test_token_strings_come_from_the_tokenizer_of_the_run(data: dict[str, Any], tmp_path: Path) -> None:
     from tokenizers import Tokenizer
 
-    decode_tokens, reason = make_token_decoder(
-        {"model.name": str(ROOT / "torchgrpo" / "models" / "quickstart")}
-    )
+    decode_tokens, reason = make_token_decoder({"model.name": str(ROOT / "torchgrpo" / "models" / "quickstart")})
     assert decode_tokens is not None and reason == ""
     tokenizer = Tokenizer.from_file(str(ROOT / "torchgrpo" / "models" / "quickstart" / "tokenizer.json"))
     ids = tokenizer.encode("12+30=").ids
@@ -120,11 +110,7 @@ def test_budget_bounds_the_texts(run_dir: Path, monkeypatch: pytest.MonkeyPatch)
     for step, low, high in zip(range(1, 13), least, most, strict=True):
         mask = columns.is_training & (steps[columns.completions["group"]] == step)
         scores = columns.completions["score"]
-        assert (
-            (scores[low], scores[high]) == (scores[mask].min(), scores[mask].max())
-            and mask[low]
-            and mask[high]
-        )
+        assert (scores[low], scores[high]) == (scores[mask].min(), scores[mask].max()) and mask[low] and mask[high]
 
 
 def test_flip_is_a_prompt_whose_first_and_last_group_differ(run_dir: Path) -> None:
@@ -152,16 +138,11 @@ def test_paired_test_uses_the_same_problems(run_dir: Path) -> None:
     for iteration in (0, 12):
         records = [record for record in read_records(run_dir, "eval") if record["iteration"] == iteration]
         means.append(
-            {
-                each["prompt_id"]: np.mean([one["verdict"]["success"] for one in each["completions"]])
-                for each in records
-            }
+            {each["prompt_id"]: np.mean([one["verdict"]["success"] for one in each["completions"]]) for each in records}
         )
         assert problem_success_rates(columns, "sums", iteration) == means[-1]
     (comparison,) = compare_first_and_last(columns)
-    expected = paired_test(
-        [means[0][key] for key in sorted(means[0])], [means[1][key] for key in sorted(means[0])]
-    )
+    expected = paired_test([means[0][key] for key in sorted(means[0])], [means[1][key] for key in sorted(means[0])])
     assert (comparison["from"], comparison["to"], comparison["problems"], comparison["summary"]) == (
         0,
         12,
@@ -174,9 +155,7 @@ def test_paired_test_uses_the_same_problems(run_dir: Path) -> None:
 def test_histograms_count_each_completion_once(run_dir: Path) -> None:
     length, age, reward = histogram_data(read_columns(select_ledger_files(run_dir)))
     assert [third["count"] for third in reward["thirds"]] == [4 * 4 * 4] * 3
-    scores = [
-        one["verdict"]["score"] for record in read_records(run_dir, "train") for one in record["completions"]
-    ]
+    scores = [one["verdict"]["score"] for record in read_records(run_dir, "train") for one in record["completions"]]
     assert reward["thirds"][0]["mean"] == pytest.approx(np.mean(scores[:64]), abs=1e-5)
     assert reward["edges"] == [-0.5, 0.5, 1.5] and age["edges"] == [-0.5, 0.5, 1.5]
     assert all(sum(third["shares"]) == pytest.approx(1, abs=1e-3) for third in length["thirds"])
@@ -218,17 +197,10 @@ def test_long_timeline_keeps_its_busy_seconds() -> None:
 
 def test_curves_of_a_long_run_are_means() -> None:
     rows: list[dict[str, Any]] = [
-        {
-            "optimizer_step": step,
-            "reward/mean": float(step),
-            "grad_norm": math.inf if step == 2 else 1.0,
-            "name": "x",
-        }
+        {"optimizer_step": step, "reward/mean": float(step), "grad_norm": math.inf if step == 2 else 1.0, "name": "x"}
         for step in range(1, 11)
     ]
-    data = curve_data(
-        rows, [{"optimizer_step": 0, "eval/a/pass@1": 0.123456789, "eval/a/score": math.nan}], points=4
-    )
+    data = curve_data(rows, [{"optimizer_step": 0, "eval/a/pass@1": 0.123456789, "eval/a/score": math.nan}], points=4)
     assert data["stride"] == 3 and data["x"]["step"] == [2, 5, 8, 10]
     assert data["series"] == {"reward/mean": [2, 5, 8, 10], "grad_norm": [1, 1, 1, 1]}
     assert data["eval"] == {"eval/a/pass@1": [[0, 0.12346]]}
@@ -302,25 +274,18 @@ def test_records_of_real_groups_are_read(tmp_path: Path) -> None:
     with_env_tokens = make_completion(
         4, 1.0, {"accuracy": 1.0}, sampled_mask=[True, False, False, True], versions=[2, 3, 3, 4]
     )
-    group = make_group(
-        7, [with_env_tokens, make_completion(4, 0.0)], unselected_candidates=[make_completion(2, 0.5)]
-    )
+    group = make_group(7, [with_env_tokens, make_completion(4, 0.0)], unselected_candidates=[make_completion(2, 0.5)])
     row = np.array([0.25, 0.5, -0.5, 0.75], dtype=np.float32)
     values = TokenValues([[1.0, 0.0, 0.0, 3.0], -1.0], [True, True], np.tile(row, 2), np.tile(abs(row), 2))
     lines = [
-        group_to_record(
-            group, GroupFate("trained", 1, optimizer_steps=[5], trained_at=5, token_values=values)
-        ),
+        group_to_record(group, GroupFate("trained", 1, optimizer_steps=[5], trained_at=5, token_values=values)),
         group_to_record(group, GroupFate("evaluated", 1, eval_set="sums")),
     ]
     path = tmp_path / "train_000001.jsonl"
     option = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE
     path.write_bytes(b"".join(orjson.dumps(line, option=option) for line in lines))
     columns = read_columns([path])
-    assert (
-        columns.completions["age"].tolist()[:2] == [2.0, 5.0]
-        and np.isnan(columns.completions["age"][2:]).all()
-    )
+    assert columns.completions["age"].tolist()[:2] == [2.0, 5.0] and np.isnan(columns.completions["age"][2:]).all()
     assert columns.completions["advantage"].tolist()[:2] == [1.0, -1.0]
     assert np.isnan(columns.completions["advantage"][2:]).all()
     first, second, _ = parse_record(path.read_bytes().splitlines()[0])["completions"]

@@ -90,10 +90,6 @@ def test_folder_without_metrics_gets_no_report(tmp_path: Path) -> None:
 
 def test_report_imports_no_torch() -> None:
     heavy = "{'torch', 'transformers', 'ray'} & set(sys.modules)"
-    command = (
-        f"import sys, torchgrpo.reports.__main__, torchgrpo.reports.sweep_report; print(sorted({heavy}))"
-    )
-    process = subprocess.run(
-        [sys.executable, "-c", command], cwd=ROOT, capture_output=True, text=True, check=True
-    )
+    command = f"import sys, torchgrpo.reports.__main__, torchgrpo.reports.sweep_report; print(sorted({heavy}))"
+    process = subprocess.run([sys.executable, "-c", command], cwd=ROOT, capture_output=True, text=True, check=True)
     assert process.stdout.strip() == "[]"

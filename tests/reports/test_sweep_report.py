@@ -7,9 +7,7 @@ from pathlib import Path
 from torchgrpo.reports.sweep_report import TABLE_FILE, write_sweep
 
 
-def write_run(
-    folder: Path, name: str, overrides: list[str], rewards: list[float], outcome: str | None
-) -> None:
+def write_run(folder: Path, name: str, overrides: list[str], rewards: list[float], outcome: str | None) -> None:
     run = folder / name
     (run / ".hydra").mkdir(parents=True)
     (run / ".hydra" / "overrides.yaml").write_text("".join(f"- {word}\n" for word in overrides))

@@ -156,10 +156,7 @@ def open_pool(local_ray: None) -> Iterator[OpenPool]:
     open_pools: list[RayEnginePool] = []
 
     def open_one(
-        factory: Callable[[], Engine],
-        engines: int = 1,
-        transport: WeightTransport | None = None,
-        **settings: float,
+        factory: Callable[[], Engine], engines: int = 1, transport: WeightTransport | None = None, **settings: float
     ) -> RayEnginePool:
         places = [DeviceSlot(f"engine {index}") for index in range(engines)]
         way = transport or shared_memory_transport()

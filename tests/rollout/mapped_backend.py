@@ -62,9 +62,7 @@ class MappedTrainer(TrainerWeightTransferEngine[MappedTrainerInit]):
     init_info_cls = MappedTrainerInit
 
     @classmethod
-    def trainer_init(
-        cls, init_info: MappedTrainerInit, *, client: Any, source: Any = None
-    ) -> "MappedTrainer":
+    def trainer_init(cls, init_info: MappedTrainerInit, *, client: Any, source: Any = None) -> "MappedTrainer":
         client.init_weight_transfer_engine({"rank_offset": 1})
         return cls(client=client, source=source)
 

@@ -79,18 +79,13 @@ class CallTransfer:
     method: of the engines. on_push: called with the version when a push begins.
     """
 
-    def __init__(
-        self, method: str = "transfer", on_push: Callable[[int], None] = lambda version: None
-    ) -> None:
+    def __init__(self, method: str = "transfer", on_push: Callable[[int], None] = lambda version: None) -> None:
         self.method = method
         self.on_push = on_push
 
     def push(self, weights: WeightUpdate, version: int, engines: LiveEngines) -> None:
         self.on_push(version)
-        carried: dict[str, Any] = {
-            "weights": {name: tensor.clone() for name, tensor in weights},
-            "version": version,
-        }
+        carried: dict[str, Any] = {"weights": {name: tensor.clone() for name, tensor in weights}, "version": version}
         if self.method == "load":
             carried["weights"] = list(carried["weights"].items())
         engines.call_each(self.method, [carried] * len(engines.engine_pids))

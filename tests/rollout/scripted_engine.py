@@ -44,10 +44,7 @@ class ScriptedEngine:
         return [
             Response(
                 request.request_id,
-                [
-                    SampledCompletion([7] * len(of), [0.0] * len(of), of, "stop")
-                    for of in self._answers[request.seed]
-                ],
+                [SampledCompletion([7] * len(of), [0.0] * len(of), of, "stop") for of in self._answers[request.seed]],
             )
             for request in done
         ]
@@ -67,9 +64,7 @@ class ScriptedRewardService:
 
     def submit(self, completions: Sequence[Completion], examples: Sequence[Example]) -> ScoredBatch:
         self.rows.append(examples[0].row)
-        ticket = ScoredBatch(
-            [Verdict(1.0, {}, "scored") for _ in completions], len(completions) * self.withheld
-        )
+        ticket = ScoredBatch([Verdict(1.0, {}, "scored") for _ in completions], len(completions) * self.withheld)
         self._tickets.append(ticket)
         return ticket
 

@@ -184,9 +184,7 @@ class Simulation:
             self.kill_points.pop(0)
             engines.kill_one()
         engines.until = self.learner_free_at if self.learning else engines.clock + 1.0
-        self.max_groups_held = max(
-            self.max_groups_held, self.stream.groups_in_flight + self.buffer.groups_ready
-        )
+        self.max_groups_held = max(self.max_groups_held, self.stream.groups_in_flight + self.buffer.groups_ready)
         if self.num_trained_batches == self.batches:
             self._finish_event.set()
 
@@ -206,7 +204,5 @@ class Simulation:
         """Asserts that no prompt is lost or doubled."""
         waiting = self.stream.outstanding_examples() + list(self.prompts.returned_examples)
         accounted = self.consumed_rows + [example.row for example in waiting]
-        assert len(accounted) == len(set(accounted)) == self.source.num_examples, (
-            "a prompt is lost or doubled"
-        )
+        assert len(accounted) == len(set(accounted)) == self.source.num_examples, "a prompt is lost or doubled"
         assert set(accounted) == set(range(self.source.num_examples))

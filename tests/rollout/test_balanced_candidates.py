@@ -73,9 +73,7 @@ def test_without_an_accuracy_part_a_reward_of_one_is_success() -> None:
 
 def test_candidates_without_a_score_are_no_failures() -> None:
     group = make_group(
-        0,
-        [make_completion(score=1.0), make_completion(outcome="error")],
-        unselected_candidates=[make_completion()],
+        0, [make_completion(score=1.0), make_completion(outcome="error")], unselected_candidates=[make_completion()]
     )
     assert group.success_rate == 0.5
     assert make_group(0, [make_completion(outcome="error")]).success_rate == 0.0

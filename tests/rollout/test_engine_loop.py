@@ -122,9 +122,7 @@ def test_nothing_is_stepped_or_polled_while_only_other_tasks_wait() -> None:
 def test_an_engine_without_progress_is_a_deadline_error() -> None:
     with (
         open_loop(ScriptedEngine(), timeout=0.05) as loop,
-        pytest.raises(
-            TimeoutError, match=r"the rollout waited 0 s \(inference_model\.request_timeout_s\) .* 2 req"
-        ),
+        pytest.raises(TimeoutError, match=r"the rollout waited 0 s \(inference_model\.request_timeout_s\) .* 2 req"),
     ):
         loop.run_all([loop.generate(request(1)), loop.generate(request(2))])
 
@@ -226,9 +224,7 @@ class HangingEngine(ScriptedEngine):
 @pytest.mark.parametrize("method", ["call", "run"])
 def test_a_hanging_thread_is_a_deadline_error(method: str) -> None:
     engine = HangingEngine()
-    message = (
-        r"the learner waited 0 s \(train\.wait_timeout_s\) for the rollout thread.* 1 requests in flight"
-    )
+    message = r"the learner waited 0 s \(train\.wait_timeout_s\) for the rollout thread.* 1 requests in flight"
     with open_loop(engine, wait_timeout=0.3) as loop, loop.thread(), closing(asyncio.sleep(0)) as nothing:
         loop.call(lambda: loop.spawn(lambda: loop.generate(request(1))))  # type: ignore[arg-type]
         assert engine.hangs.wait(600)

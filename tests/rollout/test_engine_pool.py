@@ -70,9 +70,7 @@ def test_two_vllm_engines_answer_like_one(vllm_pool: RayEnginePool, start_engine
     assert vllm_pool.policy_version == 1
     expected = generate(alone, wanted)
     got = generate(vllm_pool, wanted)
-    assert {one.engine for response in got for one in response.completions} == {
-        str(one) for one in TWO_PLACES
-    }
+    assert {one.engine for response in got for one in response.completions} == {str(one) for one in TWO_PLACES}
     assert {one.engine for response in expected for one in response.completions} == {SINGLE_ENGINE_NAME}
     for one, other in zip(got, expected, strict=True):
         assert one.request_id == other.request_id
@@ -140,9 +138,7 @@ def test_a_call_that_needs_every_engine_names_the_lost_one(open_pool: OpenPool) 
         pool.supervisor.call_each("wake", [{}] * 2)
 
 
-def test_a_late_answer_shows_the_stacks_and_ends_the_engine(
-    open_pool: OpenPool, log_capture: LogCapture
-) -> None:
+def test_a_late_answer_shows_the_stacks_and_ends_the_engine(open_pool: OpenPool, log_capture: LogCapture) -> None:
     pool = open_pool(pool_engines.HangingEngine, request_timeout_s=2.0)
     (late,) = pool.supervisor.engine_pids
     with pytest.raises(EngineLost, match="no answer to never_returns within 2 s"):
@@ -151,9 +147,7 @@ def test_a_late_answer_shows_the_stacks_and_ends_the_engine(
     wait_for_exit(late)
 
 
-def test_a_loss_while_the_pool_closes_starts_no_engine(
-    open_pool: OpenPool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_loss_while_the_pool_closes_starts_no_engine(open_pool: OpenPool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A failed push leaves a thread that waits for an answer while the actors end."""
     pool = open_pool(pool_engines.HangingEngine)
     failures: list[BaseException] = []
@@ -170,8 +164,7 @@ def test_a_loss_while_the_pool_closes_starts_no_engine(
         time.sleep(0.05)
     before = set(engine_pids())
     monkeypatch.setattr(
-        "torchgrpo.rollout.engines.engine_supervisor.start_actor",
-        lambda *_: pytest.fail("an engine beside the end"),
+        "torchgrpo.rollout.engines.engine_supervisor.start_actor", lambda *_: pytest.fail("an engine beside the end")
     )
     monkeypatch.setattr("torchgrpo.rollout.engines.engine_supervisor._CLOSE_S", 0.2)
     pool.close()
@@ -184,9 +177,7 @@ def test_a_loss_while_the_pool_closes_starts_no_engine(
 def test_a_hung_engine_is_found_by_deadline_and_replaced(
     open_pool: OpenPool, tmp_path: Path, log_capture: LogCapture
 ) -> None:
-    pool = open_pool(
-        partial(pool_engines.HangingOnceEngine, tmp_path / "hung"), engines=2, request_timeout_s=2.0
-    )
+    pool = open_pool(partial(pool_engines.HangingOnceEngine, tmp_path / "hung"), engines=2, request_timeout_s=2.0)
     pool.load([("sum", torch.ones(2))], version=1)
     for request in make_requests(8):
         pool.submit(request)
@@ -200,9 +191,7 @@ def test_a_hung_engine_is_found_by_deadline_and_replaced(
 def test_a_group_that_no_engine_can_finish_ends_the_run(open_pool: OpenPool) -> None:
     pool = open_pool(pool_engines.HangingEngine, request_timeout_s=0.5, max_attempts=2)
     pool.submit(make_requests(1)[0])
-    with pytest.raises(
-        EngineLost, match=r"engine 0 \(CPU\) was lost 2 times in a row.*group 0 .*request_timeout_s"
-    ):
+    with pytest.raises(EngineLost, match=r"engine 0 \(CPU\) was lost 2 times in a row.*group 0 .*request_timeout_s"):
         drain(pool)
 
 
@@ -231,11 +220,7 @@ def test_a_refused_request_surfaces(open_pool: OpenPool) -> None:
             EngineLost,
             r"pool_engines.py[\s\S]*no weights in this[\s\S]*engine \d \(CPU",
         ),
-        (
-            pool_engines.ConfigErrorEngine,
-            ConfigError,
-            r"^model.name=nowhere: .*; give a folder\n\(engine \d \(CPU\)",
-        ),
+        (pool_engines.ConfigErrorEngine, ConfigError, r"^model.name=nowhere: .*; give a folder\n\(engine \d \(CPU\)"),
     ],
     ids=["crash", "refusal"],
 )
@@ -295,7 +280,5 @@ def test_a_machine_too_busy_to_start_ray_in_time_gets_a_second_chance(
 
 def test_no_cluster_at_the_address_is_one_message() -> None:
     script = "from torchgrpo.cluster.runtime import start_ray; start_ray('127.0.0.1:1', 1)"
-    run = subprocess.run(
-        [sys.executable, "-c", script], cwd=PROJECT, capture_output=True, text=True, timeout=900
-    )
+    run = subprocess.run([sys.executable, "-c", script], cwd=PROJECT, capture_output=True, text=True, timeout=900)
     assert "ConfigError: ray.address=127.0.0.1:1: no Ray cluster answers there" in run.stderr

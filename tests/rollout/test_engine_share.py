@@ -68,9 +68,7 @@ def test_vllm_starts_and_wakes_on_every_shared_gpu_that_a_plan_accepts(way: tupl
             if plan.engine.kv_cache_bytes is not None:  # vLLM does not check this
                 engine = plan.engine
                 weights = engine_weight_bytes(config, plan.shape, engine.dtype, on_cpu=False)
-                work = engine_work_bytes(
-                    plan.shape, engine.max_num_batched_tokens or 0, engine.max_num_seqs, 1
-                )
+                work = engine_work_bytes(plan.shape, engine.max_num_batched_tokens or 0, engine.max_num_seqs, 1)
                 assert plan.engine.kv_cache_bytes + weights + work <= snapshot.free_memory
                 bounded += 1
             found += 1
@@ -107,9 +105,5 @@ def test_an_engine_that_takes_turns_has_no_larger_cache_than_it_uses() -> None:
     assert cache(1, 139.8, "inference_model.kv_cache_gib=3") == 3 * GIB
     assert cache(1, 79.1) is None, "vLLM measures what is left, which is not much more"
     assert cache(2, 139.8) is None, "it never sleeps"
-    both = (
-        "train_model.num_devices=2",
-        "inference_model.num_devices=2",
-        "inference_model.tensor_parallel_size=2",
-    )
+    both = ("train_model.num_devices=2", "inference_model.num_devices=2", "inference_model.tensor_parallel_size=2")
     assert cache(2, 139.8, *both) == 2 * 512 * one, "of both devices together"

@@ -8,9 +8,7 @@ import pytest
 from torchgrpo.rollout.group_buffer import GroupBuffer
 
 
-def make(
-    max_age: int = 1, keep_order: bool = True, batches_per_version: int = 1, **options: int
-) -> GroupBuffer[int]:
+def make(max_age: int = 1, keep_order: bool = True, batches_per_version: int = 1, **options: int) -> GroupBuffer[int]:
     return GroupBuffer(
         batch_groups=4,
         max_age=max_age,
@@ -28,12 +26,8 @@ def admit_all(buffer: GroupBuffer[int]) -> list[int]:
     return admitted
 
 
-@pytest.mark.parametrize(
-    ("max_age", "batches_per_version", "expected"), [(0, 1, 4), (1, 1, 8), (2, 1, 12), (1, 3, 24)]
-)
-def test_admission_stops_where_the_bound_would_break(
-    max_age: int, batches_per_version: int, expected: int
-) -> None:
+@pytest.mark.parametrize(("max_age", "batches_per_version", "expected"), [(0, 1, 4), (1, 1, 8), (2, 1, 12), (1, 3, 24)])
+def test_admission_stops_where_the_bound_would_break(max_age: int, batches_per_version: int, expected: int) -> None:
     assert len(admit_all(make(max_age, batches_per_version=batches_per_version))) == expected
 
 
@@ -215,12 +209,7 @@ def test_on_wait_is_called_during_a_wait() -> None:
         for sequence in range(4):
             buffer.put(sequence, 0, sequence)
 
-    assert buffer.take_batch(0.2, fail_if_stale, on_wait) == [
-        0,
-        1,
-        2,
-        3,
-    ]  # it would have waited that long otherwise
+    assert buffer.take_batch(0.2, fail_if_stale, on_wait) == [0, 1, 2, 3]  # it would have waited that long otherwise
     assert calls == [1]
 
 

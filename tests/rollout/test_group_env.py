@@ -49,9 +49,7 @@ def test_groups_are_complete_and_in_sampling_order() -> None:
         for one in group.completions:
             assert one.sampled_mask == [] and one.reward_input is not None and one.verdict is not None
             assert one.reward_input.text == one.text and one.verdict.score == len(one.text)
-            assert (
-                len(one.token_ids) == len(one.log_probs) == len(one.policy_versions) == one.num_sampled_tokens
-            )
+            assert len(one.token_ids) == len(one.log_probs) == len(one.policy_versions) == one.num_sampled_tokens
 
 
 def test_every_group_is_observed_once_and_in_order() -> None:
@@ -69,17 +67,13 @@ def test_tokens_do_not_depend_on_the_groups_beside_them() -> None:
     together = make_collector().collect(4)
     other = make_collector()
     apart = [*other.collect(1), *other.collect(3)]
-    samples = [
-        [[one.token_ids for one in group.completions] for group in groups] for groups in (together, apart)
-    ]
+    samples = [[[one.token_ids for one in group.completions] for group in groups] for groups in (together, apart)]
     assert samples[0] == samples[1]
     assert len({tuple(one.token_ids) for group in together for one in group.completions}) > 4
 
 
 def test_rejected_groups_are_replaced_in_their_slots() -> None:
-    groups = make_collector(
-        keep_group=scripted_keep_group([True, False, False], [False, True], [True])
-    ).collect(3)
+    groups = make_collector(keep_group=scripted_keep_group([True, False, False], [False, True], [True])).collect(3)
     assert [replaced_ids(group) for group in groups] == [[0], [5, 3, 1], [4, 2]]
 
 

@@ -193,19 +193,11 @@ def test_a_waiting_task_gets_the_next_slot() -> None:
         run.answer(0)
         assert (run.engine.seeds, run.stream.groups_in_flight, len(run.stream._slot_waiters)) == ([0], 0, 1)
         assert run.take_rows() == [0]
-        assert (run.engine.seeds, run.stream.groups_in_flight, len(run.stream._slot_waiters)) == (
-            [0, 1],
-            1,
-            0,
-        )
+        assert (run.engine.seeds, run.stream.groups_in_flight, len(run.stream._slot_waiters)) == ([0, 1], 1, 0)
 
 
 def make_stream(
-    engine: ScriptedEngine,
-    reward_service: ScriptedRewardService,
-    batch_groups: int,
-    max_age: int,
-    prompts: int = 20,
+    engine: ScriptedEngine, reward_service: ScriptedRewardService, batch_groups: int, max_age: int, prompts: int = 20
 ) -> GroupStream:
     """Makes a stream, which the test enters and closes."""
     loop = EngineLoop(engine, timeout=600.0, wait_timeout=600.0)

@@ -48,9 +48,7 @@ def sample_group(engine: SteppedEngine) -> Group:
     service = RewardService(RightAnswerTask(env), env)
     conversation = Conversation(tokenizer, [ReflectionPrompt("?")], 2)
     greedy = Sampling(temperature=0.0, max_tokens=6)
-    group_rollout = make_group_rollout(
-        loop, service, 1, greedy, tokenizer=tokenizer, conversation=conversation
-    )
+    group_rollout = make_group_rollout(loop, service, 1, greedy, tokenizer=tokenizer, conversation=conversation)
     try:
         return loop.run(group_rollout.run_group(Example(({"role": "user", "content": "1+1="},), "2", 0), 0))
     finally:

@@ -19,13 +19,7 @@ from torchgrpo.rollout.engines.vllm_engine import VLLMEngine
 from torchgrpo.rollout.weights.host_weight_copy import HostWeightCopy, WeightTransport
 from torchgrpo.rollout.weights.transports.object_store import ObjectStore
 from torchgrpo.rollout.weights.transports.shared_memory import SharedMemory
-from torchgrpo.rollout.weights.weight_update import (
-    LiveEngines,
-    TransferSize,
-    WeightUpdate,
-    _module_name,
-    nbytes,
-)
+from torchgrpo.rollout.weights.weight_update import LiveEngines, TransferSize, WeightUpdate, _module_name, nbytes
 from torchgrpo.training.published_weights import PolicyWeights, make_tensors, named_weights
 
 needs_vllm = pytest.mark.skipif(installed_vllm() is None, reason="vLLM is not installed")
@@ -188,9 +182,7 @@ def test_in_place_writes_equal_vllms_reload(vllm_engine: VLLMEngine, tied: bool)
     vllm_engine.load(tiny_llama(tied).state_dict().items(), 2)
     assert score_single_engine(vllm_engine, SEQUENCES) != ours
     with torch.no_grad():
-        vllm_engine._llm.collective_rpc(
-            "reload_weights", kwargs={"weights_iterator": iter(model.state_dict().items())}
-        )
+        vllm_engine._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(model.state_dict().items())})
     vllm_engine._set_version(3)
     assert score_single_engine(vllm_engine, SEQUENCES) == ours
     vllm_engine.load(model.state_dict().items(), 4)
@@ -200,12 +192,8 @@ def test_in_place_writes_equal_vllms_reload(vllm_engine: VLLMEngine, tied: bool)
 def test_one_shard_of_a_stacked_matrix_is_refused(vllm_engine: VLLMEngine, tied: bool) -> None:
     name = "model.layers.0.self_attn.q_proj.weight"
     before = score_single_engine(vllm_engine, SEQUENCES)
-    with pytest.raises(
-        RuntimeError, match=r"only some shards of 1 matrices: \['model.layers.0.self_attn.qkv_proj'\]"
-    ):
-        vllm_engine._llm.collective_rpc(
-            "receive_pushed_weights", args=([(name, tiny_llama(tied).state_dict()[name])],)
-        )
+    with pytest.raises(RuntimeError, match=r"only some shards of 1 matrices: \['model.layers.0.self_attn.qkv_proj'\]"):
+        vllm_engine._llm.collective_rpc("receive_pushed_weights", args=([(name, tiny_llama(tied).state_dict()[name])],))
     assert score_single_engine(vllm_engine, SEQUENCES) == before
 
 

@@ -31,18 +31,13 @@ pytestmark = pytest.mark.long
 def test_an_object_store_push_reaches_every_engine(open_pool: OpenPool) -> None:
     pool = open_pool(CountingEngine, engines=2, transport=WeightTransport(ObjectStore()))
     for version in (1, 2):
-        weights = [
-            ("sum", torch.full((3, 5), float(version), dtype=torch.bfloat16)),
-            ("empty", torch.empty(0)),
-        ]
+        weights = [("sum", torch.full((3, 5), float(version), dtype=torch.bfloat16)), ("empty", torch.empty(0))]
         pool.load(weights, version)
         assert pool.score([[1, 2, 3]]) == {f"engine {i} (CPU)": [[15.0 * version] * 2] for i in range(2)}
         assert pool.policy_version == version
 
 
-def test_an_engine_lost_in_a_push_does_not_hold_up_the_others(
-    open_pool: OpenPool, log_capture: LogCapture
-) -> None:
+def test_an_engine_lost_in_a_push_does_not_hold_up_the_others(open_pool: OpenPool, log_capture: LogCapture) -> None:
     """The other engines load and score at once.
 
     The new engine has the weights before it serves.
@@ -82,9 +77,7 @@ def test_engines_continue_without_a_lost_one_until_none_is_left(
     assert pool.score([[1, 2]]) == {"engine 1 (CPU)": [[3.0]]}
     os.kill(other, signal.SIGKILL)
     pool.submit(make_requests(1)[0])
-    with pytest.raises(
-        EngineLost, match=r"for engine 0 \(CPU\), still starting, engine 1 \(CPU\), still start"
-    ):
+    with pytest.raises(EngineLost, match=r"for engine 0 \(CPU\), still starting, engine 1 \(CPU\), still start"):
         drain(pool)
 
 
@@ -129,9 +122,7 @@ def test_an_engine_lost_after_a_direct_push_loads_the_copy_by_itself(
 
 
 @pytest.mark.parametrize("is_loss_noticed", [True, False])
-def test_a_direct_push_waits_for_no_engine_that_is_still_starting(
-    open_pool: OpenPool, is_loss_noticed: bool
-) -> None:
+def test_a_direct_push_waits_for_no_engine_that_is_still_starting(open_pool: OpenPool, is_loss_noticed: bool) -> None:
     """A direct push reaches the live engines; the new engine loads its copy.
 
     A loss that the push itself notices counts as a loss during the push.
@@ -186,9 +177,7 @@ def test_an_engine_that_fails_a_direct_push_ends_the_run(open_pool: OpenPool) ->
 
     No other transfer must replace the failed one.
     """
-    pool = open_pool(
-        CountingEngine, transport=WeightTransport(SharedMemory(), CallTransfer(method="no_such_method"))
-    )
+    pool = open_pool(CountingEngine, transport=WeightTransport(SharedMemory(), CallTransfer(method="no_such_method")))
     with pytest.raises(EngineLost, match=r"no attribute 'no_such_method'[\s\S]*engine 0 \(CPU\) failed"):
         pool.load(weights_of_ones(1), version=1)
 
@@ -202,9 +191,7 @@ def test_engines_draw_with_new_weights_while_their_copy_is_written(open_pool: Op
             token_versions.extend(response.completions[0].policy_versions for response in drain(pool))
             return super().write(weights)
 
-    pool: RayEnginePool = open_pool(
-        CountingEngine, transport=WeightTransport(RecordingMemory(), CallTransfer())
-    )
+    pool: RayEnginePool = open_pool(CountingEngine, transport=WeightTransport(RecordingMemory(), CallTransfer()))
     pool.load(weights_of_ones(1), version=1)
     pool.load(weights_of_ones(1), version=2)
     assert token_versions == [[1], [2]]

@@ -88,9 +88,7 @@ def test_later_prompts_reuse_the_cached_prefix() -> None:
     check_against_float64(model, [one], generate(engine, [one]))
     assert calls == [5]
     calls.clear()
-    again = [
-        replace(request, request_id=100 + request.request_id, seed=7) for request in prefix_requests(0, 4)
-    ]
+    again = [replace(request, request_id=100 + request.request_id, seed=7) for request in prefix_requests(0, 4)]
     check_against_float64(model, again, generate(engine, again))
     assert calls == []
 
@@ -164,9 +162,7 @@ def test_models_of_other_kinds(make: Callable[[], PreTrainedModel], decoder: typ
     engine = TransformersEngine(model, [EOS], max_num_seqs=10)
     assert isinstance(engine.decoder, decoder)
     requests = [
-        Request(
-            i, tuple(3 + (i + j) % 30 for j in range(2 + 5 * i % 23)), 1 + i % 4, Sampling(max_tokens=16), i
-        )
+        Request(i, tuple(3 + (i + j) % 30 for j in range(2 + 5 * i % 23)), 1 + i % 4, Sampling(max_tokens=16), i)
         for i in range(14)
     ]
     check_against_float64(model, requests, generate(engine, requests))

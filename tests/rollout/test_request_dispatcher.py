@@ -76,11 +76,7 @@ def test_after_clear_there_is_neither_a_group_nor_an_engine() -> None:
         dispatcher.submit(request(number))
     assert request_ids(dispatcher.assign(0.0)) == {0: [0], 1: [1]}
     dispatcher.clear()
-    assert (dispatcher.in_flight, dispatcher.has_requests(0), dispatcher.oldest_assignment()) == (
-        0,
-        False,
-        None,
-    )
+    assert (dispatcher.in_flight, dispatcher.has_requests(0), dispatcher.oldest_assignment()) == (0, False, None)
     assert not dispatcher.finish(0, 0)
     dispatcher.submit(request(0))
     assert dispatcher.assign(1.0) == {}

@@ -32,8 +32,7 @@ def fresh_log_probs(
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize(
-    "sampling",
-    [{}, {"temperature": 0.7}, {"top_k": 5}, {"top_p": 0.8}, {"temperature": 1.3, "top_p": 0.9, "top_k": 9}],
+    "sampling", [{}, {"temperature": 0.7}, {"top_k": 5}, {"top_p": 0.8}, {"temperature": 1.3, "top_p": 0.9, "top_k": 9}]
 )
 def test_log_probs_equal_a_fresh_forward_for_every_token(tied: bool, sampling: dict[str, float]) -> None:
     model = tiny_llama(tied)
@@ -41,9 +40,7 @@ def test_log_probs_equal_a_fresh_forward_for_every_token(tied: bool, sampling: d
     answers = generate(TransformersEngine(model, [EOS], max_num_seqs=11), asked)
     for request, answer in zip(asked, answers, strict=True):
         for completion in answer.completions:
-            expected = fresh_log_probs(
-                model, request, completion, SamplingFilter([request.sampling], model.device)
-            )
+            expected = fresh_log_probs(model, request, completion, SamplingFilter([request.sampling], model.device))
             torch.testing.assert_close(torch.tensor(completion.log_probs), expected, atol=1e-4, rtol=0)
 
 
@@ -53,9 +50,7 @@ def test_equal_seeds_give_equal_tokens_whatever_else_runs() -> None:
     crowded = generate(TransformersEngine(model, [EOS], max_num_seqs=4), requests(8))
     assert [a.completions for a in together] == [
         [
-            SampledCompletion(
-                c.token_ids, pytest.approx(c.log_probs, abs=1e-5), c.policy_versions, c.finish_reason
-            )
+            SampledCompletion(c.token_ids, pytest.approx(c.log_probs, abs=1e-5), c.policy_versions, c.finish_reason)
             for c in b.completions
         ]
         for b in crowded
@@ -183,10 +178,7 @@ def test_a_push_between_steps(update: str, tokens_before: tuple[int, ...]) -> No
 
 def test_interrupted_requests_continue_unchanged() -> None:
     kept, stopped = (
-        {
-            answer.request_id: [c.token_ids for c in answer.completions]
-            for answer in pushed_in_the_middle(update)[1]
-        }
+        {answer.request_id: [c.token_ids for c in answer.completions] for answer in pushed_in_the_middle(update)[1]}
         for update in ("keep", "abort")
     )
     assert kept == stopped
@@ -223,9 +215,7 @@ def test_score_is_the_models_log_prob() -> None:
     (scores,) = score_single_engine(TransformersEngine(model, [EOS]), [sequence])
     with torch.no_grad():
         expected = model(torch.tensor([sequence])).logits[0, :-1].log_softmax(-1)
-    assert scores == pytest.approx(
-        expected.gather(-1, torch.tensor(sequence)[1:, None])[:, 0].tolist(), abs=1e-5
-    )
+    assert scores == pytest.approx(expected.gather(-1, torch.tensor(sequence)[1:, None])[:, 0].tolist(), abs=1e-5)
 
 
 @pytest.mark.parametrize("lengths", [[3], [9, 2, 40, 40], [300, 5, 7, 200, 30, 1, 30]])
@@ -268,9 +258,7 @@ def test_sampling_inverts_the_cumulative_distribution_of_a_large_vocabulary() ->
     log_probs = logits.log_softmax(-1)
     tokens, sampled_log_probs = sample_tokens(log_probs, seeds, counters)
     cumulative = log_probs[0].double().exp().cumsum(0)
-    expected = torch.searchsorted(
-        cumulative, torch.from_numpy(uniform_samples(seeds, counters)) * cumulative[-1]
-    )
+    expected = torch.searchsorted(cumulative, torch.from_numpy(uniform_samples(seeds, counters)) * cumulative[-1])
     assert (tokens - expected).abs().max() <= 1
     assert (tokens == expected).double().mean() > 0.99
     assert torch.equal(sampled_log_probs, log_probs.gather(1, tokens[:, None])[:, 0])

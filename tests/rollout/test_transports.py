@@ -146,9 +146,7 @@ class SingleLiveEngine:
 
 
 @needs_vllm
-def test_the_native_api_with_requests_in_flight(
-    start_engine: StartEngine,
-) -> None:
+def test_the_native_api_with_requests_in_flight(start_engine: StartEngine) -> None:
     from tests.rollout.mapped_backend import register_backend
     from torchgrpo.rollout.weights import vllm_weight_transfer
 
@@ -163,10 +161,7 @@ def test_the_native_api_with_requests_in_flight(
         transfer.push(WeightUpdate(named_weights(model)), version, SingleLiveEngine(engine))
         assert engine.policy_version == version
         torch.testing.assert_close(
-            torch.tensor(score_single_engine(engine, [sequence])[0]),
-            scores_of(model, sequence),
-            atol=1e-4,
-            rtol=0,
+            torch.tensor(score_single_engine(engine, [sequence])[0]), scores_of(model, sequence), atol=1e-4, rtol=0
         )
     responses: list[Response] = []
     while engine.in_flight:

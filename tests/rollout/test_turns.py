@@ -86,9 +86,7 @@ def sample_group(
     engine: TransformersEngine, tokenizer: Any, conversation: Conversation, requests: Sequence[Request]
 ) -> list[list[SampledCompletion]]:
     loop, sampling = EngineLoop(engine, timeout=600.0, wait_timeout=600.0), Sampling(max_tokens=24)
-    rollout = make_group_rollout(
-        loop, RecordingRewards(), 1, sampling, tokenizer=tokenizer, conversation=conversation
-    )
+    rollout = make_group_rollout(loop, RecordingRewards(), 1, sampling, tokenizer=tokenizer, conversation=conversation)
     completions = loop.run_all([rollout.generate(request) for request in requests])
     loop.close()
     return completions
@@ -180,9 +178,7 @@ def test_texts_of_a_group_equal_its_decoded_tokens(model: Any, tokenizer: Any) -
         for one in group.completions:
             decoded_text = tokenizer.decode(one.token_ids, skip_special_tokens=True)
             assert (
-                one.text == decoded_text
-                and one.reward_input is not None
-                and one.text.endswith(one.reward_input.text)
+                one.text == decoded_text and one.reward_input is not None and one.text.endswith(one.reward_input.text)
             )
             assert one.text.count("+?") == 1
 
@@ -192,18 +188,16 @@ def test_completions_without_replies_equal_engine_completions(model: Any, tokeni
     conversation = Conversation(tokenizer, [], 5)
     rollout_completions = sample_group(TransformersEngine(model, [EOS]), tokenizer, conversation, requests)
     engine_responses = generate(TransformersEngine(model, [EOS]), requests)
-    assert [
-        [replace(one, sampled_mask=[]) for one in completions] for completions in rollout_completions
-    ] == [response.completions for response in engine_responses]
+    assert [[replace(one, sampled_mask=[]) for one in completions] for completions in rollout_completions] == [
+        response.completions for response in engine_responses
+    ]
 
 
 def test_max_tokens_bounds_the_whole_response(model: Any, tokenizer: Any) -> None:
     batch, engine, rewards = collect_batch(model, tokenizer, steps=4, max_tokens=12)
     lengths = batch.tokens.response_mask.sum(-1)
     assert int(lengths.max()) <= 12
-    assert all(
-        len(request.prompt) + request.sampling.max_tokens <= 9 + 12 for request, _ in engine.sampled_turns
-    )
+    assert all(len(request.prompt) + request.sampling.max_tokens <= 9 + 12 for request, _ in engine.sampled_turns)
     truncated_flags = [scored_completion.truncated for scored_completion in rewards.scored_completions]
     assert all(truncated_flags)  # four turns never fit: a reply without room ends the response as truncated
     ends = batch.tokens.loss_mask.gather(1, lengths[:, None] - 1)

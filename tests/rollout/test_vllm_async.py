@@ -47,9 +47,7 @@ def ahead(start_engine: StartEngine) -> Iterator[VLLMEngine]:
         how = {"Stream": NoOpStream, "Event": NoOpStream, "current_stream": NoOpStream, "stream": nullcontext}
         patched.enter_context(mock.patch.multiple(torch.cuda, **how))
         patched.enter_context(mock.patch.object(torch, "Event", NoOpStream))
-        patched.enter_context(
-            mock.patch.object(CpuPlatform, "check_and_update_config", classmethod(switched_on))
-        )
+        patched.enter_context(mock.patch.object(CpuPlatform, "check_and_update_config", classmethod(switched_on)))
         engine = start_engine(async_scheduling=True, max_num_seqs=8)
         assert engine._llm.engine_core.engine_core.async_scheduling
         assert engine._llm.engine_core.engine_core.batch_queue is not None
@@ -88,9 +86,7 @@ def test_requests_in_flight_finish_with_their_old_weights(ahead: VLLMEngine) -> 
     assert drain(ahead) == expected
 
 
-def test_no_step_is_under_way_at_a_push_or_a_sleep(
-    ahead: VLLMEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_step_is_under_way_at_a_push_or_a_sleep(ahead: VLLMEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """After the last answer, one more step with unused results may be queued."""
     core = ahead._llm.engine_core.engine_core
     under_way: list[int] = []

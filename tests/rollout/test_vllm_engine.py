@@ -32,9 +32,7 @@ def perturbed_copy(model: LlamaForCausalLM, scale: float = 0.1) -> LlamaForCausa
     return other
 
 
-def token_log_probs(
-    model: LlamaForCausalLM, prompt: list[int], completion: SampledCompletion
-) -> torch.Tensor:
+def token_log_probs(model: LlamaForCausalLM, prompt: list[int], completion: SampledCompletion) -> torch.Tensor:
     sequence = prompt + completion.token_ids
     rows = model_log_probs(model, sequence)[len(prompt) - 1 : -1]
     return rows.gather(1, torch.tensor(completion.token_ids)[:, None])[:, 0]
@@ -42,9 +40,7 @@ def token_log_probs(
 
 def test_sampled_log_probs_are_those_of_transformers(vllm_engine: VLLMEngine, tied: bool) -> None:
     model = tiny_llama(tied)
-    requests = [
-        Request(i, tuple(random_tokens(3 + 37 * i, i)), 4, Sampling(max_tokens=20), seed=i) for i in range(4)
-    ]
+    requests = [Request(i, tuple(random_tokens(3 + 37 * i, i)), 4, Sampling(max_tokens=20), seed=i) for i in range(4)]
     for request, response in zip(requests, generate(vllm_engine, requests), strict=True):
         assert len(response.completions) == 4
         for completion in response.completions:
@@ -83,21 +79,15 @@ def test_greedy_takes_the_likeliest_token_with_log_prob_zero(vllm_engine: VLLMEn
 def test_score_is_the_learners_score(vllm_engine: VLLMEngine, tied: bool) -> None:
     sequences = [random_tokens(n, n) for n in (2, 3, 127, 129, 200)]
     assert max_log_prob_gap(tiny_llama(tied), vllm_engine, sequences) < 1e-4
-    assert max_log_prob_gap(tiny_llama(tied), vllm_engine, sequences) < 1e-4, (
-        "again, now from the prefix cache"
-    )
+    assert max_log_prob_gap(tiny_llama(tied), vllm_engine, sequences) < 1e-4, "again, now from the prefix cache"
 
 
 def test_more_prompt_tokens_than_a_step_takes(vllm_engine: VLLMEngine, tied: bool) -> None:
     """Seeded requests whose prompts would be split at the step's token budget."""
-    requests = [
-        Request(i, tuple(random_tokens(101, i)), 8, Sampling(max_tokens=2), seed=i) for i in range(12)
-    ]
+    requests = [Request(i, tuple(random_tokens(101, i)), 8, Sampling(max_tokens=2), seed=i) for i in range(12)]
     for request, response in zip(requests, generate(vllm_engine, requests), strict=True):
         expected = token_log_probs(tiny_llama(tied), list(request.prompt), response.completions[7])
-        torch.testing.assert_close(
-            torch.tensor(response.completions[7].log_probs), expected, atol=1e-4, rtol=0
-        )
+        torch.testing.assert_close(torch.tensor(response.completions[7].log_probs), expected, atol=1e-4, rtol=0)
 
 
 def test_scoring_leaves_running_requests_alone(vllm_engine: VLLMEngine, tied: bool) -> None:
@@ -105,9 +95,7 @@ def test_scoring_leaves_running_requests_alone(vllm_engine: VLLMEngine, tied: bo
     (alone,) = generate(vllm_engine, [request])
     vllm_engine.submit(request)
     vllm_engine.step()
-    assert (
-        max_log_prob_gap(tiny_llama(tied), vllm_engine, [random_tokens(150, 1), random_tokens(20, 2)]) < 1e-4
-    )
+    assert max_log_prob_gap(tiny_llama(tied), vllm_engine, [random_tokens(150, 1), random_tokens(20, 2)]) < 1e-4
     responses = []
     while vllm_engine.in_flight:
         responses += vllm_engine.step()
@@ -176,9 +164,7 @@ def test_the_end_token_is_kept_and_ends_a_completion(vllm_engine: VLLMEngine, ti
     stopped = [c for c in completions if c.finish_reason == "stop"]
     assert stopped
     assert all(c.token_ids[-1] == EOS and EOS not in c.token_ids[:-1] for c in stopped)
-    assert all(
-        len(c.token_ids) == 24 and EOS not in c.token_ids[:-1] for c in completions if c not in stopped
-    )
+    assert all(len(c.token_ids) == 24 and EOS not in c.token_ids[:-1] for c in completions if c not in stopped)
 
 
 def test_only_the_given_tokens_end_a_completion(start_engine: StartEngine) -> None:
@@ -229,9 +215,7 @@ def test_process_state_that_vllm_changes_is_restored(monkeypatch: pytest.MonkeyP
 
 def test_too_long_and_repeated_requests_are_refused(vllm_engine: VLLMEngine) -> None:
     with pytest.raises(ValueError, match=f"exceed max_model_len={MAX_LEN}"):
-        vllm_engine.submit(
-            Request(1, tuple(random_tokens(MAX_LEN - 5, 1)), 1, Sampling(max_tokens=6), seed=0)
-        )
+        vllm_engine.submit(Request(1, tuple(random_tokens(MAX_LEN - 5, 1)), 1, Sampling(max_tokens=6), seed=0))
     vllm_engine.submit(Request(1, (5, 6), 1, Sampling(max_tokens=2), seed=0))
     with pytest.raises(ValueError, match="already in flight"):
         vllm_engine.submit(Request(1, (5, 6), 1, Sampling(max_tokens=2), seed=0))
@@ -253,9 +237,7 @@ def test_a_package_that_vllm_lacks_is_to_be_installed(
         raise ModuleNotFoundError("No module named 'flashinfer'")
 
     monkeypatch.setattr("torchgrpo.rollout.engines.vllm_engine.engine_arguments", fail_import)
-    with pytest.raises(
-        ConfigError, match=r"No module named 'flashinfer'\nRemedies: .* install it \(`make vllm`"
-    ):
+    with pytest.raises(ConfigError, match=r"No module named 'flashinfer'\nRemedies: .* install it \(`make vllm`"):
         start_engine()
 
 

@@ -91,9 +91,7 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> RecordingEngines:
     engines = RecordingEngines()
     cuda = SimpleNamespace(total_memory=80 << 30)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: cuda)
-    monkeypatch.setattr(
-        torch.cuda, "synchronize", lambda device: engines.calls.append(f"synchronize {device}")
-    )
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: engines.calls.append(f"synchronize {device}"))
 
     def set_device(device: torch.device) -> None:
         assert threading.current_thread() is not threading.main_thread()

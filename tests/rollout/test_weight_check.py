@@ -116,9 +116,7 @@ def test_a_push_that_is_lost(run: PushRun, monkeypatch: pytest.MonkeyPatch, scal
 
 
 @pytest.mark.parametrize("scale", [0.05, 1e-4])
-def test_a_prefix_cache_that_outlives_a_push(
-    run: PushRun, monkeypatch: pytest.MonkeyPatch, scale: float
-) -> None:
+def test_a_prefix_cache_that_outlives_a_push(run: PushRun, monkeypatch: pytest.MonkeyPatch, scale: float) -> None:
     monkeypatch.setattr(run.engine._llm, "reset_prefix_cache", lambda **how: True)
     with pytest.raises(WeightMismatch, match="Cause: prefix cache: 384 tokens"):
         run.step_and_push(scale=scale)
@@ -172,9 +170,7 @@ def test_decoding_that_is_not_the_forward_pass(
         one.log_probs = [log_prob - 0.01 for log_prob in one.log_probs]
 
     monkeypatch.setattr(VLLMEngine, "_append_output", off_by_a_little)
-    with pytest.raises(
-        WeightMismatch, match=r"completions decoded at the start: .*not this model's forward pass"
-    ):
+    with pytest.raises(WeightMismatch, match=r"completions decoded at the start: .*not this model's forward pass"):
         run.push()
 
 
@@ -201,9 +197,7 @@ def test_fixed_sequences_are_scored_at_the_check_interval(run: PushRun) -> None:
     assert run.weights.check() == {}, "the learner has moved on"
 
 
-def test_a_tied_head_that_is_missing(
-    started_engines: dict[bool, VLLMEngine], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tied_head_that_is_missing(started_engines: dict[bool, VLLMEngine], monkeypatch: pytest.MonkeyPatch) -> None:
     """vLLM's own reload keeps the packed head; a head written in place follows the embeddings."""
     engine, model = started_engines[True], tiny_llama(True)
     engine.load(model.state_dict().items(), version=0)
@@ -266,9 +260,7 @@ def test_bounds_grow_with_the_size_of_log_probs(half: PushRun) -> None:
 
 
 @pytest.mark.parametrize("scale", [0.05, 0.02, 3e-3])
-def test_half_precision_shows_a_push_that_is_lost(
-    half: PushRun, monkeypatch: pytest.MonkeyPatch, scale: float
-) -> None:
+def test_half_precision_shows_a_push_that_is_lost(half: PushRun, monkeypatch: pytest.MonkeyPatch, scale: float) -> None:
     monkeypatch.setattr(half.engine, "_load_full_weights", lambda weights: None)
     with pytest.raises(WeightMismatch, match="Cause: old weights"):
         half.step_and_push(scale=scale)
@@ -305,9 +297,7 @@ class ConstantScorer:
     def __init__(self, *engines: str) -> None:
         self.engines = engines
 
-    def score(
-        self, sequences: Sequence[Sequence[int]], temperature: float = 1.0
-    ) -> dict[str, SequenceScores]:
+    def score(self, sequences: Sequence[Sequence[int]], temperature: float = 1.0) -> dict[str, SequenceScores]:
         return {name: SequenceScores([[-1.0] * (len(ids) - 1) for ids in sequences]) for name in self.engines}
 
 
@@ -323,9 +313,7 @@ def test_sampled_tokens_show_which_engine_is_wrong() -> None:
     check.compare_sampled(3, {"a": (right, right), "b": (right, right + 1e-5)})
     with pytest.raises(WeightMismatch, match="the learner's own log-probs are not finite"):
         check.compare_sampled(3, {"a": (right, right * torch.nan)})
-    with pytest.raises(
-        WeightMismatch, match=r"64 tokens sampled with policy version 3: b differs .*old weights"
-    ):
+    with pytest.raises(WeightMismatch, match=r"64 tokens sampled with policy version 3: b differs .*old weights"):
         check.compare_sampled(3, {"a": (right, right), "b": (right, right + 0.01)})
     check.compare_sampled(3, {"b": (right[:63], right[:63] + 0.01)})
     check.engines.engine_pids = (2,)  # type: ignore[misc]
@@ -338,12 +326,8 @@ def test_a_little_beyond_the_bound_is_rounding(times: float, cause: str) -> None
     """The differences have no direction, so the cause is no temperature."""
     bound, learner = BOUNDS["bfloat16"].mean, torch.full((477,), -1.0, dtype=torch.float64)
     signs = torch.tensor([1.0, -1.0], dtype=torch.float64).repeat(239)[:477]
-    check = WeightCheck(
-        check_plan("bfloat16"), ConstantScorer("a"), LocalPolicy(tiny_llama(False), named_weights)
-    )
-    found = check._cause(
-        [[3, 4]], learner + 2 * times * bound * signs, learner, is_first=False, engine_replaced=False
-    )
+    check = WeightCheck(check_plan("bfloat16"), ConstantScorer("a"), LocalPolicy(tiny_llama(False), named_weights))
+    found = check._cause([[3, 4]], learner + 2 * times * bound * signs, learner, is_first=False, engine_replaced=False)
     assert found.startswith(cause)
 
 
@@ -356,13 +340,9 @@ def test_a_little_beyond_the_bound_is_rounding(times: float, cause: str) -> None
         (4.0, 0.0, "another temperature: the engine samples at temperature 4"),
     ],
 )
-def test_a_temperature_is_the_cause_of_nearly_all_of_a_difference(
-    temperature: float, rest: float, cause: str
-) -> None:
+def test_a_temperature_is_the_cause_of_nearly_all_of_a_difference(temperature: float, rest: float, cause: str) -> None:
     learner, sequences = LocalPolicy(tiny_llama(False), named_weights), random_sequences(VOCAB, [40] * 4)
-    cold, hot = (
-        torch.tensor(learner.score(sequences, at), dtype=torch.float64).flatten() for at in (1.0, temperature)
-    )
+    cold, hot = (torch.tensor(learner.score(sequences, at), dtype=torch.float64).flatten() for at in (1.0, temperature))
     noise = torch.randn(len(hot), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     noise *= rest * (hot - cold).norm() / noise.norm()
     check = WeightCheck(check_plan("float32"), ConstantScorer("a"), learner)
@@ -390,9 +370,6 @@ def test_what_the_engine_samples_is_within_the_bounds_of_sampled_tokens(half: Pu
     ]
     engine = torch.cat([mine for mine, _ in pairs])
     learner = torch.cat([torch.tensor(theirs[-len(mine) :]) for mine, theirs in pairs])
-    assert (
-        len(engine) >= 64
-        and float(log_prob_gap(engine, learner).mean()) < half.check.plan.bounds.sampled_mean / 5
-    )
+    assert len(engine) >= 64 and float(log_prob_gap(engine, learner).mean()) < half.check.plan.bounds.sampled_mean / 5
     half.check._engines_before = {SINGLE_ENGINE_NAME: torch.zeros(1)}
     half.check.compare_sampled(0, {SINGLE_ENGINE_NAME: (engine, learner)})

@@ -66,9 +66,7 @@ class TinyTraining:
 
 
 def full_tensors(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {
-        name: one.full_tensor() if isinstance(one, DTensor) else one.detach() for name, one in tensors.items()
-    }
+    return {name: one.full_tensor() if isinstance(one, DTensor) else one.detach() for name, one in tensors.items()}
 
 
 def save_during_steps(training: TinyTraining, folder: Path, steps: range) -> None:

@@ -55,9 +55,7 @@ def coati(params: dict[str, Any], inputs: Inputs) -> LossCall:
     if params["loss_mask"] == "ones except last row 0":
         mask = mask.clone()
         mask[-1] = False
-    preset = {"sample_level": "compat_coati_grpo", "token_level": "compat_coati_dapo"}[
-        params["loss_variation"]
-    ]
+    preset = {"sample_level": "compat_coati_grpo", "token_level": "compat_coati_dapo"}[params["loss_variation"]]
     policy = load_policy(
         preset,
         kl_coef=params["beta"],

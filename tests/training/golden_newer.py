@@ -44,11 +44,7 @@ def skyrl_dppo(params: Params) -> Fields:
 
 def skyrl_rollout_is(params: Params) -> Fields:
     rule = region(low=1 - params["eps_clip_low"], high=1 + params["eps_clip_high"])
-    return STOP_GRADIENT_RATIO | {
-        "clip_epsilon_high": 1e30,
-        "old_log_prob": "engine",
-        "trust_regions": [rule],
-    }
+    return STOP_GRADIENT_RATIO | {"clip_epsilon_high": 1e30, "old_log_prob": "engine", "trust_regions": [rule]}
 
 
 def skyrl_correction(params: Params) -> Fields:
@@ -79,17 +75,12 @@ def skyrl_regions(correction: Params) -> list[Fields]:
     if metric == "geometric":
         rules.append(("mean", correction.get("geo_mask_low", 0.99), correction.get("geo_mask_high", 1.01)))
     if metric == "product":
-        rules.append(
-            ("sum", correction.get("product_mask_low", 0.5), correction.get("product_mask_high", 2.0))
-        )
+        rules.append(("sum", correction.get("product_mask_low", 0.5), correction.get("product_mask_high", 2.0)))
     return [region(between="old_engine", level=level, low=low, high=high) for level, low, high in rules]
 
 
 def skyrl_sapo(params: Params) -> Fields:
-    return {
-        "soft_clip_temperature_positive": params["tau_pos"],
-        "soft_clip_temperature_negative": params["tau_neg"],
-    }
+    return {"soft_clip_temperature_positive": params["tau_pos"], "soft_clip_temperature_negative": params["tau_neg"]}
 
 
 def skyrl_clip_cov(params: Params) -> Fields:
@@ -104,13 +95,7 @@ def skyrl_kl_cov(params: Params) -> Fields:
     return {"selected_share": params["kl_cov_frac"], "covariance_penalty": params["ppo_kl_coef"]}
 
 
-AREAL_MEASURE = {
-    "ratio": "ratio",
-    "kl_k1": "k1",
-    "kl_k2": "k2",
-    "kl_k3": "k3",
-    "binary_kl": "kl_symmetric",
-}
+AREAL_MEASURE = {"ratio": "ratio", "kl_k1": "k1", "kl_k2": "k2", "kl_k3": "k3", "binary_kl": "kl_symmetric"}
 AREAL_LEVEL = {"mean": "mean", "sum": "sum", "max": "each", None: "token"}
 
 
@@ -297,9 +282,7 @@ def trl_gmpo(params: Params, inputs: Inputs) -> LossCall:
         "kl_coef": params["beta"],
     }
     return loss_call(
-        "gmpo",
-        inputs,
-        fields | trl_masks(params) | {"masked_in_denominator": "top_entropy_quantile" not in params},
+        "gmpo", inputs, fields | trl_masks(params) | {"masked_in_denominator": "top_entropy_quantile" not in params}
     )
 
 

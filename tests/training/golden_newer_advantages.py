@@ -52,10 +52,7 @@ def nemo_grpo(params: Case) -> Fields:
 def openrlhf(params: Case) -> tuple[str, Fields]:
     whitened: Fields = {} if not params["no_std_norm"] else {"whiten_scale": "none"}
     return {
-        "reinforce_baseline": (
-            "reinforce_pp_baseline",
-            POPULATION_WHITENING | {"group_of_one": "zero"} | whitened,
-        ),
+        "reinforce_baseline": ("reinforce_pp_baseline", POPULATION_WHITENING | {"group_of_one": "zero"} | whitened),
         "reinforce": ("reinforce_pp", POPULATION_WHITENING),
         "dr_grpo": ("dr_grpo", {}),
         "group_norm": ("grpo", {"epsilon": 1e-9}),
@@ -67,24 +64,15 @@ VERL, SKYRL = "verl.trainer.ppo.core_algos.compute_", "skyrl ppo_utils.compute_"
 NEMO = "nemo_rl "
 PRESETS: dict[str, Callable[[Case], tuple[str, Fields]]] = {
     f"{VERL}reinforce_plus_plus_baseline_outcome_advantage": lambda params: ("reinforce_pp_baseline", {}),
-    f"{VERL}reinforce_plus_plus_outcome_advantage": lambda params: (
-        "reinforce_pp",
-        {"discount": params["gamma"]},
-    ),
+    f"{VERL}reinforce_plus_plus_outcome_advantage": lambda params: ("reinforce_pp", {"discount": params["gamma"]}),
     f"{VERL}grpo_passk_outcome_advantage": lambda params: ("pass_at_k", verl_pass_at_k(params)),
     f"{VERL}opo_outcome_advantage": lambda params: ("grpo", CENTRED_ONLY | {"baseline": "length_weighted"}),
     f"{VERL}gpg_outcome_advantage": lambda params: ("grpo", {"scale": "nonzero_share", "epsilon": 0.0}),
     f"{VERL}rloo_vectorized_outcome_advantage": lambda params: ("rloo", {}),
     f"{VERL}rloo_outcome_advantage": lambda params: ("rloo", {"group_of_one": "raw"}),
     f"{VERL}gdpo_outcome_advantage": lambda params: ("gdpo", verl_gdpo(params)),
-    f"{SKYRL}maxrl_advantage": lambda params: (
-        "maxrl",
-        {"epsilon": params["epsilon"], "group_of_one": "raw"},
-    ),
-    f"{SKYRL}reinforce_plus_plus_outcome_advantage": lambda params: (
-        "reinforce_pp",
-        {"discount": params["gamma"]},
-    ),
+    f"{SKYRL}maxrl_advantage": lambda params: ("maxrl", {"epsilon": params["epsilon"], "group_of_one": "raw"}),
+    f"{SKYRL}reinforce_plus_plus_outcome_advantage": lambda params: ("reinforce_pp", {"discount": params["gamma"]}),
     "prime_rl.orchestrator.algo.max_rl.MaxRLAlgorithm.score_group": lambda params: ("maxrl", {}),
     "prime_rl.orchestrator.algo.grpo.GRPOAlgorithm.score_group": lambda params: ("grpo", CENTRED_ONLY),
     "trl.GRPOTrainer advantages": lambda params: trl(params),
@@ -117,9 +105,7 @@ def newer_advantage(case: Case) -> tuple[Tensor, Tensor] | None:
     if "lengths" in case:
         lengths = _pad_groups(case["lengths"])[0].nan_to_num(1).long()
     mask = torch.arange(int(lengths.max())) < lengths.view(-1, 1)
-    ours = batch_advantage(
-        load_policy(preset, **fields), rewards, valid, mask & valid.view(-1, 1), components
-    )
+    ours = batch_advantage(load_policy(preset, **fields), rewards, valid, mask & valid.view(-1, 1), components)
     is_member = valid.flatten()
     if "expected_per_token" in case:
         expected = [float(value) for row in case["expected_per_token"] for value in row]

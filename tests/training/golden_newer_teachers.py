@@ -29,11 +29,7 @@ def prime(params: Params, inputs: Inputs) -> LossCall:
 
     Tokens that became unlikely are dropped. The loss has another term, (lp - inf)^2.
     """
-    fields = {
-        "objective": "none",
-        "distill_log_prob": "current",
-        "trust_regions": [region(measure="tv", low=-0.2)],
-    }
+    fields = {"objective": "none", "distill_log_prob": "current", "trust_regions": [region(measure="tv", low=-0.2)]}
     return distillation_call(inputs, fields | {"kl_estimator": "k2", "kl_inference_coef": 2e-3})
 
 
@@ -104,12 +100,7 @@ def nemo(params: Params, inputs: Inputs) -> LossCall:
     The weight is the ratio of trainer and engine.
     """
     floor, cap = params["truncated_importance_sampling"]
-    fields: Fields = {
-        "old_log_prob": "trainer",
-        "mismatch": "mask",
-        "mismatch_floor": floor,
-        "mismatch_cap": cap,
-    }
+    fields: Fields = {"old_log_prob": "trainer", "mismatch": "mask", "mismatch_floor": floor, "mismatch_cap": cap}
     return distillation_call(inputs, REINFORCE | fields)
 
 

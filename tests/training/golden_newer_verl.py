@@ -44,10 +44,7 @@ def verl_dppo(measure: str) -> Mapping:
 
 def verl_sapo(params: Params, inputs: Inputs) -> LossCall:
     fields = {"log_ratio_min": -20.0, "log_ratio_max": 20.0, "old_log_prob": "trainer"}
-    taus = {
-        "soft_clip_temperature_positive": params["tau_pos"],
-        "soft_clip_temperature_negative": params["tau_neg"],
-    }
+    taus = {"soft_clip_temperature_positive": params["tau_pos"], "soft_clip_temperature_negative": params["tau_neg"]}
     return loss_call("sapo", inputs, fields | taus | {"length_epsilon": 1e-8})
 
 

@@ -13,9 +13,7 @@ NAMES = ("now", "engine", "trainer", "ref", "entropy")
 Tensors = dict[str, Tensor]
 
 
-def make_batch(
-    seed: int = 0, spread: float = 0.4, lengths: list[int] = LENGTHS, padding: float = 0.0
-) -> Tensors:
+def make_batch(seed: int = 0, spread: float = 0.4, lengths: list[int] = LENGTHS, padding: float = 0.0) -> Tensors:
     """Builds a float64 batch with the value `padding` in its padding.
 
     One row has no token.

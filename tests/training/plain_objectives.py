@@ -15,9 +15,7 @@ Rows = list[list[float]]
 class Batch:
     """Log-probs of rows of unequal length, without padding, with one advantage per row."""
 
-    def __init__(
-        self, log_prob: Rows, engine: Rows, trainer: Rows, ref: Rows, advantage: list[float], width: int
-    ):
+    def __init__(self, log_prob: Rows, engine: Rows, trainer: Rows, ref: Rows, advantage: list[float], width: int):
         self.log_prob, self.detached_log_prob = log_prob, log_prob
         self.engine, self.trainer, self.ref = engine, trainer, ref
         self.advantage, self.width = advantage, width
@@ -46,8 +44,7 @@ def mean(values: list[float]) -> float:
 def clip_by_token(b: Batch, low: float, high: float, kl: float, dual: float | None = None) -> Rows:
     return [
         [
-            ppo(exp(log_prob - b.engine[row][t]), b.advantage[row], low, high, dual)
-            + kl * k3(log_prob, b.ref[row][t])
+            ppo(exp(log_prob - b.engine[row][t]), b.advantage[row], low, high, dual) + kl * k3(log_prob, b.ref[row][t])
             for t, log_prob in enumerate(tokens)
         ]
         for row, tokens in enumerate(b.log_prob)
@@ -116,10 +113,7 @@ def compat_coati_grpo(b: Batch) -> float:
 def compat_nanochat(b: Batch) -> float:
     passes = [range(start, min(start + 8, len(b.log_prob))) for start in range(0, len(b.log_prob), 8)]
     return mean(
-        [
-            mean([-b.advantage[row] * log_prob for row in rows for log_prob in b.log_prob[row]])
-            for rows in passes
-        ],
+        [mean([-b.advantage[row] * log_prob for row in rows for log_prob in b.log_prob[row]]) for rows in passes]
     )
 
 
@@ -266,8 +260,7 @@ def covariances(b: Batch) -> dict[tuple[int, int], float]:
         mean([b.detached_log_prob[row][t] for row, t in positions]),
     )
     return {
-        (row, t): (b.advantage[row] - middle[0]) * (b.detached_log_prob[row][t] - middle[1])
-        for row, t in positions
+        (row, t): (b.advantage[row] - middle[0]) * (b.detached_log_prob[row][t] - middle[1]) for row, t in positions
     }
 
 
@@ -317,8 +310,7 @@ def unbiased_kl(b: Batch) -> float:
     rows = clip_by_token(b, 0.2, 0.2, 0.0)
     return mean(
         [
-            rows[row][t]
-            + 0.001 * k3(b.log_prob[row][t], b.ref[row][t]) * exp(b.log_prob[row][t] - b.engine[row][t])
+            rows[row][t] + 0.001 * k3(b.log_prob[row][t], b.ref[row][t]) * exp(b.log_prob[row][t] - b.engine[row][t])
             for row, t in b.tokens()
         ]
     )
@@ -328,12 +320,7 @@ def opd(b: Batch) -> float:
     """Uses the teacher's log-prob less the detached policy's as the advantage of each token."""
     return mean(
         [
-            ppo(
-                exp(b.log_prob[row][t] - b.engine[row][t]),
-                b.ref[row][t] - b.detached_log_prob[row][t],
-                0.2,
-                0.2,
-            )
+            ppo(exp(b.log_prob[row][t] - b.engine[row][t]), b.ref[row][t] - b.detached_log_prob[row][t], 0.2, 0.2)
             for row, t in b.tokens()
         ]
     )

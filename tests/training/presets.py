@@ -12,6 +12,4 @@ DEFAULT_TIER = {
     *("grpo", "gspo", "cispo", "sapo", "gmpo", "vespo", "luspo", "opsm", "kl_cov", "high_entropy"),
     *("opd", "echo", "gdpo", "adaptive_entropy", "compat_nanochat", "compat_torchrl", "compat_verl"),
 }
-EVERY_PRESET = [
-    pytest.param(name, marks=() if name in DEFAULT_TIER else pytest.mark.long, id=name) for name in NAMES
-]
+EVERY_PRESET = [pytest.param(name, marks=() if name in DEFAULT_TIER else pytest.mark.long, id=name) for name in NAMES]

@@ -7,10 +7,7 @@ import pytest
 import torch
 
 from config.schema.policy import PolicyConfig, load_policy
-from torchgrpo.training.advantage import (
-    group_advantage,
-    kl_reward_penalty,
-)
+from torchgrpo.training.advantage import group_advantage, kl_reward_penalty
 from torchgrpo.training.dynamic_sampling import groups_inside_filter_range
 
 ONE_RIGHT = torch.tensor([[1.0, 0.0, 0.0, 0.0]])
@@ -50,12 +47,7 @@ def test_second_best_baseline_gives_the_margin_of_valid_rewards() -> None:
     rewards = torch.tensor([[4.0, 1.0, 2.0], [4.0, 1.0, 9.0], [4.0, 9.0, 9.0], [4.0, 9.0, 9.0]])
     valid = torch.tensor([[True, True, True], [True, True, False], [True, False, False], [False] * 3])
     policy = PolicyConfig(baseline="second_best", scale="none", group_of_one="zero")
-    assert group_advantage(policy, rewards, valid).tolist() == [
-        [2.0, 0.0, 0.0],
-        [3.0, 0.0, 0.0],
-        [0.0] * 3,
-        [0.0] * 3,
-    ]
+    assert group_advantage(policy, rewards, valid).tolist() == [[2.0, 0.0, 0.0], [3.0, 0.0, 0.0], [0.0] * 3, [0.0] * 3]
 
 
 @pytest.mark.parametrize("scale", SCALES)
@@ -68,15 +60,9 @@ def test_a_batch_with_one_valid_reward_has_zero_advantages(scale: str) -> None:
 def test_against_plain_python() -> None:
     rewards = [[0.3, -1.2, 2.5, 0.0, 0.3], [7.0, 7.5, 6.0, 8.25, 7.0]]
     batch = statistics.stdev(rewards[0] + rewards[1])
-    divisors = {
-        "std_unbiased": statistics.stdev,
-        "std_population": statistics.pstdev,
-        "batch": lambda group: batch,
-    }
+    divisors = {"std_unbiased": statistics.stdev, "std_population": statistics.pstdev, "batch": lambda group: batch}
     for scale, divisor in divisors.items():
-        ours = group_advantage(
-            PolicyConfig(scale=scale, epsilon=0.01), torch.tensor(rewards, dtype=torch.float64)
-        )
+        ours = group_advantage(PolicyConfig(scale=scale, epsilon=0.01), torch.tensor(rewards, dtype=torch.float64))
         for group, row in zip(rewards, ours.tolist(), strict=True):
             mean, width = statistics.fmean(group), divisor(group) + 0.01
             assert row == pytest.approx([(reward - mean) / width for reward in group], rel=1e-12)
@@ -88,13 +74,7 @@ def test_against_plain_python() -> None:
 def test_nowhere_nan(baseline: str, scale: str, rule: str) -> None:
     policy = PolicyConfig(baseline=baseline, scale=scale, epsilon_rule=rule, epsilon=0.0)
     rewards = torch.tensor(
-        [
-            [0.1, 0.1, 0.1],
-            [1e8, 1e8 + 1, 1e8],
-            [math.nan, 1.0, 2.0],
-            [math.inf, math.nan, 3.0],
-            [5.0, 6.0, 7.0],
-        ],
+        [[0.1, 0.1, 0.1], [1e8, 1e8 + 1, 1e8], [math.nan, 1.0, 2.0], [math.inf, math.nan, 3.0], [5.0, 6.0, 7.0]],
         dtype=torch.float64,
     )
     valid = torch.ones_like(rewards, dtype=torch.bool)
@@ -145,9 +125,7 @@ def test_group_of_one() -> None:
 def test_filter_range_is_open() -> None:
     rewards = torch.tensor([[0.0, 0.0], [1.0, 1.0], [0.0, 1.0], [1.0, 9.0]])
     valid = torch.tensor([[True, True], [True, True], [True, True], [True, False]])
-    inside = groups_inside_filter_range(
-        PolicyConfig(filter_range=[0.0, 1.0]), rewards, rewards.clamp(0, 1), valid
-    )
+    inside = groups_inside_filter_range(PolicyConfig(filter_range=[0.0, 1.0]), rewards, rewards.clamp(0, 1), valid)
     assert inside.tolist() == [False, False, True, False]
     spread = PolicyConfig(filter_range=[1e-6, math.inf], filter_on="reward_std")
     assert groups_inside_filter_range(spread, rewards, rewards, valid).tolist() == [False, False, True, False]

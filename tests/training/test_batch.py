@@ -16,23 +16,14 @@ def hand_written_batch() -> Batch:
     first = [
         make_completion([11, 12], 0.5, versions=[4, 5], log_probs=[-0.5, -0.25]),
         make_completion(
-            [13, 14, 15],
-            1.0,
-            sampled_mask=[True, False, True],
-            finish_reason="length",
-            log_probs=[-1.0, 0.0, -2.0],
+            [13, 14, 15], 1.0, sampled_mask=[True, False, True], finish_reason="length", log_probs=[-1.0, 0.0, -2.0]
         ),
     ]
     second = [
         make_completion([16], -1.0, outcome="invalid", versions=7),
         make_completion([], 9.0, outcome="error", finish_reason="abort"),
     ]
-    return collate(
-        [
-            make_group(3, first, prompt=[21]),
-            make_group(1, second, prompt=[22, 23, 24], temperature=0.5),
-        ]
-    )
+    return collate([make_group(3, first, prompt=[21]), make_group(1, second, prompt=[22, 23, 24], temperature=0.5)])
 
 
 def test_prompts_are_padded_on_the_left() -> None:
@@ -45,18 +36,8 @@ def test_responses_are_padded_on_the_right() -> None:
     tokens = hand_written_batch().tokens
     assert tokens.response.tolist() == [[11, 12, 0], [13, 14, 15], [16, 0, 0], [0, 0, 0]]
     assert tokens.response_mask.sum(-1).tolist() == [2, 3, 1, 0]
-    assert tokens.response_mask.tolist() == [
-        [True, True, False],
-        [True] * 3,
-        [True, False, False],
-        [False] * 3,
-    ]
-    assert tokens.loss_mask.tolist() == [
-        [True, True, False],
-        [True, False, True],
-        [True, False, False],
-        [False] * 3,
-    ]
+    assert tokens.response_mask.tolist() == [[True, True, False], [True] * 3, [True, False, False], [False] * 3]
+    assert tokens.loss_mask.tolist() == [[True, True, False], [True, False, True], [True, False, False], [False] * 3]
 
 
 def test_token_fields_are_aligned_with_responses() -> None:
@@ -92,14 +73,7 @@ def test_shapes_and_dtypes() -> None:
         (batch.next.reward_status, 1, torch.int64),
     ):
         assert tensor.shape == (rows, width) and tensor.dtype == dtype
-    added = (
-        batch.advantage,
-        batch.mask,
-        batch.age,
-        batch.ref_log_prob,
-        batch.old_log_prob,
-        batch.length_reward,
-    )
+    added = (batch.advantage, batch.mask, batch.age, batch.ref_log_prob, batch.old_log_prob, batch.length_reward)
     assert added == (None,) * 6
 
 
@@ -141,9 +115,7 @@ def test_teacher_tokens_have_the_same_responses() -> None:
     batch = collate(groups)
     teacher_tokens = batch.reference_tokens
     for row, group in enumerate(one for one in groups for _ in one.completions):
-        assert teacher_tokens.prompt[row][teacher_tokens.prompt_mask[row]].tolist() == list(
-            group.teacher_prompt
-        )
+        assert teacher_tokens.prompt[row][teacher_tokens.prompt_mask[row]].tolist() == list(group.teacher_prompt)
         assert teacher_tokens.prompt_mask[row, -1]
     for name in ("response", "response_mask", "loss_mask"):
         assert torch.equal(getattr(teacher_tokens, name), getattr(batch.tokens, name)), name

@@ -128,18 +128,14 @@ def test_later_changes_do_not_affect_a_serialized_state() -> None:
     assert loaded["prompts"] == {"sampled": [1, 2]} and torch.equal(loaded["generator"], torch.zeros(3))
 
 
-@pytest.mark.parametrize(
-    "key", [*sorted(RUN_STATE_KEYS), *(f"learner.{key}" for key in sorted(LEARNER_KEYS))]
-)
+@pytest.mark.parametrize("key", [*sorted(RUN_STATE_KEYS), *(f"learner.{key}" for key in sorted(LEARNER_KEYS))])
 def test_a_missing_key_is_named(key: str, tmp_path: Path) -> None:
     state = RUN_STATE | {"learner": dict(RUN_STATE["learner"])}
     outer, _, inner = key.partition(".")
     del (state["learner"] if inner else state)[inner or outer]
     path = checkpoint_path(tmp_path, 1)
     save_checkpoint(path, state, keep=0)
-    with pytest.raises(
-        ConfigError, match=rf"the checkpoint has no {key}, so another version of this code wrote it"
-    ):
+    with pytest.raises(ConfigError, match=rf"the checkpoint has no {key}, so another version of this code wrote it"):
         load_checkpoint(path)
     with pytest.raises(ConfigError, match="another version"):
         load_newest_checkpoint(tmp_path)
@@ -192,9 +188,7 @@ def test_generators_of_gpus_that_are_gone_are_passed_over(monkeypatch: pytest.Mo
     """Calls that would reach a GPU are recorded, since no GPU is needed."""
     restored: dict[int, int] = {}
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
-    monkeypatch.setattr(
-        torch.cuda, "set_rng_state", lambda state, device: restored.update({device: int(state[0])})
-    )
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, device: restored.update({device: int(state[0])}))
     saved = random_state() | {"cuda": [torch.tensor([7]), torch.tensor([8])]}
     expected = torch.rand(3)
     restore_random_state(saved)
@@ -211,9 +205,7 @@ def test_a_file_without_read_permission_is_named(tmp_path: Path, monkeypatch: py
     path = checkpoint_path(tmp_path, 1)
     save_checkpoint(path, RUN_STATE, keep=0)
     monkeypatch.setattr(Path, "read_bytes", refuse)
-    with pytest.raises(
-        UnreadableError, match=rf"^train\.resume={path}: run.pt: Permission denied; name an earlier"
-    ):
+    with pytest.raises(UnreadableError, match=rf"^train\.resume={path}: run.pt: Permission denied; name an earlier"):
         load_checkpoint(path)
 
 

@@ -24,12 +24,7 @@ from torchgrpo.training.checkpoint_tensors import (
     saved_tensors,
     write_tensors,
 )
-from torchgrpo.training.learner_state import (
-    check_same_tensors,
-    learner_tensors,
-    load_step_counts,
-    step_counts,
-)
+from torchgrpo.training.learner_state import check_same_tensors, learner_tensors, load_step_counts, step_counts
 from torchgrpo.training.optimizer import make_optimizer
 
 TENSORS = {
@@ -88,18 +83,14 @@ def test_an_error_of_writing_is_raised_unchanged(tmp_path: Path) -> None:
 def pickle_as_3_11_2(monkeypatch: pytest.MonkeyPatch) -> str:
     """Makes pickles as Python before 3.11.4, which writes members of enumerations by `getattr`."""
     monkeypatch.setattr(
-        _MEM_FORMAT_ENCODING,
-        "__reduce_ex__",
-        lambda member, protocol: (getattr, (type(member), member.name)),
+        _MEM_FORMAT_ENCODING, "__reduce_ex__", lambda member, protocol: (getattr, (type(member), member.name))
     )
     return "getattr"
 
 
 def pickle_as_3_12(monkeypatch: pytest.MonkeyPatch) -> str:
     """Makes pickles as Python 3.12."""
-    monkeypatch.setattr(
-        _MEM_FORMAT_ENCODING, "__reduce_ex__", lambda member, protocol: (type(member), (member.value,))
-    )
+    monkeypatch.setattr(_MEM_FORMAT_ENCODING, "__reduce_ex__", lambda member, protocol: (type(member), (member.value,)))
     return "_MEM_FORMAT_ENCODING"
 
 
@@ -111,9 +102,7 @@ def pickle_as_3_13(monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.mark.parametrize("python", [pickle_as_3_11_2, pickle_as_3_12, pickle_as_3_13])
-def test_tensors_that_any_python_wrote_are_read(
-    tmp_path: Path, python: Callable[[pytest.MonkeyPatch], str]
-) -> None:
+def test_tensors_that_any_python_wrote_are_read(tmp_path: Path, python: Callable[[pytest.MonkeyPatch], str]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         module = python(patch)
         write_tensors(tmp_path, TENSORS)
@@ -226,11 +215,7 @@ def test_counts_are_of_the_steps_that_a_parameter_has_taken() -> None:
 def test_the_first_tensor_that_differs_is_named() -> None:
     tensors = {"model.a": torch.zeros(2, 3), "optimizer.a.exp_avg": torch.zeros(2, 3)}
     check_same_tensors(tensors, {name: [2, 3] for name in tensors})
-    with pytest.raises(
-        ConfigError, match=r"optimizer\.a\.exp_avg is \[2, 4\] in the checkpoint and \[2, 3\]"
-    ):
+    with pytest.raises(ConfigError, match=r"optimizer\.a\.exp_avg is \[2, 4\] in the checkpoint and \[2, 3\]"):
         check_same_tensors(tensors, {"model.a": [2, 3], "optimizer.a.exp_avg": [2, 4]})
-    with pytest.raises(
-        ConfigError, match=r"optimizer\.a\.momentum_buffer is \[2\] in the checkpoint and None"
-    ):
+    with pytest.raises(ConfigError, match=r"optimizer\.a\.momentum_buffer is \[2\] in the checkpoint and None"):
         check_same_tensors(tensors, {name: [2, 3] for name in tensors} | {"optimizer.a.momentum_buffer": [2]})

@@ -25,9 +25,7 @@ def rank_results(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[s
     training.save(folder / "by_one")
     script = str(ROOT / "tests" / "training" / "checkpoint_rank_script.py")
     environment = {**ENVIRONMENT, "PYTHONPATH": str(ROOT)}
-    ranks = [
-        start_python([script, str(rank), "2", str(folder)], environment=environment) for rank in range(2)
-    ]
+    ranks = [start_python([script, str(rank), "2", str(folder)], environment=environment) for rank in range(2)]
     try:
         outputs = [rank.communicate(timeout=900)[1] for rank in ranks]
     finally:
@@ -57,12 +55,7 @@ def check_close(ours: Tensors, theirs: Tensors) -> None:
 def test_each_rank_writes_its_shards_once(rank_results: tuple[Path, dict[str, Tensors]]) -> None:
     folder = rank_results[0] / "by_ranks"
     check_tensor_files(folder)
-    assert sorted(file.name for file in folder.iterdir()) == [
-        ".metadata",
-        "__0_0.distcp",
-        "__1_0.distcp",
-        COUNTS,
-    ]
+    assert sorted(file.name for file in folder.iterdir()) == [".metadata", "__0_0.distcp", "__1_0.distcp", COUNTS]
     assert saved_shapes(folder) == saved_shapes(rank_results[0] / "by_one")
     assert saved_shapes(folder)["optimizer.0.weight.exp_avg"] == [7, 6]
 
@@ -74,16 +67,12 @@ def test_two_ranks_resume_their_checkpoint_bit_for_bit(rank_results: tuple[Path,
         assert torch.equal(tensor, results["by_ranks"][name]), name
 
 
-def test_one_process_resumes_the_checkpoint_of_two_ranks(
-    rank_results: tuple[Path, dict[str, Tensors]],
-) -> None:
+def test_one_process_resumes_the_checkpoint_of_two_ranks(rank_results: tuple[Path, dict[str, Tensors]]) -> None:
     folder, results = rank_results
     resumed = train_alone(range(STEPS, 2 * STEPS), folder / "by_ranks")
     check_close(resumed.tensors(), results["never_stopped"])
     check_close(resumed.tensors(), train_alone(range(2 * STEPS)).tensors())
 
 
-def test_two_ranks_resume_the_checkpoint_of_one_process(
-    rank_results: tuple[Path, dict[str, Tensors]],
-) -> None:
+def test_two_ranks_resume_the_checkpoint_of_one_process(rank_results: tuple[Path, dict[str, Tensors]]) -> None:
     check_close(train_alone(range(2 * STEPS)).tensors(), rank_results[1]["by_one"])

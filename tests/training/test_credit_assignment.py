@@ -146,10 +146,4 @@ def test_groups_can_be_filtered_by_the_margin_of_their_best() -> None:
         rated_group(1.0),
         rated_group(1.0, errors=1),
     ]
-    assert [group_filter(load_policy("pass_at_k"))(group) for group in groups] == [
-        True,
-        False,
-        False,
-        False,
-        False,
-    ]
+    assert [group_filter(load_policy("pass_at_k"))(group) for group in groups] == [True, False, False, False, False]

@@ -36,9 +36,7 @@ OLD: dict[str, Any] = {"distill_log_prob": "old"}
 
 def inputs(**fields: Any) -> LossInputs:
     policy = load_policy("opd", **OLD | fields)
-    return LossInputs.from_tensors(
-        policy, LOG_PROB.clone().requires_grad_(), ENGINE, TRAINER, TEACHER, REWARD, MASK
-    )
+    return LossInputs.from_tensors(policy, LOG_PROB.clone().requires_grad_(), ENGINE, TRAINER, TEACHER, REWARD, MASK)
 
 
 def loss_of(
@@ -137,14 +135,10 @@ def test_a_teacher_advantage_acts_as_a_reward_advantage(fields: dict[str, Any]) 
 
 
 def test_the_reward_coefficient_applies_without_a_teacher() -> None:
-    halved, whole = (
-        loss_of(PolicyConfig(kl_coef=0.0, reward_coef=coef), LOG_PROB, None)[0] for coef in (0.5, 1.0)
-    )
+    halved, whole = (loss_of(PolicyConfig(kl_coef=0.0, reward_coef=coef), LOG_PROB, None)[0] for coef in (0.5, 1.0))
     torch.testing.assert_close(halved, whole / 2)
     kl, _ = loss_of(PolicyConfig(reward_coef=0.0, kl_coef=1.0, kl_estimator="k2"), LOG_PROB, TEACHER)
-    torch.testing.assert_close(
-        kl[MASK], (LOG_PROB - TEACHER)[MASK] / 3
-    )  # only the KL to the reference has a gradient
+    torch.testing.assert_close(kl[MASK], (LOG_PROB - TEACHER)[MASK] / 3)  # only the KL to the reference has a gradient
 
 
 def test_a_teacher_different_by_rounding_gives_no_gradient() -> None:
@@ -183,9 +177,7 @@ def make_distilling_learner(tmp_path: Path, policy: PolicyConfig, accumulation: 
 
 
 @pytest.mark.parametrize("select_tokens", ["none", "clip_covariance", "kl_covariance"])
-def test_microbatches_have_the_gradient_of_the_batch(
-    groups: list[Group], select_tokens: str, tmp_path: Path
-) -> None:
+def test_microbatches_have_the_gradient_of_the_batch(groups: list[Group], select_tokens: str, tmp_path: Path) -> None:
     policy = load_policy("opd", select_tokens=select_tokens, covariance_range=[-5.0, 5.0])
     learners = [make_distilling_learner(tmp_path, policy, accumulation) for accumulation in (1, 4)]
     whole, split = (learner.step(credit_groups(learner, groups)) for learner in learners)
@@ -196,9 +188,7 @@ def test_microbatches_have_the_gradient_of_the_batch(
 
 
 def test_the_report_has_the_advantage_that_was_trained_with(groups: list[Group], tmp_path: Path) -> None:
-    learner = make_distilling_learner(
-        tmp_path, load_policy("opd", reward_coef=0.5, distill_coef=0.25, **OLD), 4
-    )
+    learner = make_distilling_learner(tmp_path, load_policy("opd", reward_coef=0.5, distill_coef=0.25, **OLD), 4)
     mixed = copy.deepcopy(groups)
     for group in mixed:
         group.completions[0].verdict = Verdict(0.0, {}, "scored")
@@ -208,9 +198,7 @@ def test_the_report_has_the_advantage_that_was_trained_with(groups: list[Group],
     report = learner.step(batch)
     expected = 0.5 * batch.advantage + 0.25 * (teacher - batch.sample_log_prob)
     assert report.advantage.shape == batch.mask.shape
-    torch.testing.assert_close(
-        report.advantage[batch.mask], expected[batch.mask].float(), rtol=1e-4, atol=1e-5
-    )
+    torch.testing.assert_close(report.advantage[batch.mask], expected[batch.mask].float(), rtol=1e-4, atol=1e-5)
     assert not report.advantage[~batch.mask].any()
 
 
@@ -225,8 +213,7 @@ def test_a_teacher_alone_needs_no_verdict(groups: list[Group], tmp_path: Path) -
     broken = copy.deepcopy(groups)
     broken[0].completions[0].verdict = Verdict(math.nan, {}, "error")
     alone, together = (
-        credit_groups(make_learner(tmp_path, load_policy("opd", reward_coef=coef)), broken)
-        for coef in (0.0, 1.0)
+        credit_groups(make_learner(tmp_path, load_policy("opd", reward_coef=coef)), broken) for coef in (0.0, 1.0)
     )
     assert alone.mask[0].any() and not together.mask[0].any()
     assert alone.advantage.isfinite().all()

@@ -46,10 +46,7 @@ def make_eos_model() -> LlamaForCausalLM:
 
 
 def sample_groups_with_verdicts(
-    verdicts: Sequence[Verdict],
-    model: LlamaForCausalLM,
-    repeats: int = REPEATS,
-    num_groups: int = PROMPTS,
+    verdicts: Sequence[Verdict], model: LlamaForCausalLM, repeats: int = REPEATS, num_groups: int = PROMPTS
 ) -> list[Group]:
     """Samples groups and gives their completions these verdicts in order."""
     examples = numbered_examples(50)[FIRST_ROW : FIRST_ROW + num_groups]
@@ -60,9 +57,7 @@ def sample_groups_with_verdicts(
     return sample_groups(model, examples, repeats, MAX_TOKENS, judge=next_verdict)
 
 
-def learner_title(
-    policy: PolicyConfig, run_dir: Path, model: LlamaForCausalLM, repeats: int = REPEATS
-) -> Learner:
+def learner_title(policy: PolicyConfig, run_dir: Path, model: LlamaForCausalLM, repeats: int = REPEATS) -> Learner:
     config = Config(
         env=EnvConfig(dataset="arithmetic", num_envs=PROMPTS, repeats=repeats),
         model=ModelConfig(name="tiny"),
@@ -126,12 +121,7 @@ def test_odd_rewards(preset: str, tmp_path: Path) -> None:
 def test_a_group_of_one_without_a_baseline(preset: str, tmp_path: Path) -> None:
     """The advantage is the reward unless a deviation divides; then `group_of_one` decides."""
     policy = load_policy(
-        preset,
-        baseline="none",
-        whiten="none",
-        filter_range=None,
-        dynamic_batching=False,
-        overlong_cache=None,
+        preset, baseline="none", whiten="none", filter_range=None, dynamic_batching=False, overlong_cache=None
     )
     prepared = train_on(
         learner_title(policy, tmp_path, tiny_llama(), repeats=1),
@@ -180,10 +170,6 @@ def test_rewards_of_1e8_and_1e8_plus_1(tmp_path: Path) -> None:
     batch = credit_groups(learner, groups)
     usual = batch.advantage
     batch.next.reward = batch.next.reward.double() + 1e8
-    assert torch.equal(
-        assign_credit(learner.config.policy, Rollout(groups, batch), MAX_TOKENS).batch.advantage, usual
-    )
-    huge = sample_groups_with_verdicts(
-        scored_verdicts(*(score + 1e8 for score in MIXED_SCORES * 3)), tiny_llama()
-    )
+    assert torch.equal(assign_credit(learner.config.policy, Rollout(groups, batch), MAX_TOKENS).batch.advantage, usual)
+    huge = sample_groups_with_verdicts(scored_verdicts(*(score + 1e8 for score in MIXED_SCORES * 3)), tiny_llama())
     assert (train_on(learner, huge).advantage == 0).all()

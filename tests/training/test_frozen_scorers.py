@@ -130,9 +130,7 @@ def test_two_learner_ranks_and_two_scorer_ranks_are_one_process(
     policy = PolicyConfig(kl_coef=0.1, kl_placement=placement, kl_estimator=estimator)
     one = in_one_process(config_of(model, 1, policy, gradient_accumulation_steps=2), tmp_path)
     config = scored_config(model, 2, policy)
-    two = Learner(
-        config, RankWorkers(config, scored_plan(config, tmp_path), ranks), tmp_path, scorers=scorers
-    )
+    two = Learner(config, RankWorkers(config, scored_plan(config, tmp_path), ranks), tmp_path, scorers=scorers)
     assert_equal_training(one, two, groups)
 
 
@@ -152,9 +150,7 @@ def test_a_teacher_scores_first_for_batch_wide_weights(
     policy = load_policy("opd", select_tokens=select_tokens, covariance_range=[-5.0, 5.0], reward_coef=1.0)
     one = in_one_process(config_of(model, 1, policy, gradient_accumulation_steps=2), tmp_path)
     config = scored_config(model, 2, policy)
-    two = Learner(
-        config, RankWorkers(config, scored_plan(config, tmp_path), ranks), tmp_path, scorers=scorers
-    )
+    two = Learner(config, RankWorkers(config, scored_plan(config, tmp_path), ranks), tmp_path, scorers=scorers)
     assert_equal_training(one, two, groups)
 
 
@@ -249,11 +245,7 @@ def process_ids(scorers: FrozenScorers) -> list[int]:
 
 
 def test_cancelled_batches_are_not_scored(
-    two_copies: FrozenScorers,
-    model: str,
-    groups: list[Group],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    two_copies: FrozenScorers, model: str, groups: list[Group], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     learner = local_learner(scored_config(model, 1), tmp_path, two_copies)
     scored_groups: list[int] = []
@@ -346,11 +338,7 @@ def test_lost_scorers_are_replaced(
 
 
 def test_a_microbatch_that_kills_all_copies_ends_the_run(
-    two_copies: FrozenScorers,
-    model: str,
-    groups: list[Group],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    two_copies: FrozenScorers, model: str, groups: list[Group], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batch = credit_groups(local_learner(scored_config(model, 1), tmp_path, two_copies), groups)
     RankKiller(monkeypatch, "scorer", *[("log_prob", 1)] * 9)

@@ -39,14 +39,10 @@ def verl_grpo(params: dict[str, Any]) -> PolicyConfig:
 
 MAPPINGS: dict[str, Callable[[dict[str, Any]], PolicyConfig]] = {
     "compute_grpo_outcome_advantage": verl_grpo,
-    "compute_rloo_outcome_advantage": lambda params: load_policy(
-        "compat_verl", baseline="leave_one_out", scale="none"
-    ),
+    "compute_rloo_outcome_advantage": lambda params: load_policy("compat_verl", baseline="leave_one_out", scale="none"),
     "calculate_grpo_advantages": lambda params: load_policy("compat_megatron"),
     "grpo_consumer advantages": coati,
-    "GRPOTrainer advantages": lambda params: load_policy(
-        "compat_trl", scale=TRL_SCALE[params["scale_rewards"]]
-    ),
+    "GRPOTrainer advantages": lambda params: load_policy("compat_trl", scale=TRL_SCALE[params["scale_rewards"]]),
     "chat_rl advantages (per example)": lambda params: load_policy("compat_nanochat"),
     "MCAdvantage._trajectory_advantage formula": lambda params: load_policy("compat_torchrl"),
 }

@@ -19,9 +19,7 @@ MEASURE = "areal.utils.functional.functional.compute_binary_kl_divergence"
 FLOAT32 = ("nemo_rl GRPOAdvantageEstimator.compute_advantage", 2e-8)
 """NeMo-RL corrects the deviation by a factor that it has in float32."""
 
-needs_cases = pytest.mark.skipif(
-    not GOLDEN.exists(), reason="the recorded cases are not beside this checkout"
-)
+needs_cases = pytest.mark.skipif(not GOLDEN.exists(), reason="the recorded cases are not beside this checkout")
 
 
 def differs(case: dict[str, Any], inputs: dict[str, torch.Tensor]) -> str | None:
@@ -101,8 +99,6 @@ def test_every_recorded_advantage() -> None:
         error = ((ours - wanted).abs().max() / scale).item()
         tolerance = FLOAT32[1] if case["function"] == FLOAT32[0] else TOLERANCE
         if not error <= max(tolerance, case["rtol"]) and not _negative_mean(case):
-            wrong.append(
-                f"{case['function']} {case['algo']} {case['rewards_name']} {case['params']}: {error:.1e}"
-            )
+            wrong.append(f"{case['function']} {case['algo']} {case['rewards_name']} {case['params']}: {error:.1e}")
     print(f"{compared - len(wrong)} of {compared} reproduced")
     assert not wrong, f"{len(wrong)} cases differ:\n" + "\n".join(wrong[:40])

@@ -42,10 +42,7 @@ def credit_groups(policy: PolicyConfig, groups: list[Group]) -> Batch:
     generator = torch.Generator().manual_seed(0)
     noise = 0.1 * torch.randn(batch.sample_log_prob.shape, generator=generator)
     batch.sample_log_prob = batch.sample_log_prob + noise
-    batch.ref_log_prob, batch.old_log_prob = (
-        batch.sample_log_prob - noise.flip(0),
-        batch.sample_log_prob + noise,
-    )
+    batch.ref_log_prob, batch.old_log_prob = (batch.sample_log_prob - noise.flip(0), batch.sample_log_prob + noise)
     return assign_credit(policy, Rollout(groups, batch), max_tokens=9).batch
 
 
@@ -92,9 +89,7 @@ def test_input_and_output_keys(groups: list[Group]) -> None:
     assert set(out.keys()) == set(loss.out_keys) == {*LOSS_KEYS, "ESS", *known, "metrics"}
     assert all(out[name].shape == batch.mask.shape and not out[name].requires_grad for name in known)
     assert all(out[name].shape == () and out[name].requires_grad for name in LOSS_KEYS)
-    sum(
-        value for name, value in out.items() if name.startswith("loss_")
-    ).backward()  # as in TorchRL's trainers
+    sum(value for name, value in out.items() if name.startswith("loss_")).backward()  # as in TorchRL's trainers
     ours = [parameter.grad for parameter in loss.parameters()]
     other = loss_of(policy)
     other.total(other(batch)).backward()
@@ -103,9 +98,7 @@ def test_input_and_output_keys(groups: list[Group]) -> None:
 
 
 def test_output_advantage_includes_the_teacher(groups: list[Group]) -> None:
-    policy = load_policy(
-        "opd", reward_coef=0.5, distill_coef=0.25, distill_log_prob="old", distill_clamp=None
-    )
+    policy = load_policy("opd", reward_coef=0.5, distill_coef=0.25, distill_log_prob="old", distill_clamp=None)
     batch = credit_groups(policy, groups)
     out = loss_of(policy)(batch)
     expected = 0.5 * batch.advantage + 0.25 * (batch.ref_log_prob - batch.sample_log_prob)
@@ -174,9 +167,7 @@ def test_microbatches_sum_to_the_batch(aggregation: str, groups: list[Group]) ->
         outs.append(split(microbatch.batch, totals.select(microbatch.rows)))
         split.total(outs[-1]).backward()
     for name in LOSS_KEYS:
-        assert sum(out[name].item() for out in outs) == pytest.approx(
-            expected[name].item(), rel=1e-4, abs=1e-7
-        )
+        assert sum(out[name].item() for out in outs) == pytest.approx(expected[name].item(), rel=1e-4, abs=1e-7)
     merged = finalize_metrics(merge_metrics([dict(out["metrics"].items()) for out in outs]))
     assert merged == pytest.approx(finalize_metrics(dict(expected["metrics"].items())), rel=1e-4, abs=1e-6)
     for one, other in zip(whole.parameters(), split.parameters(), strict=True):
@@ -217,9 +208,7 @@ def test_loss_agrees_with_torchrls_grpo_loss(groups: list[Group]) -> None:
 
         def get_dist(self, tensordict: TensorDict, logits_key: str) -> LLMMaskedCategorical:
             logits = model(
-                torch.cat([tokens.prompt, tokens.response], 1),
-                attention_mask.long(),
-                attention_mask.cumsum(1) - 1,
+                torch.cat([tokens.prompt, tokens.response], 1), attention_mask.long(), attention_mask.cumsum(1) - 1
             ).logits
             logits = logits[:, -tokens.response.shape[1] - 1 : -1]
             return LLMMaskedCategorical(logits=logits, mask=batch.mask)

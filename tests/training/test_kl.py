@@ -22,12 +22,7 @@ def estimates(**policy: float | str) -> list[float]:
 
 @pytest.mark.parametrize(
     ("name", "formula"),
-    [
-        ("k1", lambda d: -d),
-        ("k2", lambda d: d * d / 2),
-        ("k3", lambda d: math.exp(d) - d - 1),
-        ("abs", abs),
-    ],
+    [("k1", lambda d: -d), ("k2", lambda d: d * d / 2), ("k3", lambda d: math.exp(d) - d - 1), ("abs", abs)],
 )
 def test_every_estimator_by_hand_and_within_its_clamps(name: str, formula: Callable[[float], float]) -> None:
     assert estimates(kl_estimator=name) == pytest.approx([formula(d) for d in DIFFERENCES])
@@ -52,7 +47,5 @@ def test_unbiased_estimators_average_to_the_divergence(name: str) -> None:
     """Averages over the whole vocabulary, weighted by the sampling policy."""
     policy, other = torch.tensor([[0.5, 0.3, 0.2], [0.2, 0.2, 0.6]], dtype=torch.float64).log()
     inside = torch.ones(1, 3, dtype=torch.bool)
-    mean = (
-        policy.exp() * kl_estimate(PolicyConfig(kl_estimator=name), policy[None], other[None], inside)
-    ).sum()
+    mean = (policy.exp() * kl_estimate(PolicyConfig(kl_estimator=name), policy[None], other[None], inside)).sum()
     assert mean.item() == pytest.approx((policy.exp() * (policy - other)).sum().item())

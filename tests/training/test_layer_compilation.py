@@ -61,18 +61,14 @@ def compile_model(model: nn.Module) -> nn.Module:
 def test_compiled_layers_are_the_plain_ones_at_any_length() -> None:
     plain, ours = tiny_llama().train(), compile_model(tiny_llama().train())
     assert_same(
-        score_with_gradient(ours, True, TOKEN_BATCHES[0]),
-        score_with_gradient(plain, True, TOKEN_BATCHES[0]),
-        off=1e-5,
+        score_with_gradient(ours, True, TOKEN_BATCHES[0]), score_with_gradient(plain, True, TOKEN_BATCHES[0]), off=1e-5
     )
     assert code_was_compiled()
     with torch._dynamo.config.patch(error_on_recompile=True):
         for tokens in TOKEN_BATCHES[1:]:
             for model in (plain, ours):
                 model.zero_grad()
-            assert_same(
-                score_with_gradient(ours, True, tokens), score_with_gradient(plain, True, tokens), off=1e-5
-            )
+            assert_same(score_with_gradient(ours, True, tokens), score_with_gradient(plain, True, tokens), off=1e-5)
 
 
 def make_adapter_model(checkpointing: bool) -> nn.Module:
@@ -89,10 +85,7 @@ def make_adapter_model(checkpointing: bool) -> nn.Module:
 
 @pytest.mark.parametrize("packs", [True, False])
 def test_adapters_and_checkpointing(packs: bool, uncompiled_kernels: None) -> None:
-    plain, ours = (
-        make_adapter_model(checkpointing=False),
-        compile_model(make_adapter_model(checkpointing=True)),
-    )
+    plain, ours = (make_adapter_model(checkpointing=False), compile_model(make_adapter_model(checkpointing=True)))
     assert_same(
         score_with_gradient(ours, packs, TOKEN_BATCHES[0]),
         score_with_gradient(plain, packs, TOKEN_BATCHES[0]),

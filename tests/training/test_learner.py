@@ -47,9 +47,7 @@ def groups() -> list[Group]:
     return groups
 
 
-def test_without_a_reference_its_kl_is_0_and_a_teachers_is_not_called_that(
-    groups: list[Group], tmp_path: Path
-) -> None:
+def test_without_a_reference_its_kl_is_0_and_a_teachers_is_not_called_that(groups: list[Group], tmp_path: Path) -> None:
     for policy, is_reported in ((PolicyConfig(kl_coef=0.0), True), (load_policy("opd"), False)):
         learner = make_learner(tmp_path, policy)
         metrics = learner.step(credit_groups(learner, groups)).metrics
@@ -64,9 +62,7 @@ def test_the_gradient_is_clipped_to_its_limit(limit: float, groups: list[Group],
     """
     free = OptimizerConfig(lr=1e-3, clip_grad_norm=None)
     full_gradient = gradient_of(make_learner(tmp_path, optimizer=free), groups)
-    learner = make_learner(
-        tmp_path, optimizer=replace(free, clip_grad_norm=limit * float(full_gradient.norm()))
-    )
+    learner = make_learner(tmp_path, optimizer=replace(free, clip_grad_norm=limit * float(full_gradient.norm())))
     clipped = gradient_of(learner, groups)
     if limit > 1:
         assert torch.equal(clipped, full_gradient)
@@ -85,14 +81,9 @@ def full_policy(aggregation: str) -> PolicyConfig:
 
 @pytest.mark.parametrize(
     "aggregation",
-    [
-        "pass_mean",
-        *(pytest.param(each, marks=pytest.mark.long) for each in AGGREGATIONS if each != "pass_mean"),
-    ],
+    ["pass_mean", *(pytest.param(each, marks=pytest.mark.long) for each in AGGREGATIONS if each != "pass_mean")],
 )
-def test_microbatches_give_the_gradient_of_one_batch(
-    groups: list[Group], aggregation: str, tmp_path: Path
-) -> None:
+def test_microbatches_give_the_gradient_of_one_batch(groups: list[Group], aggregation: str, tmp_path: Path) -> None:
     """Microbatches may be smaller than a group, since a long group may not fit."""
     policy = full_policy(aggregation)
     one = copy.deepcopy(groups)
@@ -107,9 +98,7 @@ def test_microbatches_give_the_gradient_of_one_batch(
 
 
 @pytest.mark.parametrize("accumulation", [1, 4])
-def test_at_step_zero_the_reference_is_the_policy(
-    groups: list[Group], accumulation: int, tmp_path: Path
-) -> None:
+def test_at_step_zero_the_reference_is_the_policy(groups: list[Group], accumulation: int, tmp_path: Path) -> None:
     """Both are equal where they score in the same microbatches."""
     learner = make_learner(tmp_path, PolicyConfig(kl_coef=0.1), accumulation)
     report = learner.step(credit_groups(learner, groups))
@@ -120,9 +109,7 @@ def test_at_step_zero_the_reference_is_the_policy(
     torch.testing.assert_close(ref, sample, atol=1e-5, rtol=1e-5)
 
 
-def test_a_non_finite_step_changes_nothing_is_saved_and_stops_the_run(
-    groups: list[Group], tmp_path: Path
-) -> None:
+def test_a_non_finite_step_changes_nothing_is_saved_and_stops_the_run(groups: list[Group], tmp_path: Path) -> None:
     learner = make_learner(tmp_path, max_nonfinite_steps=2)
     before = [p.clone() for p in learner.worker.model.parameters()]
     broken = copy.deepcopy(groups)
@@ -137,9 +124,7 @@ def test_a_non_finite_step_changes_nothing_is_saved_and_stops_the_run(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_state_round_trip_continues_bit_for_bit(
-    groups: list[Group], dtype: torch.dtype, tmp_path: Path
-) -> None:
+def test_state_round_trip_continues_bit_for_bit(groups: list[Group], dtype: torch.dtype, tmp_path: Path) -> None:
     first = make_learner(tmp_path, dtype=dtype)
     first.step(credit_groups(first, groups))
     first.save(tmp_path / "state")()
@@ -154,10 +139,7 @@ def test_state_round_trip_continues_bit_for_bit(
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        (
-            "model.lm_head.weight",
-            r"shape of lm_head\.weight is \[7\] in the checkpoint and \[\d+, \d+\] here",
-        ),
+        ("model.lm_head.weight", r"shape of lm_head\.weight is \[7\] in the checkpoint and \[\d+, \d+\] here"),
         ("optimizer.lm_head.weight.exp_avg", r"shape of optimizer\.lm_head\.weight\.exp_avg is \[7\] in the"),
     ],
 )
@@ -167,8 +149,7 @@ def test_a_state_of_another_shape_is_refused_before_anything_is_loaded(
     first = make_learner(tmp_path)
     first.step(credit_groups(first, groups))
     write_tensors(
-        tmp_path / "state",
-        learner_tensors(first.worker.model, first.worker.optimizer) | {name: torch.zeros(7)},
+        tmp_path / "state", learner_tensors(first.worker.model, first.worker.optimizer) | {name: torch.zeros(7)}
     )
     second = make_learner(tmp_path)
     before = [parameter.clone() for parameter in second.worker.model.parameters()]

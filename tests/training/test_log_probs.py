@@ -38,18 +38,14 @@ def test_equals_full_logits(chunk_size: int | None, temperature: float, with_bia
     hidden_states, weight, bias, targets = make_inputs()
     used = bias if with_bias else None
     inputs = [hidden_states, weight, bias] if with_bias else [hidden_states, weight]
-    ours = selected_log_probs(
-        hidden_states, weight, used, targets, temperature, chunk_size, with_entropy=True
-    )
+    ours = selected_log_probs(hidden_states, weight, used, targets, temperature, chunk_size, with_entropy=True)
     theirs = full_logits_reference(hidden_states, weight, used, targets, temperature)
     log_prob_gradient = torch.linspace(-1, 2, len(hidden_states), dtype=torch.float64)
     gradients = []
     for log_prob, entropy in (ours, theirs):
         assert entropy is not None
         gradients.append(
-            torch.autograd.grad(
-                (log_prob * log_prob_gradient + entropy * log_prob_gradient.flip(0)).sum(), inputs
-            )
+            torch.autograd.grad((log_prob * log_prob_gradient + entropy * log_prob_gradient.flip(0)).sum(), inputs)
         )
     torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-10, atol=1e-12)
@@ -79,20 +75,12 @@ def test_rows_with_temperatures_equal_separate_calls(top_k: int, top_p: float) -
 def test_gradients_by_finite_differences(top_k: int, top_p: float, temperature: float) -> None:
     hidden_states, weight, bias, targets = make_inputs(rows=5, width=3, vocabulary=9)
 
-    def log_prob_and_entropy(
-        hidden_states: Tensor, weight: Tensor, bias: Tensor
-    ) -> tuple[Tensor, Tensor | None]:
-        return selected_log_probs(
-            hidden_states, weight, bias, targets, temperature, 2, True, top_k=top_k, top_p=top_p
-        )
+    def log_prob_and_entropy(hidden_states: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor | None]:
+        return selected_log_probs(hidden_states, weight, bias, targets, temperature, 2, True, top_k=top_k, top_p=top_p)
 
     assert torch.autograd.gradcheck(log_prob_and_entropy, (hidden_states, weight, bias))
-    assert torch.autograd.gradcheck(
-        lambda *inputs: log_prob_and_entropy(*inputs)[0], (hidden_states, weight, bias)
-    )
-    assert torch.autograd.gradcheck(
-        lambda *inputs: log_prob_and_entropy(*inputs)[1], (hidden_states, weight, bias)
-    )
+    assert torch.autograd.gradcheck(lambda *inputs: log_prob_and_entropy(*inputs)[0], (hidden_states, weight, bias))
+    assert torch.autograd.gradcheck(lambda *inputs: log_prob_and_entropy(*inputs)[1], (hidden_states, weight, bias))
 
 
 @pytest.mark.parametrize(("top_k", "top_p"), RESTRICTIONS)
@@ -113,9 +101,7 @@ def test_restricted_distribution_is_the_samplers(top_k: int, top_p: float) -> No
 def test_a_target_outside_the_kept_set_stays_finite() -> None:
     hidden_states, weight, bias, _ = make_inputs()
     rarest = torch.nn.functional.linear(hidden_states, weight, bias).argmin(1)
-    log_prob, entropy = selected_log_probs(
-        hidden_states, weight, bias, rarest, with_entropy=True, top_k=2, top_p=0.5
-    )
+    log_prob, entropy = selected_log_probs(hidden_states, weight, bias, rarest, with_entropy=True, top_k=2, top_p=0.5)
     assert entropy is not None
     (log_prob.sum() + entropy.sum()).backward()
     for tensor in (log_prob, entropy, hidden_states.grad, weight.grad):
@@ -126,14 +112,10 @@ def test_a_target_outside_the_kept_set_stays_finite() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_sums_in_float32(dtype: torch.dtype) -> None:
     hidden_states, weight, _, targets = make_inputs(rows=64, width=32, vocabulary=500, dtype=dtype)
-    log_prob, entropy = selected_log_probs(
-        hidden_states, weight, None, targets, chunk_size=5, with_entropy=True
-    )
+    log_prob, entropy = selected_log_probs(hidden_states, weight, None, targets, chunk_size=5, with_entropy=True)
     assert entropy is not None
     assert log_prob.dtype == entropy.dtype == torch.float32
-    exact = full_logits_reference(
-        hidden_states.detach().double(), weight.detach().double(), None, targets, 1.0
-    )
+    exact = full_logits_reference(hidden_states.detach().double(), weight.detach().double(), None, targets, 1.0)
     torch.testing.assert_close(log_prob.double(), exact[0], rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(entropy.double(), exact[1], rtol=1e-5, atol=1e-5)
     log_prob.sum().backward()
@@ -261,9 +243,7 @@ def test_logits_never_exist_at_once() -> None:
 
     hidden_states, weight, bias, targets = make_inputs(rows=200, width=2, vocabulary=50)
     with Watch():
-        log_prob, entropy = selected_log_probs(
-            hidden_states, weight, bias, targets, 1.0, 10, with_entropy=True
-        )
+        log_prob, entropy = selected_log_probs(hidden_states, weight, bias, targets, 1.0, 10, with_entropy=True)
         assert entropy is not None
         (log_prob + entropy).sum().backward()
     assert largest == 10 * 50

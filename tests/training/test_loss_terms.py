@@ -131,9 +131,7 @@ def test_metrics_by_hand() -> None:
     numbers = finalize_metrics(metrics)
     ratios = [math.exp(0.5), math.exp(-0.5), math.exp(-0.3)]
     assert numbers["loss/clip_fraction_high"] == pytest.approx(1 / 3)
-    assert numbers["loss/clip_fraction_low"] == pytest.approx(
-        1 / 3
-    )  # of the third token; the second token has A > 0
+    assert numbers["loss/clip_fraction_low"] == pytest.approx(1 / 3)  # of the third token; the second token has A > 0
     assert numbers["ratio/max"] == pytest.approx(ratios[0])
     assert numbers["ratio/mean"] == pytest.approx(sum(ratios) / 3)
     assert numbers["ess"] == pytest.approx(sum(ratios) ** 2 / (3 * sum(r * r for r in ratios)))
@@ -150,9 +148,7 @@ def test_metrics_by_hand() -> None:
         ({"log_ratio_min": -10.0, "log_ratio_max": 10.0}, [10.0, -10.0]),
     ],
 )
-def test_log_ratios_are_bounded_on_either_side_alone(
-    bounds: dict[str, float], log_ratios: list[float]
-) -> None:
+def test_log_ratios_are_bounded_on_either_side_alone(bounds: dict[str, float], log_ratios: list[float]) -> None:
     engine = torch.full((1, 2), -40.0, dtype=torch.float64)
     now = engine + torch.tensor([[30.0, -30.0]])
     policy = PolicyConfig(objective="none", kl_coef=0.0, **bounds)  # type: ignore[arg-type]
@@ -167,18 +163,12 @@ def test_log_ratios_are_bounded_on_either_side_alone(
     ("advantage", "clipped_log_ratios"),
     [(2.0, [0.4, -0.9, 0.1]), (-2.0, [0.9, -0.2, 0.1])],  # the clip is pessimistic, as in `clip`
 )
-def test_the_geometric_mean_of_clipped_ratios_by_hand(
-    advantage: float, clipped_log_ratios: list[float]
-) -> None:
+def test_the_geometric_mean_of_clipped_ratios_by_hand(advantage: float, clipped_log_ratios: list[float]) -> None:
     log_ratio = torch.tensor([[0.9, -0.9, 0.1, 9.0]], dtype=torch.float64)
     engine = torch.full_like(log_ratio, -1.0)
     now = (engine + log_ratio).requires_grad_()
     policy = PolicyConfig(
-        objective="geometric",
-        kl_coef=0.0,
-        aggregation="token_mean",
-        clip_epsilon_low=0.2,
-        clip_epsilon_high=0.4,
+        objective="geometric", kl_coef=0.0, aggregation="token_mean", clip_epsilon_low=0.2, clip_epsilon_high=0.4
     )
     mask = torch.tensor([[True, True, True, False]])
     loss, _ = total_loss(policy, now, engine, None, None, torch.tensor([[advantage]]), mask)
@@ -231,11 +221,7 @@ def test_the_length_epsilon_is_added_to_the_length() -> None:
     """An epsilon of 1 makes two tokens count as three in both means."""
     engine = torch.full((1, 2), -1.0, dtype=torch.float64)
     policy = PolicyConfig(
-        objective="geometric",
-        length_epsilon=1.0,
-        kl_coef=0.0,
-        aggregation="token_mean",
-        clip_epsilon_high=9.0,
+        objective="geometric", length_epsilon=1.0, kl_coef=0.0, aggregation="token_mean", clip_epsilon_high=9.0
     )
     mask = torch.ones(1, 2, dtype=torch.bool)
     loss, _ = total_loss(policy, engine + 0.3, engine, None, None, torch.tensor([[1.5]]), mask)

@@ -50,26 +50,16 @@ def positions_of(batch: Batch, packs: bool) -> int:
 @pytest.mark.parametrize("packs", [True, False])
 @pytest.mark.parametrize("max_tokens", [None, 1, 1100, 5000])
 @pytest.mark.parametrize(("workers", "microbatches"), [(1, 1), (1, 3), (2, 3), (5, 1)])
-def test_every_row_is_in_one_microbatch(
-    workers: int, microbatches: int, max_tokens: int | None, packs: bool
-) -> None:
+def test_every_row_is_in_one_microbatch(workers: int, microbatches: int, max_tokens: int | None, packs: bool) -> None:
     batch = batch_of_random_lengths(9)
     shares = partition_rows(batch, workers, microbatches, max_tokens, packs)
     assert len({len(share) for share in shares}) == 1
     assert len(shares) == workers and len(shares[0]) >= microbatches
-    with_loss = [
-        microbatch for share in shares for microbatch in share if microbatch.batch.tokens.loss_mask.any()
-    ]
-    assert torch.cat([microbatch.rows for microbatch in with_loss]).sort().values.tolist() == list(
-        range(len(batch))
-    )
+    with_loss = [microbatch for share in shares for microbatch in share if microbatch.batch.tokens.loss_mask.any()]
+    assert torch.cat([microbatch.rows for microbatch in with_loss]).sort().values.tolist() == list(range(len(batch)))
     for microbatch in with_loss:
         assert torch.equal(microbatch.batch.next.reward, batch.next.reward[microbatch.rows])
-        assert (
-            max_tokens is None
-            or len(microbatch.rows) == 1
-            or positions_of(microbatch.batch, packs) <= max_tokens
-        )
+        assert max_tokens is None or len(microbatch.rows) == 1 or positions_of(microbatch.batch, packs) <= max_tokens
     for share in shares:
         sizes = [positions_of(microbatch.batch, packs) for microbatch in share]
         assert sizes == sorted(sizes, reverse=True) or not packs
@@ -110,16 +100,12 @@ def test_padded_microbatches_hold_rows_of_similar_length() -> None:
     batch = batch_of_random_lengths(64)
     (share,) = partition_rows(batch, 1, 16, None, packs=False)
     count = len(batch) // 16
-    as_they_come = sum(
-        positions_of(batch[start : start + count], False) for start in range(0, len(batch), count)
-    )
+    as_they_come = sum(positions_of(batch[start : start + count], False) for start in range(0, len(batch), count))
     assert sum(positions_of(microbatch.batch, False) for microbatch in share) < 0.6 * as_they_come
 
 
 @pytest.mark.parametrize("packs", [True, False])
-@pytest.mark.parametrize(
-    "policy", [PolicyConfig(kl_coef=0.1, entropy_coef=0.01), PolicyConfig(include_padding=True)]
-)
+@pytest.mark.parametrize("policy", [PolicyConfig(kl_coef=0.1, entropy_coef=0.01), PolicyConfig(include_padding=True)])
 def test_an_idle_microbatch_has_no_gradient(policy: PolicyConfig, packs: bool) -> None:
     groups = sample_tiny_groups(num_groups=2, repeats=REPEATS)
     batch = assign_credit(policy, Rollout.from_groups(groups), 8).batch
@@ -127,10 +113,7 @@ def test_an_idle_microbatch_has_no_gradient(policy: PolicyConfig, packs: bool) -
     totals = BatchTotals.from_mask(policy, batch.mask)
     batch.teacher_tokens = batch.tokens.clone()
     nothing, model = idle_microbatch(batch), tiny_llama()
-    assert (
-        nothing.batch.reference_tokens.prompt_mask.all()
-        and not nothing.batch.reference_tokens.loss_mask.any()
-    )
+    assert nothing.batch.reference_tokens.prompt_mask.all() and not nothing.batch.reference_tokens.loss_mask.any()
     assert not ResponseScorer(model, packs)(nothing.batch.reference_tokens).log_prob.any()
     loss = GRPOLoss(ResponseScorer(model, packs), policy)
     out = loss(nothing.batch, totals.select(nothing.rows))
@@ -147,9 +130,7 @@ def test_the_gradient_does_not_depend_on_the_budget(packs: bool, tmp_path: Path)
     groups = sample_tiny_groups(num_groups=6, repeats=REPEATS)
     found = []
     for budget in (None, 1, 40, 100, 10_000):
-        learner = make_learner(
-            tmp_path, PolicyConfig(kl_coef=0.1), packs=packs, max_tokens_per_microbatch=budget
-        )
+        learner = make_learner(tmp_path, PolicyConfig(kl_coef=0.1), packs=packs, max_tokens_per_microbatch=budget)
         gradients: list[torch.Tensor] = []
         learner.worker.optimizer.register_step_pre_hook(
             lambda *arguments, model=learner.worker.model, gradients=gradients: gradients.append(
@@ -175,9 +156,7 @@ def test_padding_is_the_ratio_of_computed_to_real_positions(tmp_path: Path) -> N
         learner = make_learner(tmp_path, packs=packs)
         given = credit_groups(learner, groups)
         expected = (
-            packed_positions(given.tokens)
-            if packs
-            else given.tokens.prompt.numel() + (given.tokens.response.numel())
+            packed_positions(given.tokens) if packs else given.tokens.prompt.numel() + (given.tokens.response.numel())
         )
         assert learner.step(given).metrics["throughput/padding"] == pytest.approx(expected / real)
         assert (expected < real) == packs

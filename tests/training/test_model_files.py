@@ -61,10 +61,7 @@ def drop_tensor(name: str) -> Callable[[Tensors], Tensors]:
 
 
 WRONG_FILES: dict[str, tuple[Callable[[Tensors], Tensors], str]] = {
-    "a tensor is missing": (
-        drop_tensor("model.norm.weight"),
-        r"the files lack 1 tensor: model\.norm\.weight\. ",
-    ),
+    "a tensor is missing": (drop_tensor("model.norm.weight"), r"the files lack 1 tensor: model\.norm\.weight\. "),
     "an untied head is missing": (drop_tensor(FIRST), r"the files lack 1 tensor: lm_head\.weight\. "),
     "a tensor too many": (
         lambda tensors: tensors | {"model.more.weight": torch.zeros(2)},
@@ -85,9 +82,7 @@ WRONG_FILES: dict[str, tuple[Callable[[Tensors], Tensors], str]] = {
 
 
 @pytest.mark.parametrize(("change", "text"), WRONG_FILES.values(), ids=WRONG_FILES)
-def test_every_loader_refuses_wrong_files(
-    change: Callable[[Tensors], Tensors], text: str, tmp_path: Path
-) -> None:
+def test_every_loader_refuses_wrong_files(change: Callable[[Tensors], Tensors], text: str, tmp_path: Path) -> None:
     config = model_of(tmp_path / "model", change)
     tokenizer = load_tokenizer(config)
     for load in (
@@ -107,9 +102,7 @@ def test_a_frozen_model_is_checked_as_the_policy(autocast: torch.dtype | None, t
     sizes = {name: value for name, value in TINY.items() if name != "max_position_embeddings"}
     scaled = AutoConfig.for_model("granite", **sizes, logits_scaling=8)
     AutoModelForCausalLM.from_config(scaled).save_pretrained(tmp_path / "scaled")
-    damaged = model_of(
-        tmp_path / "nan", lambda tensors: {**tensors, FIRST: torch.full_like(tensors[FIRST], math.nan)}
-    )
+    damaged = model_of(tmp_path / "nan", lambda tensors: {**tensors, FIRST: torch.full_like(tensors[FIRST], math.nan)})
     for config, text in (
         (ModelConfig(str(tmp_path / "scaled")), "changes its logits after the output head"),
         (damaged, r"lm_head\.weight holds values that are not finite"),
@@ -130,9 +123,7 @@ def test_a_base_in_4_bits_is_checked(tmp_path: Path) -> None:
 def test_a_run_ends_before_it_starts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = model_of(tmp_path / "model", drop_tensor("model.norm.weight"))
     for job in ("run=train", "run=eval"):
-        config = compose_run_config(
-            job, f"model.name={model.name}", "eval.sets={test:{dataset:arithmetic,limit:2}}"
-        )
+        config = compose_run_config(job, f"model.name={model.name}", "eval.sets={test:{dataset:arithmetic,limit:2}}")
         with pytest.raises(ConfigError, match="the files lack 1 tensor"):
             run_job(config, tmp_path / job, grpo.train, LockstepRun)
     assert "MISSING" not in capsys.readouterr().err, "the library's own table"
@@ -156,12 +147,9 @@ def test_a_damaged_file_is_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "quantization_config",
-    [{"quant_method": "bitsandbytes", "load_in_4bit": True}, {"quant_method": "gptq", "bits": 4}],
+    "quantization_config", [{"quant_method": "bitsandbytes", "load_in_4bit": True}, {"quant_method": "gptq", "bits": 4}]
 )
-def test_a_base_that_is_saved_quantized_is_one_line(
-    quantization_config: dict[str, object], tmp_path: Path
-) -> None:
+def test_a_base_that_is_saved_quantized_is_one_line(quantization_config: dict[str, object], tmp_path: Path) -> None:
     config = model_of(tmp_path / "model")
     path = tmp_path / "model" / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": quantization_config}))
@@ -195,9 +183,7 @@ def test_one_file_of_weights_comes_before_an_index_that_was_left_behind(tmp_path
     save_file({FIRST: torch.zeros(263, 192)}, tmp_path / "model" / "model-00001-of-00002.safetensors")
     check_model_files(config, load_tokenizer(config))
     read = stream_weights(config, [FIRST])
-    assert read is not None and torch.equal(
-        read(FIRST), load_model(config, CPU).get_output_embeddings().weight
-    )
+    assert read is not None and torch.equal(read(FIRST), load_model(config, CPU).get_output_embeddings().weight)
 
 
 def test_an_unsupported_setting_of_a_model_gives_one_line(tmp_path: Path) -> None:
@@ -212,9 +198,7 @@ def test_an_unsupported_setting_of_a_model_gives_one_line(tmp_path: Path) -> Non
             run_job(config, tmp_path / f"run of {name}", grpo.train, LockstepRun)
 
 
-def test_an_evaluation_refuses_an_engine_that_decodes_wrongly(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_evaluation_refuses_an_engine_that_decodes_wrongly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "torchgrpo.rollout.engines.continuous_batching_decoder.append_token",
         lambda completion, token, log_prob, *rest: append_token(completion, token, log_prob - 0.1, *rest),
@@ -226,12 +210,7 @@ def test_an_evaluation_refuses_an_engine_that_decodes_wrongly(
 
 def save_multimodal(folder: Path) -> None:
     """Saves a model of text weights under a config.json with `text_config`, and an image tower."""
-    text = TINY | {
-        "model_type": "gemma3_text",
-        "head_dim": 16,
-        "sliding_window": 8,
-        "query_pre_attn_scalar": 16,
-    }
+    text = TINY | {"model_type": "gemma3_text", "head_dim": 16, "sliding_window": 8, "query_pre_attn_scalar": 16}
     vision = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
     config = AutoConfig.for_model(
         "gemma3",
@@ -248,12 +227,7 @@ def save_multimodal(folder: Path) -> None:
 
 def test_the_text_of_a_multimodal_model_trains_and_is_exported(tmp_path: Path) -> None:
     save_multimodal(tmp_path / "model")
-    small = (
-        "env.num_envs=4",
-        "env.repeats=4",
-        "train.total_dialog_turns=32",
-        "inference_model.max_tokens=24",
-    )
+    small = ("env.num_envs=4", "env.repeats=4", "train.total_dialog_turns=32", "inference_model.max_tokens=24")
     config = compose_run_config(*small, f"model.name={tmp_path / 'model'}", "optimizer.warmup_steps=0")
     with pytest.raises(RunError, match="nothing was learned"):  # a random model samples no right answer
         run_job(config, tmp_path / "run", grpo.train, LockstepRun)
@@ -274,9 +248,7 @@ def more_tokens(folder: Path, *tokens: str, **special: str) -> PreTrainedTokeniz
 
 def test_a_tokenizer_that_ends_with_a_token_beyond_the_embedding_is_refused(tmp_path: Path) -> None:
     config = model_of(tmp_path / "model")
-    with pytest.raises(
-        ConfigError, match=r"1 tokens beyond the 263 rows .*'<end>' is 263.*resize_token_embeddings"
-    ):
+    with pytest.raises(ConfigError, match=r"1 tokens beyond the 263 rows .*'<end>' is 263.*resize_token_embeddings"):
         check_model_files(config, more_tokens(tmp_path / "model", eos_token="<end>"))
 
 
@@ -289,7 +261,5 @@ def test_a_token_that_was_added_and_is_in_no_prompt_does_no_harm(tmp_path: Path)
     file = tmp_path / "rows.jsonl"
     file.write_text('{"prompt": "1+1=<image>", "answer": "2"}\n')
     data = ("env.dataset=jsonl", f"env.data_files={file}")
-    with pytest.raises(
-        ConfigError, match=r"the prompt of row 0 has the token '<image>', whose id 263 is beyond"
-    ):
+    with pytest.raises(ConfigError, match=r"the prompt of row 0 has the token '<image>', whose id 263 is beyond"):
         run_job(compose_run_config(*small, *data), tmp_path / "other", grpo.train, LockstepRun)

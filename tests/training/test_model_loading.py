@@ -39,9 +39,7 @@ def test_an_unknown_model_names_the_local_way(monkeypatch: pytest.MonkeyPatch) -
         load_model(ModelConfig(name="nobody/nothing"), CPU)
 
 
-def test_a_tokenizer_without_chat_template_takes_prompts_as_they_are(
-    tmp_path: Path, log_capture: LogCapture
-) -> None:
+def test_a_tokenizer_without_chat_template_takes_prompts_as_they_are(tmp_path: Path, log_capture: LogCapture) -> None:
     shutil.copytree(model_path(QUICKSTART), tmp_path / "plain")
     (tmp_path / "plain" / "chat_template.jinja").unlink()
     assert not load_tokenizer(ModelConfig(name=str(tmp_path / "plain"))).chat_template
@@ -69,13 +67,9 @@ def test_the_chat_templates_own_end_of_an_answer_ends_a_completion(tmp_path: Pat
     tokenizer = load_tokenizer(ModelConfig(name=str(tmp_path / "base")))
     assert saved_eos_token_ids(str(tmp_path / "base"), tokenizer) == [tokenizer.pad_token_id, 2]
     template.write_text("{{ messages[-1].content }}!")
-    assert saved_eos_token_ids(
-        str(tmp_path / "base"), load_tokenizer(ModelConfig(name=str(tmp_path / "base")))
-    ) == [2]
+    assert saved_eos_token_ids(str(tmp_path / "base"), load_tokenizer(ModelConfig(name=str(tmp_path / "base")))) == [2]
     template.write_text("{% if messages[-1].role != 'user' %}{{ raise_exception('no answers') }}{% endif %}")
-    assert saved_eos_token_ids(
-        str(tmp_path / "base"), load_tokenizer(ModelConfig(name=str(tmp_path / "base")))
-    ) == [2]
+    assert saved_eos_token_ids(str(tmp_path / "base"), load_tokenizer(ModelConfig(name=str(tmp_path / "base")))) == [2]
 
 
 def test_end_tokens_are_known_without_the_weights(tmp_path: Path) -> None:
@@ -91,10 +85,7 @@ def test_end_tokens_are_known_without_the_weights(tmp_path: Path) -> None:
 
 def test_loading_draws_no_random_numbers_and_shares_no_memory() -> None:
     before = torch.get_rng_state()
-    models = [
-        load_model(ModelConfig(name=QUICKSTART), CPU),
-        load_frozen(ModelConfig(name=QUICKSTART), CPU, None),
-    ]
+    models = [load_model(ModelConfig(name=QUICKSTART), CPU), load_frozen(ModelConfig(name=QUICKSTART), CPU, None)]
     assert torch.equal(before, torch.get_rng_state())
     for ours, theirs in zip(*(model.parameters() for model in models), strict=True):
         assert torch.equal(ours, theirs)

@@ -166,9 +166,7 @@ def test_bad_values(settings: dict[str, object], message: str) -> None:
 
 
 def test_a_pattern_that_matches_nothing() -> None:
-    with pytest.raises(
-        ConfigError, match=r"'\*embedding\*'.*matches no parameter; .*model.embed_tokens.weight"
-    ):
+    with pytest.raises(ConfigError, match=r"'\*embedding\*'.*matches no parameter; .*model.embed_tokens.weight"):
         make_optimizer(model(), OptimizerConfig(group_lr={"*embedding*": 1.0}))
 
 

@@ -29,12 +29,7 @@ def rows(prompts: tuple[int, ...] = PROMPTS, lengths: tuple[tuple[int, ...], ...
     """
     generator = torch.Generator().manual_seed(3)
     widest, longest = max(prompts) + 2, max(itertools.chain(*lengths)) + 3
-    parts: dict[str, list[torch.Tensor]] = {
-        "prompt": [],
-        "prompt_mask": [],
-        "response": [],
-        "response_mask": [],
-    }
+    parts: dict[str, list[torch.Tensor]] = {"prompt": [], "prompt_mask": [], "response": [], "response_mask": []}
     for width, of_group in zip(prompts, lengths, strict=True):
         prompt = torch.randint(4, 40, (widest,), generator=generator)
         prompt_mask = torch.arange(widest) >= widest - width
@@ -81,9 +76,7 @@ def assert_same(
 
 @pytest.mark.parametrize("small", [1 << 15, 0], ids=["together", "apart"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_packed_rows_equal_padded_rows(
-    dtype: torch.dtype, small: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_packed_rows_equal_padded_rows(dtype: torch.dtype, small: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Packed rows have the results of padded rows.
 
     small: with 0, rows of different length are in different attention calls.
@@ -134,13 +127,9 @@ SIZES = {
 }
 
 
-@pytest.mark.parametrize(
-    "config", [Qwen2Config(**SIZES), Qwen3Config(**SIZES)], ids=lambda one: one.model_type
-)
+@pytest.mark.parametrize("config", [Qwen2Config(**SIZES), Qwen3Config(**SIZES)], ids=lambda one: one.model_type)
 @pytest.mark.parametrize("precision", [None, torch.bfloat16])
-def test_models_with_grouped_query_attention(
-    config: Qwen2Config | Qwen3Config, precision: torch.dtype | None
-) -> None:
+def test_models_with_grouped_query_attention(config: Qwen2Config | Qwen3Config, precision: torch.dtype | None) -> None:
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config).float()
     other = copy.deepcopy(model)
@@ -210,13 +199,7 @@ def test_the_block_mask_equals_pytorchs(layout: str) -> None:
     segments = pack_rows(tokens).segments
     mask = segments.block_mask(torch.device("cpu"))
     wanted = create_block_mask(
-        mask.mask_mod,
-        None,
-        None,
-        segments.total,
-        segments.total,
-        device="cpu",
-        BLOCK_SIZE=packed_attention.BLOCK_SIZE,
+        mask.mask_mod, None, None, segments.total, segments.total, device="cpu", BLOCK_SIZE=packed_attention.BLOCK_SIZE
     )
     assert mask.seq_lengths == wanted.seq_lengths
     for name in ("kv_num_blocks", "kv_indices", "q_num_blocks", "q_indices"):
@@ -243,9 +226,7 @@ def test_blocks_attend_as_rows_do(precision: torch.dtype | None, monkeypatch: py
 @pytest.mark.parametrize("small", [0, 1 << 15])
 def test_padding_inside_attention_stays_small(small: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packed_attention, "SMALL_CALL", small)
-    lengths = (
-        torch.empty(64).log_normal_(4.0, 0.8, generator=torch.Generator().manual_seed(0)).long().clamp(1, 400)
-    )
+    lengths = torch.empty(64).log_normal_(4.0, 0.8, generator=torch.Generator().manual_seed(0)).long().clamp(1, 400)
     tokens = rows((60,) * 8, tuple(tuple(of_group) for of_group in lengths.view(8, 8).tolist()))
     tokens.loss_mask = tokens.response_mask.clone()
     segments = pack_rows(tokens).segments

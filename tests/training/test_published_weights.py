@@ -29,9 +29,7 @@ def test_lora_is_merged_and_the_policy_left_alone(tied: bool) -> None:
     weights = make_tensors(named_weights(policy))
     assert set(weights) == set(plain.state_dict())
     changed = {name for name, tensor in plain.state_dict().items() if not torch.equal(tensor, weights[name])}
-    assert changed == {
-        f"model.layers.{i}.{m}.weight" for i in (0, 1) for m in ("self_attn.q_proj", "mlp.down_proj")
-    }
+    assert changed == {f"model.layers.{i}.{m}.weight" for i in (0, 1) for m in ("self_attn.q_proj", "mlp.down_proj")}
     plain.load_state_dict(weights)
     with torch.no_grad():
         torch.testing.assert_close(plain(IDS).logits, policy(IDS).logits, atol=1e-4, rtol=1e-4)
@@ -63,9 +61,7 @@ def test_names_and_shapes_are_known_without_a_merge(monkeypatch: pytest.MonkeyPa
         (tensor.name, tuple(tensor.make().shape), tensor.make().dtype)
         for tensor in named_weights(lora_policy(), torch.bfloat16)
     ]
-    monkeypatch.setattr(
-        "peft.tuners.lora.Linear.get_delta_weight", lambda *_: pytest.fail("a merge to learn a shape")
-    )
+    monkeypatch.setattr("peft.tuners.lora.Linear.get_delta_weight", lambda *_: pytest.fail("a merge to learn a shape"))
     again = named_weights(lora_policy(), torch.bfloat16)
     assert [(tensor.name, tensor.shape, tensor.dtype) for tensor in again] == expected
 

@@ -38,8 +38,7 @@ def nf4_levels() -> torch.Tensor:
     They are quantiles of a normal distribution, seven below and eight above an exact 0.
     """
     below, above = (
-        torch.special.ndtri(torch.linspace(0.9677083, 0.5, count, dtype=torch.float64))[:-1]
-        for count in (8, 9)
+        torch.special.ndtri(torch.linspace(0.9677083, 0.5, count, dtype=torch.float64))[:-1] for count in (8, 9)
     )
     return torch.cat([-below, torch.zeros(1), above.flip(0)]) / above.max()
 
@@ -87,10 +86,7 @@ def test_each_value_is_the_nearest_level_of_its_block(folder: Path) -> None:
     distance, order = (blocks[..., None] / scale[..., None] - levels).abs().sort(dim=-1)
     clear = distance[..., 1] - distance[..., 0] > 2e-4
     assert clear.double().mean() > 0.99
-    nearest, ours = (
-        levels[order[..., 0]] * scale,
-        dequantize_weight(layer.weight, layer).double().reshape(-1, 64),
-    )
+    nearest, ours = (levels[order[..., 0]] * scale, dequantize_weight(layer.weight, layer).double().reshape(-1, 64))
     torch.testing.assert_close(ours[clear], nearest[clear], rtol=0.06, atol=1e-4)
 
 
@@ -103,17 +99,13 @@ def test_the_base_takes_what_the_plan_says(folder: Path) -> None:
             scales += state.absmax.nbytes + state.state2.absmax.nbytes
     total_bytes = sum(parameter.nbytes for parameter in model.parameters()) + scales
     planned = quantized_bytes(read_shape(folder / "config.json"), 4)
-    assert planned <= total_bytes <= planned + 4 * 14, (
-        "the last scale of each of the 14 matrices is for fewer"
-    )
+    assert planned <= total_bytes <= planned + 4 * 14, "the last scale of each of the 14 matrices is for fewer"
     assert planned < 0.4 * sum(parameter.nbytes for parameter in tiny_llama().parameters())
 
 
 @pytest.mark.parametrize("packs", [True, False], ids=["packed", "rows"])
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_gradients_equal_those_on_the_dequantized_base(
-    folder: Path, packs: bool, checkpointing: bool
-) -> None:
+def test_gradients_equal_those_on_the_dequantized_base(folder: Path, packs: bool, checkpointing: bool) -> None:
     policy = policy_on(folder)
     dequantized = tiny_llama()
     dequantized.load_state_dict(dequantized_base(folder), strict=False)
@@ -145,9 +137,7 @@ def test_a_push_is_the_base_out_of_4_bits_and_the_adapter(folder: Path, dtype: t
     ids = torch.arange(3, 30)[None]
     with torch.no_grad():
         tolerance = 1e-3 if dtype == torch.float32 else 0.3
-        torch.testing.assert_close(
-            plain(ids).logits, policy.eval()(ids).logits, atol=tolerance, rtol=tolerance
-        )
+        torch.testing.assert_close(plain(ids).logits, policy.eval()(ids).logits, atol=tolerance, rtol=tolerance)
     sequences = [ids[0].tolist()]
     learner = PolicyWeights(policy, partial(named_weights, dtype=dtype))
     scores, expected = learner.score(sequences)[0], PolicyWeights(plain, named_weights).score(sequences)[0]
@@ -202,9 +192,7 @@ def test_damaged_weights_are_refused(folder: Path, tmp_path: Path) -> None:
     weights = load_file(broken / "model.safetensors")
     weights["model.layers.1.mlp.up_proj.weight"][3, 5] = torch.nan
     save_file(weights, broken / "model.safetensors", {"format": "pt"})
-    with pytest.raises(
-        ConfigError, match=r"model\.layers\.1\.mlp\.up_proj\.weight holds values that are not finite"
-    ):
+    with pytest.raises(ConfigError, match=r"model\.layers\.1\.mlp\.up_proj\.weight holds values that are not finite"):
         load_in_4bit(ModelConfig(name=str(broken)), CPU, torch.float32)
 
 

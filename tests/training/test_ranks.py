@@ -146,10 +146,7 @@ def assert_equal_training(
         assert wanted.keys() == found.keys()
         for name in wanted:
             if name != "throughput/padding":  # a divided group has its prompt twice
-                assert found[name] == pytest.approx(wanted[name], rel=100 * bound, abs=10 * bound), (
-                    step,
-                    name,
-                )
+                assert found[name] == pytest.approx(wanted[name], rel=100 * bound, abs=10 * bound), (step, name)
         for name in ("loss/objective", "grad_norm"):
             assert found[name] == pytest.approx(wanted[name], rel=bound, abs=bound), (step, name)
     before, after = weights(single), weights(parallel)
@@ -167,13 +164,9 @@ def test_every_preset(
 
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
-def test_every_aggregation(
-    aggregation: str, ranks: Ranks, model: str, groups: list[Group], tmp_path: Path
-) -> None:
+def test_every_aggregation(aggregation: str, ranks: Ranks, model: str, groups: list[Group], tmp_path: Path) -> None:
     policy = PolicyConfig(aggregation=aggregation, kl_aggregation=aggregation, kl_coef=0.1, pass_size=3)
-    assert_equal_training(
-        *single_and_ranked(ranks, model, tmp_path, policy, gradient_accumulation_steps=2), groups
-    )
+    assert_equal_training(*single_and_ranked(ranks, model, tmp_path, policy, gradient_accumulation_steps=2), groups)
 
 
 @pytest.mark.parametrize(
@@ -214,9 +207,7 @@ def test_adapters_on_a_base_in_4_bits(
             torch.testing.assert_close(tensor, expected[name], rtol=1e-5, atol=1e-6)
 
 
-def test_a_base_in_4_bits_in_half_precision(
-    ranks: Ranks, model: str, groups: list[Group], tmp_path: Path
-) -> None:
+def test_a_base_in_4_bits_in_half_precision(ranks: Ranks, model: str, groups: list[Group], tmp_path: Path) -> None:
     """Layers are gathered in bfloat16, dequantized weights are float32; products use one of the two."""
     pytest.importorskip("bitsandbytes", reason="pip install -e '.[qlora]' in the project's folder")
     options = {"lora": True, "quantization": "nf4"}
@@ -242,9 +233,7 @@ def test_adapters_in_half_precision_whose_base_scores_first(
 
 def test_bfloat16_weights(ranks: Ranks, model: str, groups: list[Group], tmp_path: Path) -> None:
     """Ranks round their shares of a gradient, which soon moves ratios across the clip bounds."""
-    assert_equal_training(
-        *single_and_ranked(ranks, model, tmp_path, dtype="bfloat16"), groups, bound=2e-3, count=2
-    )
+    assert_equal_training(*single_and_ranked(ranks, model, tmp_path, dtype="bfloat16"), groups, bound=2e-3, count=2)
 
 
 def test_a_reference_kept_as_it_is_gathered_is_the_policy(
@@ -269,9 +258,7 @@ def test_offload_changes_no_result(
     resident = ranked_learner(ranks, config, tmp_path)
     expected = step_metrics(resident, groups), weights(resident)
     offload_config = replace(config, train_model=replace(config.train_model, offload=offload))
-    offloaded = Learner(
-        offload_config, RankWorkers(offload_config, plan_of(config, tmp_path), ranks), tmp_path
-    )
+    offloaded = Learner(offload_config, RankWorkers(offload_config, plan_of(config, tmp_path), ranks), tmp_path)
     assert step_metrics(offloaded, groups) == expected[0]
     after = weights(offloaded)
     assert all(torch.equal(after[name], tensor) for name, tensor in expected[1].items())
@@ -283,9 +270,7 @@ def test_muon(ranks: Ranks, model: str, groups: list[Group], tmp_path: Path) -> 
     assert_equal_training(*single_and_ranked(ranks, model, tmp_path, optimizer=muon), groups, bound=1e-4)
 
 
-def test_a_push_of_several_blocks(
-    ranks: Ranks, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_push_of_several_blocks(ranks: Ranks, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The tensors of a push are read in any order, any number of times."""
     one = in_one_process(config_of(model, 1), tmp_path)
     expected = weights(one)
@@ -346,9 +331,7 @@ def test_memory_is_released_where_the_model_is(
     actor.release_memory()
     assert calls == ["here", "here"]
     two = ranked_learner(ranks, config_of(model, 2), tmp_path)
-    monkeypatch.setattr(
-        ranks, "begin_call", lambda method, shares: calls.extend([method] * len(shares)) or []
-    )
+    monkeypatch.setattr(ranks, "begin_call", lambda method, shares: calls.extend([method] * len(shares)) or [])
     monkeypatch.setattr(ranks, "wait_for_answers", lambda calls, subject: [None, None])
     two.release_memory()
     assert calls[2:] == ["release_memory", "release_memory"]

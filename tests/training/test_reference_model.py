@@ -115,9 +115,7 @@ def test_on_a_gpu_the_weights_are_pinned_and_the_cpu_computes_nothing(
         with home.on_device():
             tensors = [*model.parameters(), *model.buffers()]
             assert all(tensor.device == device for tensor in tensors)
-        log_prob = ReferenceModel(make_scorer(model, True), scoring_context=home.on_device).log_prob([batch])[
-            0
-        ]
+        log_prob = ReferenceModel(make_scorer(model, True), scoring_context=home.on_device).log_prob([batch])[0]
         assert log_prob.device == device
         ours = log_prob.cpu()
     assert torch.equal(ours, expected)

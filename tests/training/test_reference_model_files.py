@@ -100,9 +100,7 @@ def test_a_folder_without_a_tokenizer(tmp_path: Path) -> None:
     folder = save_teacher(tmp_path / "bare")
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (folder / name).unlink()
-    with pytest.raises(
-        ConfigError, match=rf"ref_model.name={folder}: its tokenizer could not be loaded"
-    ) as error:
+    with pytest.raises(ConfigError, match=rf"ref_model.name={folder}: its tokenizer could not be loaded") as error:
         check(folder)
     assert "\n" not in str(error.value) and " model.name" not in str(error.value)
 

@@ -59,9 +59,7 @@ def test_entropy_is_over_the_whole_vocabulary() -> None:
 
 @pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("tied", [False, True])
-def test_under_autocast_the_head_multiplies_halves_and_sums_in_float32(
-    precision: torch.dtype, tied: bool
-) -> None:
+def test_under_autocast_the_head_multiplies_halves_and_sums_in_float32(precision: torch.dtype, tied: bool) -> None:
     """Under autocast the head's input is rounded like that of linear layers.
 
     The residual stream of float32 weights is float32.

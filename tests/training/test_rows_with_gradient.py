@@ -70,11 +70,7 @@ def take_step(
 @pytest.mark.parametrize("accumulation", [pytest.param(1, marks=pytest.mark.long), 4])
 @pytest.mark.parametrize("name", EVERY_PRESET)
 def test_the_update_and_the_metrics_are_those_of_all_groups(
-    groups: list[Group],
-    name: str,
-    accumulation: int,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    groups: list[Group], name: str, accumulation: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Updates and metrics equal those of a backward pass over all groups.
 
@@ -90,10 +86,7 @@ def test_the_update_and_the_metrics_are_those_of_all_groups(
     policy = load_policy(name, **others)
     (one, gradient, some), (other, whole, everyone) = (
         take_step(
-            make_learner(tmp_path, policy, accumulation, dtype=torch.float64),
-            groups,
-            monkeypatch,
-            force_gradients,
+            make_learner(tmp_path, policy, accumulation, dtype=torch.float64), groups, monkeypatch, force_gradients
         )
         for force_gradients in (False, True)
     )

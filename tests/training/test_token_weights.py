@@ -25,18 +25,10 @@ from torchgrpo.training.token_weights import TokenWeights, token_weights
 
 BATCH_WIDE_WEIGHTS = {
     "top entropy": {"select_tokens": "top_entropy", "selected_share": 0.4},
-    "clip covariance": {
-        "select_tokens": "clip_covariance",
-        "covariance_range": [0.01, 5.0],
-        "selected_share": 0.2,
-    },
+    "clip covariance": {"select_tokens": "clip_covariance", "covariance_range": [0.01, 5.0], "selected_share": 0.2},
     "kl covariance": {"select_tokens": "kl_covariance", "selected_share": 0.1, "objective": "none"},
     "normalized": {"old_log_prob": "trainer", "mismatch": "truncate", "mismatch_normalize": True},
-    "kept tokens": {
-        "trust_regions": [{"low": 0.8, "high": 1.25}],
-        "masked_in_denominator": False,
-        "kl_coef": 0.1,
-    },
+    "kept tokens": {"trust_regions": [{"low": 0.8, "high": 1.25}], "masked_in_denominator": False, "kl_coef": 0.1},
 }
 
 
@@ -54,10 +46,7 @@ def inputs_of(policy: PolicyConfig, tensors: Tensors, log_prob: torch.Tensor) ->
 
 
 def loss_and_slope(
-    policy: PolicyConfig,
-    tensors: Tensors,
-    totals: BatchTotals | None = None,
-    weights: TokenWeights | None = None,
+    policy: PolicyConfig, tensors: Tensors, totals: BatchTotals | None = None, weights: TokenWeights | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     log_prob = tensors["now"].clone().requires_grad_()
     loss, _ = total_loss(
@@ -96,9 +85,7 @@ def test_microbatches_with_batch_wide_weights_add_up(name: str) -> None:
         alone.append(token_weights(policy, inputs_of(policy, part, part["now"])))
     split = torch.cat([one.policy if one.penalty is None else one.penalty for one in alone])
     together = weights.policy if weights.penalty is None else weights.penalty
-    assert torch.equal(split, together) == bool(
-        policy.trust_regions
-    )  # each microbatch alone would select other tokens
+    assert torch.equal(split, together) == bool(policy.trust_regions)  # each microbatch alone would select other tokens
 
 
 def test_the_share_of_dropped_tokens_is_a_metric() -> None:
@@ -143,9 +130,7 @@ def gradient(learner: Learner, groups: list[Group]) -> torch.Tensor:
 @pytest.mark.parametrize("name", BATCH_WIDE_WEIGHTS)
 def test_a_step_does_not_depend_on_its_microbatches(name: str, groups: list[Group], tmp_path: Path) -> None:
     policy = load_policy("grpo", **({"kl_coef": 0.0} | BATCH_WIDE_WEIGHTS[name]))
-    one, four = (
-        gradient(make_learner(tmp_path, policy, count, dtype=torch.float64), groups) for count in (1, 4)
-    )
+    one, four = (gradient(make_learner(tmp_path, policy, count, dtype=torch.float64), groups) for count in (1, 4))
     assert one.any()
     assert (one - four).norm() / one.norm() < 1e-6  # batch-wide weights are float32
 
@@ -154,14 +139,7 @@ def test_the_entropy_coefficient_follows_its_target() -> None:
     policy = PolicyConfig(entropy_coef=0.01, entropy_target=0.5, entropy_coef_step=0.004)
     control = EntropyControl(policy, policy.entropy_coef)
     coefficients = []
-    for entropy in (
-        0.3,
-        0.5,
-        0.7,
-        0.9,
-        0.9,
-        0.2,
-    ):  # at the target, the coefficient falls but still applies
+    for entropy in (0.3, 0.5, 0.7, 0.9, 0.9, 0.2):  # at the target, the coefficient falls but still applies
         coefficients.append(round(control.next_coef, 6))
         control.update(entropy)
     assert coefficients == [0.0, 0.014, 0.01, 0.0, 0.0, 0.0]

@@ -51,9 +51,7 @@ def test_noise_of_a_config_is_off(name: str, checkpointing: bool, monkeypatch: p
     expected = logits(model)
     model.train()
     with torch.no_grad():
-        assert not torch.allclose(logits(model), expected, atol=1e-4), (
-            "the library's own training mode has it"
-        )
+        assert not torch.allclose(logits(model), expected, atol=1e-4), "the library's own training mode has it"
     if checkpointing:
         model.gradient_checkpointing_enable()
     set_training_mode(model)
@@ -61,9 +59,7 @@ def test_noise_of_a_config_is_off(name: str, checkpointing: bool, monkeypatch: p
         torch.testing.assert_close(logits(model), expected, rtol=0, atol=1e-5)
     logits(model).sum().backward()
     saved = vars(model.config)
-    assert all(saved.get(field, value) == value for field, value in NOISY[name].items()), (
-        "in the saved config it stays"
-    )
+    assert all(saved.get(field, value) == value for field, value in NOISY[name].items()), "in the saved config it stays"
 
 
 def test_layers_recompute_their_activations() -> None:
@@ -95,10 +91,6 @@ def test_a_run_in_lockstep_has_no_mismatch(tmp_path: Path) -> None:
     assert '"attention_dropout": 0.3' in path.read_text()
     small = ("env.num_envs=4", "env.repeats=4", "train.total_dialog_turns=32", "optimizer.warmup_steps=0")
     with pytest.raises(RunError, match="nothing was learned"):  # by a model with random output
-        run_job(
-            compose_run_config(*small, f"model.name={path.parent}"), tmp_path / "run", grpo.train, LockstepRun
-        )
-    assert all(
-        row["logprob_diff/max"] < 1e-4 for row in read_metrics(tmp_path / "run") if "logprob_diff/max" in row
-    )
+        run_job(compose_run_config(*small, f"model.name={path.parent}"), tmp_path / "run", grpo.train, LockstepRun)
+    assert all(row["logprob_diff/max"] < 1e-4 for row in read_metrics(tmp_path / "run") if "logprob_diff/max" in row)
     assert '"attention_dropout": 0.3' in (tmp_path / "run" / "model" / "config.json").read_text()

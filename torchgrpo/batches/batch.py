@@ -162,9 +162,7 @@ class Batch(TensorClass):
             converted.advantage = torch.stack([row["advantage"][-1] for row in each])
         if all(("next", "ref_log_probs", "full") in row.keys(True) for row in each):
             full = [row["next", "ref_log_probs", "full"].tolist() for row in each]
-            of_responses = [
-                values[len(row["tokens", "prompt"]) :] for values, row in zip(full, each, strict=True)
-            ]
+            of_responses = [values[len(row["tokens", "prompt"]) :] for values, row in zip(full, each, strict=True)]
             converted.ref_log_prob = _pad_rows("f", of_responses, response)
         return converted
 
@@ -218,9 +216,7 @@ def _completion_from_torchrl(row: TensorDictBase) -> SampledCompletion:
     """Converts one row under TorchRL's keys to a sampled completion."""
     response = row["tokens", "response"]
     assistant = row.get(("masks", "all_assistant_mask"), None)
-    sampled = (
-        torch.ones_like(response, dtype=torch.bool) if assistant is None else assistant[-len(response) :]
-    )
+    sampled = torch.ones_like(response, dtype=torch.bool) if assistant is None else assistant[-len(response) :]
     return SampledCompletion(
         response.tolist(),
         row["log_probs", "response"].tolist(),
@@ -242,9 +238,7 @@ def select_declared_fields(
     cls: type[Tokens] | type[CompletionRewards], tensordict: TensorDictBase
 ) -> Tokens | CompletionRewards:
     """Builds `cls` from its declared fields in a TensorDict [N], without other entries."""
-    return cls(
-        **{field.name: tensordict[field.name] for field in fields(cls)}, batch_size=tensordict.batch_size
-    )
+    return cls(**{field.name: tensordict[field.name] for field in fields(cls)}, batch_size=tensordict.batch_size)
 
 
 def collate(groups: Sequence[Group]) -> Batch:

@@ -55,7 +55,6 @@ class Rollout:
         of_version = batch.mask & (batch.policy_version == version)
         engines = [one.engine for group in self.groups for one in group.completions]
         return {
-            name: of_version
-            & torch.tensor([engine == name for engine in engines], device=of_version.device)[:, None]
+            name: of_version & torch.tensor([engine == name for engine in engines], device=of_version.device)[:, None]
             for name in sorted(set(engines))
         }

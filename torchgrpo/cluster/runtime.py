@@ -130,9 +130,7 @@ def _start_local_ray(num_cpus: int, quiet: dict[str, Any]) -> None:
                 raise
             log.warning("Ray did not start in time (%s); retrying", error)
             ray.shutdown()
-            leftover = (
-                set(psutil.Process().children(recursive=True)) - others
-            )  # would stay until this process ends
+            leftover = set(psutil.Process().children(recursive=True)) - others  # would stay until this process ends
             for child in leftover:
                 with suppress(psutil.NoSuchProcess):
                     child.kill()

@@ -72,9 +72,7 @@ class Evaluation:
         due = iteration in (0, last) or bool(frequency and iteration % frequency == 0)
         return due and bool(self.sets)
 
-    def run(
-        self, iteration: int, is_stopped: Callable[[], bool]
-    ) -> tuple[dict[str, float], list[str]] | None:
+    def run(self, iteration: int, is_stopped: Callable[[], bool]) -> tuple[dict[str, float], list[str]] | None:
         """Evaluates every set, and returns the metrics and a table for each set.
 
         None if `is_stopped` becomes true during the evaluation.
@@ -86,12 +84,8 @@ class Evaluation:
             path.parent.mkdir(parents=True, exist_ok=True)
             unfinished = path.with_suffix(".partial")
             began = time.perf_counter()
-            rewards = RewardService(
-                eval_set.task, eval_set.env, self.optimizer_step, self.config.total_optimizer_steps
-            )
-            groups = self.make_group_rollout(
-                eval_set, rewards, eval_set_seed(self.config.train.seed, eval_set.name)
-            )
+            rewards = RewardService(eval_set.task, eval_set.env, self.optimizer_step, self.config.total_optimizer_steps)
+            groups = self.make_group_rollout(eval_set, rewards, eval_set_seed(self.config.train.seed, eval_set.name))
             try:
                 with (
                     unfinished.open("w", encoding="utf-8") as file,
@@ -134,14 +128,10 @@ class Evaluation:
             await capacity.acquire()
             group = await groups.run_group(example, FIRST_GROUP_ID + index, capacity.release)
             is_scored = any(verdict.outcome == "scored" for verdict in group.verdicts)
-            return (
-                finish(group) if is_scored else group
-            )  # an unscored group waits for the lowest score of the set
+            return finish(group) if is_scored else group  # an unscored group waits for the lowest score of the set
 
         async with asyncio.TaskGroup() as running:
-            tasks = [
-                running.create_task(run_problem(*item)) for item in enumerate(eval_set.problems.examples)
-            ]
+            tasks = [running.create_task(run_problem(*item)) for item in enumerate(eval_set.problems.examples)]
         outcomes = [task.result() for task in tasks]
         return [finish(item) if isinstance(item, Group) else item for item in outcomes]
 
@@ -150,9 +140,7 @@ class _EvaluationStopped(Exception):
     """Raised where a stop request interrupts an evaluation."""
 
 
-async def _run_until_stopped(
-    is_stopped: Callable[[], bool], coroutine: Coroutine[Any, Any, Result]
-) -> Result:
+async def _run_until_stopped(is_stopped: Callable[[], bool], coroutine: Coroutine[Any, Any, Result]) -> Result:
     """Runs a coroutine and returns its result.
 
     Raises:

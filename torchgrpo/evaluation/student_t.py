@@ -41,7 +41,5 @@ def two_sided_quantile(confidence: float, degrees_of_freedom: int) -> float:
         high *= 2
     for _ in range(60):
         middle = (low + high) / 2
-        low, high = (
-            (middle, high) if two_sided_p(middle, degrees_of_freedom) > 1 - confidence else (low, middle)
-        )
+        low, high = (middle, high) if two_sided_p(middle, degrees_of_freedom) > 1 - confidence else (low, middle)
     return high

@@ -128,13 +128,9 @@ def pad_batch(
     return pad_sequence(ids, True, pad_id), pad_sequence(labels, True, IGNORED_LABEL)
 
 
-def train_model(
-    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, schedule: Schedule
-) -> list[float]:
+def train_model(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, schedule: Schedule) -> list[float]:
     """Trains the model in place; returns the loss of every step, in nats per token."""
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=schedule.learning_rate, weight_decay=0.01, betas=(0.9, 0.98)
-    )
+    optimizer = torch.optim.AdamW(model.parameters(), lr=schedule.learning_rate, weight_decay=0.01, betas=(0.9, 0.98))
 
     def factor(step: int) -> float:
         return min(1.0, (step + 1) / schedule.warm_up_steps) * max(0.02, 1 - step / schedule.steps)

@@ -19,14 +19,7 @@ import orjson
 
 from envs.group import Group
 from torchgrpo.monitoring.ledger_record import GroupFate, TokenValues, group_to_record
-from torchgrpo.monitoring.ledger_storage import (
-    CLOSED,
-    FOLDER,
-    OPEN,
-    close_file,
-    ledger_files,
-    remove_later_records,
-)
+from torchgrpo.monitoring.ledger_storage import CLOSED, FOLDER, OPEN, close_file, ledger_files, remove_later_records
 
 ROTATE_BYTES, ROTATE_SHARE = 1 << 26, 1 / 8
 """Size of a plain file, absolute or as a share of the size limit, at which the file is compressed."""
@@ -70,9 +63,7 @@ class Ledger:
         fate.optimizer_steps.append(step)
         fate.token_values = fate.token_values or values
 
-    def write_iteration(
-        self, iteration: int, groups: Sequence[Group], stale_groups: Sequence[Group] = ()
-    ) -> None:
+    def write_iteration(self, iteration: int, groups: Sequence[Group], stale_groups: Sequence[Group] = ()) -> None:
         """Writes the groups of an iteration, the groups that they replace, and stale groups.
 
         groups: in the order in which the learner received them.
@@ -162,9 +153,7 @@ class Ledger:
         """Compresses a file in a thread; compression releases the GIL."""
         if self._closing_thread is not None:
             self._closing_thread.join()
-        self._closing_thread = Thread(
-            target=self._compress_and_remove_oldest, args=(path,), name="ledger compression"
-        )
+        self._closing_thread = Thread(target=self._compress_and_remove_oldest, args=(path,), name="ledger compression")
         self._closing_thread.start()
 
     def _compress_and_remove_oldest(self, path: Path) -> None:

@@ -57,9 +57,7 @@ class TokenValues:
     entropy: np.ndarray
 
 
-def token_values(
-    rollout: Rollout, advantage: Tensor, log_ratio: Tensor, entropy: Tensor
-) -> Iterator[TokenValues]:
+def token_values(rollout: Rollout, advantage: Tensor, log_ratio: Tensor, entropy: Tensor) -> Iterator[TokenValues]:
     """Yields the values of each group of a rollout that has advantages.
 
     advantage: [N, 1] or [N, R]. log_ratio, entropy: [N, R].

@@ -109,8 +109,7 @@ def remove_later_records(run_dir: Path, iteration: int) -> None:
         if file.first_iteration > iteration:
             path.unlink()
         elif not file.eval_set and (
-            path.suffix != ".zst"
-            or any(record["iteration"] > iteration for record in read_file_records(path))
+            path.suffix != ".zst" or any(record["iteration"] > iteration for record in read_file_records(path))
         ):
             plain = path.with_name(path.name.removesuffix(".zst"))
             lines = [line for line in read_lines(path) if orjson.loads(line)["iteration"] <= iteration]

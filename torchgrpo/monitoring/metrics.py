@@ -50,17 +50,14 @@ def rollout_metrics(rollout: Rollout, policy_version: int, members: Sequence[str
     metrics |= {
         "advantage/mean": _mean(trained_advantages),
         "advantage/std": _deviation(trained_advantages),
-        "sample_utilization": len(trained_advantages)
-        / sum(len(group.candidates) for group in generated_groups),
+        "sample_utilization": len(trained_advantages) / sum(len(group.candidates) for group in generated_groups),
         "rollout/temperature": _mean([group.sampling.temperature for group in groups]),
         "policy_version": float(policy_version),
     }
     if batch.length_reward is not None:
         verdicts = [verdict for group in groups for verdict in group.verdicts]
         penalties = zip(batch.length_reward[:, 0].tolist(), verdicts, strict=True)
-        metrics["reward/overlong_penalty"] = _mean(
-            [value for value, verdict in penalties if verdict.has_score]
-        )
+        metrics["reward/overlong_penalty"] = _mean([value for value, verdict in penalties if verdict.has_score])
     metrics |= member_metrics(generated_groups, members)
     # Number of policy versions between sampling and training, for each token in the loss.
     ages = (policy_version - batch.policy_version.masked_select(batch.mask)).bincount().tolist()
@@ -81,9 +78,7 @@ def reward_metrics(groups: Sequence[Group]) -> dict[str, float]:
     verdicts_of_groups = [_verdicts(group.candidates) for group in groups]
     verdicts = list(chain.from_iterable(verdicts_of_groups))
     outcomes = [verdict.outcome for verdict in verdicts]
-    rewards_of_groups = [
-        [verdict.score for verdict in group if verdict.has_score] for group in verdicts_of_groups
-    ]
+    rewards_of_groups = [[verdict.score for verdict in group if verdict.has_score] for group in verdicts_of_groups]
     rewards = list(chain.from_iterable(rewards_of_groups))
     with_score = [verdict for verdict in verdicts if verdict.has_score]
     # Compared as float32, the learner's dtype. A group of equal rewards has no gradient.

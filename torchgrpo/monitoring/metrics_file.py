@@ -68,12 +68,7 @@ class MetricsFile:
         if not broken_lines:
             return []
         numbers = ", ".join(map(str, broken_lines[:5])) + (" ..." if len(broken_lines) > 5 else "")
-        return [
-            (
-                f"{source.path}: {len(broken_lines)} lines are not rows of metrics and are left out (line "
-                f"{numbers})"
-            )
-        ]
+        return [(f"{source.path}: {len(broken_lines)} lines are not rows of metrics and are left out (line {numbers})")]
 
     def clear(self) -> None:
         """Removes all rows, for example those of an attempt that left no checkpoint."""

@@ -103,9 +103,7 @@ class Monitor:
         """Adds metrics, for example of a weight push, to the next row."""
         self.extra_metrics |= metrics
 
-    def write_step_row(
-        self, rollout: Rollout, step_metrics: dict[str, float], policy_version: int
-    ) -> dict[str, Any]:
+    def write_step_row(self, rollout: Rollout, step_metrics: dict[str, float], policy_version: int) -> dict[str, Any]:
         """Writes and returns the row of metrics of one optimizer step.
 
         policy_version: version of the weights before the step.
@@ -135,9 +133,7 @@ class Monitor:
         self.progress.count_step(row["reward/mean"], row["length/response_mean"])
         return row
 
-    def record_token_values(
-        self, rollout: Rollout, advantage: Tensor, log_ratio: Tensor, entropy: Tensor
-    ) -> None:
+    def record_token_values(self, rollout: Rollout, advantage: Tensor, log_ratio: Tensor, entropy: Tensor) -> None:
         """Records advantages, log-ratios and entropies of the newest optimizer step in the ledger.
 
         advantage, log_ratio, entropy: as in `StepReport`.
@@ -148,9 +144,7 @@ class Monitor:
         for group, values in zip(rollout.groups, values_of_groups, strict=True):
             self.ledger.record_training(group, self.optimizer_step, values, rollout.trained_at)
 
-    def finish_iteration(
-        self, iteration: int, groups: Sequence[Group], stale_groups: Sequence[Group]
-    ) -> None:
+    def finish_iteration(self, iteration: int, groups: Sequence[Group], stale_groups: Sequence[Group]) -> None:
         """Writes the groups of an iteration to the ledger.
 
         stale_groups: groups that were dropped because they were too old.
@@ -250,9 +244,7 @@ def completion_rows(rollout: Rollout, advantage: Tensor) -> list[CompletionRow]:
     advantage: [N, 1] or [N, R]. A row has the mean advantage of the completion's tokens in the loss.
     """
     assert rollout.batch.mask is not None
-    completions = [(group, one) for group in rollout.groups for one in group.completions][
-        :TRACKED_COMPLETIONS
-    ]
+    completions = [(group, one) for group in rollout.groups for one in group.completions][:TRACKED_COMPLETIONS]
     tokens = rollout.batch.mask[: len(completions)]
     token_advantages = advantage[: len(completions)].expand(tokens.shape).where(tokens, 0.0)
     advantages = (token_advantages.sum(1) / tokens.sum(1).clamp(min=1)).tolist()
@@ -271,9 +263,7 @@ def format_sample(step: int, group: Group) -> str:
     """Returns a prompt with its best and worst completion as text."""
     lines = [f"sample at step {step}", _indent(format_question(group.example.messages), 2)]
     scores = [verdict.score for verdict in group.verdicts]
-    scored = [index for index, verdict in enumerate(group.verdicts) if verdict.has_score] or range(
-        len(scores)
-    )
+    scored = [index for index, verdict in enumerate(group.verdicts) if verdict.has_score] or range(len(scores))
     best, worst = (choose(scored, key=scores.__getitem__) for choose in (max, min))
     reference = _short(" ".join(str(group.example.answer).split()), LONGEST_REFERENCE)
     for index in dict.fromkeys((best, worst)):

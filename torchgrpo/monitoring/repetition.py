@@ -54,9 +54,7 @@ class Repetition:
             max_duplicates = len(texts) - 1
             can_differ = max_duplicates >= 1 and group.sampling.temperature
             duplicates.append(1 - (len(set(texts)) - 1) / max_duplicates if can_differ else 0.0)
-            if max(map(len, texts)) >= len(
-                "".join(question.split())
-            ):  # a cheap test, rarely true for short answers
+            if max(map(len, texts)) >= len("".join(question.split())):  # a cheap test, rarely true for short answers
                 echoes += [contains_question(question, text) for text in texts]
         return {
             "groups/duplicates": sum(duplicates) / len(groups),

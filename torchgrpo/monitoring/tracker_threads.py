@@ -41,9 +41,7 @@ class TrackerThread:
     on_message: receives warnings; called from several threads.
     """
 
-    def __init__(
-        self, name: str, open_tracker: Callable[[OnMessage], Tracker], on_message: OnMessage
-    ) -> None:
+    def __init__(self, name: str, open_tracker: Callable[[OnMessage], Tracker], on_message: OnMessage) -> None:
         self.name = name
         self.on_message = on_message
         self.calls: Queue[TrackerCall | None] = Queue(QUEUE_SIZE)
@@ -52,9 +50,7 @@ class TrackerThread:
         self.num_failures = 0
         self.has_warned = False
         self.open_event = threading.Event()
-        self.thread = threading.Thread(
-            target=self._work, args=(open_tracker,), name=f"tracker {name}", daemon=True
-        )
+        self.thread = threading.Thread(target=self._work, args=(open_tracker,), name=f"tracker {name}", daemon=True)
         self.thread.start()
 
     def put(self, call: TrackerCall) -> None:
@@ -99,9 +95,7 @@ class TrackerThread:
                 f"{self.calls.qsize()} rows were not sent. metrics.jsonl has all rows"
             )
         if self.num_dropped:
-            self.on_message(
-                f"warning: {self.name}: {self.num_dropped} rows were dropped. metrics.jsonl has all rows"
-            )
+            self.on_message(f"warning: {self.name}: {self.num_dropped} rows were dropped. metrics.jsonl has all rows")
 
     def _work(self, open_tracker: Callable[[OnMessage], Tracker]) -> None:
         try:
@@ -154,9 +148,7 @@ class Trackers:
 
     def __init__(self, openers: Mapping[str, Callable[[OnMessage], Tracker]]) -> None:
         self._messages: SimpleQueue[str] = SimpleQueue()
-        self.threads = [
-            TrackerThread(name, open_tracker, self._messages.put) for name, open_tracker in openers.items()
-        ]
+        self.threads = [TrackerThread(name, open_tracker, self._messages.put) for name, open_tracker in openers.items()]
 
     def wait_until_open(self) -> None:
         """Waits at most `OPEN_S` seconds until all trackers are open.

@@ -110,9 +110,7 @@ def weight_copies_bytes(shape: ModelShape, widths: ElementWidths) -> float:
     return (shape.parameters - heads) * widths.factor if widths.has_autocast_copies else 0.0
 
 
-def head_forward_bytes(
-    shape: ModelShape, batch: MicrobatchSizes, widths: ElementWidths, buffers: int
-) -> float:
+def head_forward_bytes(shape: ModelShape, batch: MicrobatchSizes, widths: ElementWidths, buffers: int) -> float:
     """Bytes of the output head's forward pass.
 
     They are the last norm, the scored rows, chunks of float32 logits, and a copy of the head in the factors' dtype.
@@ -123,9 +121,7 @@ def head_forward_bytes(
     return norm + rows + buffers * _logits(shape, batch) + _head_copy(shape, widths)
 
 
-def head_backward_bytes(
-    shape: ModelShape, batch: MicrobatchSizes, widths: ElementWidths, buffers: int
-) -> float:
+def head_backward_bytes(shape: ModelShape, batch: MicrobatchSizes, widths: ElementWidths, buffers: int) -> float:
     """Bytes of the output head's backward pass.
 
     They are the last norm, the rows and their float32 gradient, chunks of logits (in half precision a second time as

@@ -129,9 +129,7 @@ def choose_transport(devices: DevicePlan, has_native_transfer: bool) -> str:
     return "ipc" if used == set(devices.train) and len(used) == 1 else "shared_memory"
 
 
-def plan_devices(
-    config: Config, num_gpus: int, is_overlapped: bool = False, on_cluster: bool = False
-) -> DevicePlan:
+def plan_devices(config: Config, num_gpus: int, is_overlapped: bool = False, on_cluster: bool = False) -> DevicePlan:
     """Allocates devices to each component; learner and engines share if there are too few.
 
     Args:
@@ -150,9 +148,7 @@ def plan_devices(
     _check_lists(requests, num_gpus, inference.colocate)
     if num_gpus == 0:
         return _on_cpu(config, on_cluster)
-    colocated, notes = (
-        (False, ()) if on_cluster else _choose_colocation(requests, inference, num_gpus, is_overlapped)
-    )
+    colocated, notes = (False, ()) if on_cluster else _choose_colocation(requests, inference, num_gpus, is_overlapped)
     reserved = {device for request in requests for device in request.listed_devices}
     free = [device for device in range(num_gpus) if device not in reserved]
     train_devices = tuple(range(ranks)) if on_cluster and ranks > 1 else _allocate(free, train)

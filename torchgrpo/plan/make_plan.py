@@ -61,9 +61,7 @@ def make_plan(config: Config, is_overlapped: bool, machine: Machine, folder: Pat
     devices = plan_devices(config, gpus, is_overlapped, on_cluster)
     shape = model_shape.find_shape(config.model.name)
     name = config.ref_model.name
-    reference_shape = (
-        model_shape.find_shape(name, "ref_model.name") if name and config.policy.uses_reference else shape
-    )
+    reference_shape = model_shape.find_shape(name, "ref_model.name") if name and config.policy.uses_reference else shape
     engine = _engine(config, is_overlapped, machine, devices, shape)
     learner = _learner(config, is_overlapped, devices, shape)
     # vLLM reads adapters from files, and offloaded shards are gathered in host memory.
@@ -103,10 +101,7 @@ def _notes(plan: Plan) -> Iterator[str]:
     has_known_gpus = machine.is_hypothetical or not plan.devices.on_cluster
     if not plan.devices.on_cpu and has_known_gpus and unused >= split:
         more = split * (len(plan.devices.engines) + unused // split)
-        yield (
-            f"{unused} of {gpus} GPU(s) are unused: set inference_model.num_devices={more} to generate on "
-            "all GPUs"
-        )
+        yield (f"{unused} of {gpus} GPU(s) are unused: set inference_model.num_devices={more} to generate on all GPUs")
     if config.train.packing and not plan.learner.packs:
         yield (
             f"model.name={config.model.name}: not every layer is known to use plain causal attention, so "
@@ -166,9 +161,7 @@ def _weight_check(
     config: Config, engine: EnginePlan, learner: LearnerPlan, shape: ModelShape | None
 ) -> WeightCheckPlan:
     learner_dtype = coarsest_dtype([config.model.dtype, learner.autocast, learner.gathered_dtype])
-    shared_dtype = coarsest_dtype(
-        [learner_dtype, engine.arithmetic, config.inference_model.quantization and "fp8"]
-    )
+    shared_dtype = coarsest_dtype([learner_dtype, engine.arithmetic, config.inference_model.quantization and "fp8"])
     longest = config.max_model_len
     return WeightCheckPlan(
         dtype=shared_dtype,
@@ -187,9 +180,7 @@ def _checked_prompt_lengths(shape: ModelShape | None, longest: int) -> tuple[int
     return tuple(max(1, min(length, longest - 8)) for length in prompts)
 
 
-def _learner(
-    config: Config, is_overlapped: bool, devices: DevicePlan, shape: ModelShape | None
-) -> LearnerPlan:
+def _learner(config: Config, is_overlapped: bool, devices: DevicePlan, shape: ModelShape | None) -> LearnerPlan:
     half = AUTOCAST_DTYPES[config.train.mixed_precision]
     return LearnerPlan(
         shard_size=config.train_model.shards,
@@ -203,9 +194,7 @@ def _learner(
     )
 
 
-def _reference(
-    config: Config, is_overlapped: bool, devices: DevicePlan, shape: ModelShape | None
-) -> ReferencePlan:
+def _reference(config: Config, is_overlapped: bool, devices: DevicePlan, shape: ModelShape | None) -> ReferencePlan:
     """Plans the reference; a reference without devices starts in host memory."""
     home, scorers = devices.reference_home, devices.scorers
     rounding = coarsest_dtype([config.reference_model.dtype, AUTOCAST_DTYPES[config.train.mixed_precision]])
@@ -250,9 +239,7 @@ def _choose_reference_home(plan: Plan) -> Plan:
     reason = "no GPU is left for ref_model"
     if plan.devices.on_cluster:
         reason = "ref_model.num_devices is unset, so no GPU of the Ray cluster is used for ref_model"
-    if may_stay and max(phase.bytes for phase in staying.phases) <= MAX_RESIDENT_SHARE * usable_bytes(
-        size or 0.0
-    ):
+    if may_stay and max(phase.bytes for phase in staying.phases) <= MAX_RESIDENT_SHARE * usable_bytes(size or 0.0):
         return replace(staying, notes=(*plan.notes, f"{reason}: the reference stays on the training GPU"))
     note = f"{reason}: the reference stays in host memory and is copied to the first training GPU to score"
     return replace(plan, notes=(*plan.notes, note))

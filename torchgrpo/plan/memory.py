@@ -68,9 +68,7 @@ def learner_widths(config: Config, on_cpu: bool) -> ElementWidths:
     if config.train_model.ranks > 1:
         stream = factor
     lora = config.train_model.lora
-    return ElementWidths(
-        stream, factor, not lora.enabled, not on_cpu, NF4_BYTES if lora.quantized else factor
-    )
+    return ElementWidths(stream, factor, not lora.enabled, not on_cpu, NF4_BYTES if lora.quantized else factor)
 
 
 def reference_widths(config: Config, on_cpu: bool, ranks: int) -> ElementWidths:
@@ -109,15 +107,9 @@ def weight_uses(config: Config, shape: ModelShape) -> tuple[MemoryUse, ...]:
     shards, width = config.train_model.shards, DTYPE_BYTES[config.model.dtype]
     uses = [MemoryUse("weights", shape.parameters * width / shards, "model.dtype, train_model.num_devices")]
     if config.train_model.lora.quantized:
-        uses = [
-            MemoryUse(
-                "weights, linear layers in 4 bits", quantized_bytes(shape, width, shards), "model.dtype"
-            )
-        ]
+        uses = [MemoryUse("weights, linear layers in 4 bits", quantized_bytes(shape, width, shards), "model.dtype")]
     if config.train_model.lora.enabled:
-        uses.append(
-            MemoryUse("adapters", trained_parameters(config, shape) * FLOAT / shards, "train_model.lora.r")
-        )
+        uses.append(MemoryUse("adapters", trained_parameters(config, shape) * FLOAT / shards, "train_model.lora.r"))
     return tuple(uses)
 
 
@@ -192,11 +184,7 @@ def train_phases(
     if not model.lora.enabled and config.model.dtype != "float32" and model.offload != "all":
         largest_bucket = max(MASTER_BUCKET, shape.head_parameters / model.shards)
         bucket = min(shape.parameters / model.shards, largest_bucket) * MASTER_BUCKET_BYTES
-        step = [
-            MemoryUse(
-                "weights in float32, one bucket at a time", bucket, "model.dtype, train_model.lora.enabled"
-            )
-        ]
+        step = [MemoryUse("weights in float32, one bucket at a time", bucket, "model.dtype, train_model.lora.enabled")]
     if model.offload == "optimizer":
         knobs = "train_model.offload=all, train_model.num_devices"
         state = _total_bytes(optimizer_state_uses(config, shape))
@@ -269,12 +257,8 @@ def _optimize_uses(config: Config, shape: ModelShape, on_cpu: bool, gradients: M
         copied, sums = copies * layers / shape.num_layers, kept_share * gathered.layer_sum
         return [
             MemoryUse(gradients.name, gradient, gradients.knobs),
-            MemoryUse(
-                "gradients summed over copies", sums * (shape.num_layers - layers), "train_model.shard_size"
-            ),
-            MemoryUse(
-                f"activations of {batch.positions} tokens", activations, f"{BATCH_KNOBS}, {CHECKPOINTING}"
-            ),
+            MemoryUse("gradients summed over copies", sums * (shape.num_layers - layers), "train_model.shard_size"),
+            MemoryUse(f"activations of {batch.positions} tokens", activations, f"{BATCH_KNOBS}, {CHECKPOINTING}"),
             MemoryUse("half-precision weights", copied, f"{CHECKPOINTING}, model.dtype"),
             MemoryUse(GATHERED_PARAMETERS, units, GATHERED_KNOB),
             own_use,

@@ -33,9 +33,7 @@ def rank_microbatches(config: Config, shape: ModelShape | None) -> int:
 
     There are fewer than `train.gradient_accumulation_steps` if a rank has fewer completions.
     """
-    return math.ceil(
-        config.optim_batch_size / (config.train_model.ranks * longest_microbatch_rows(config, shape))
-    )
+    return math.ceil(config.optim_batch_size / (config.train_model.ranks * longest_microbatch_rows(config, shape)))
 
 
 def longest_microbatch_rows(config: Config, shape: ModelShape | None) -> int:
@@ -78,9 +76,7 @@ def longest_microbatch(config: Config, shape: ModelShape, on_cpu: bool) -> Micro
             keys = gathered_keys * shape.num_kv_heads // shape.num_heads + positions // 2
         return MicrobatchSizes(positions, keys, 0, targets, chunk)
     rows = positions // row_length
-    return MicrobatchSizes(
-        positions, rows * row_length, rows * row_length * row_length, rows * response, chunk
-    )
+    return MicrobatchSizes(positions, rows * row_length, rows * row_length * row_length, rows * response, chunk)
 
 
 def chunk_size(config: Config, shape: ModelShape, on_cpu: bool) -> int:

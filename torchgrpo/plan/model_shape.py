@@ -187,8 +187,7 @@ def make_shape(raw: dict[str, Any], source: str) -> ModelShape:
     """
     raw = raw.get("text_config") or raw
     raw = {
-        name: next((raw[one] for one in (name, *others) if one in raw), None)
-        for name, others in SIZE_ALIASES.items()
+        name: next((raw[one] for one in (name, *others) if one in raw), None) for name, others in SIZE_ALIASES.items()
     } | raw
     if raw["num_attention_heads"] is None and {"state_size", "attention_hidden_size"} & raw.keys():
         raw["num_attention_heads"] = 1  # a model of recurrent layers without attention

@@ -10,13 +10,7 @@ from config.schema.config import Config
 from torchgrpo.plan.disk import checkpoint_bytes, exported_model_bytes, max_stored_checkpoints
 from torchgrpo.plan.host_memory import host_bytes, host_uses
 from torchgrpo.plan.machine import Machine
-from torchgrpo.plan.memory import (
-    MemoryUse,
-    engine_weight_bytes,
-    format_gib,
-    kv_bytes_per_sequence,
-    usable_bytes,
-)
+from torchgrpo.plan.memory import MemoryUse, engine_weight_bytes, format_gib, kv_bytes_per_sequence, usable_bytes
 from torchgrpo.plan.microbatch_sizes import longest_row_tokens, microbatch_tokens
 from torchgrpo.plan.model_shape import GIB
 from torchgrpo.plan.plan import Plan, kv_cache_per_device, scorer_phase
@@ -33,9 +27,7 @@ def format_plan(plan: Plan, problems: Sequence[Problem]) -> str:
     gpus = f"{machine.num_gpus} GPU(s){size}" if machine.num_gpus else "no GPU"
     nodes = f"{machine.nodes} nodes, each with " if machine.nodes > 1 else ""
     host, disk = machine.host_memory_gib, machine.disk_gib
-    memory = (
-        "host memory not known (machine.host_memory_gib)" if host is None else f"{host:.0f} GiB of memory"
-    )
+    memory = "host memory not known (machine.host_memory_gib)" if host is None else f"{host:.0f} GiB of memory"
     free = "free disk not known (machine.disk_gib)" if disk is None else f"{disk:.0f} GiB of free disk"
     kind = "planned for" if machine.is_hypothetical else "this machine"
     sections = [
@@ -110,9 +102,7 @@ def _device_lines(plan: Plan) -> list[str]:
     kind = "in this process" if devices.in_process else "Ray actor"
     for index, engine in enumerate(devices.engines):
         where = _devices_text(engine, devices.on_cluster)
-        lines.append(
-            format_line(f"engine {index}", f"{where}, {plan.engine.backend}, {plan.engine.dtype}, {kind}")
-        )
+        lines.append(format_line(f"engine {index}", f"{where}, {plan.engine.backend}, {plan.engine.dtype}, {kind}"))
     return [*lines, format_line("weights", f"travel by {plan.transport} in {plan.weight_dtype}")]
 
 
@@ -164,9 +154,7 @@ def _batch_lines(plan: Plan) -> list[str]:
         format_line("iteration", f"{groups} = {config.completions_per_iteration} completions"),
         format_line("minibatch", f"{config.optim_batch_size} completions = {microbatches}; {count}"),
         format_line("tokens", f"up to {tokens} per optimizer step, {positions}"),
-        format_line(
-            "run", f"{config.total_iterations} iterations, {config.total_optimizer_steps} optimizer steps"
-        ),
+        format_line("run", f"{config.total_iterations} iterations, {config.total_optimizer_steps} optimizer steps"),
     ]
 
 
@@ -174,9 +162,7 @@ def _memory_lines(plan: Plan) -> list[str]:
     shape, machine = plan.shape, plan.machine
     if shape is None:
         return [_unknown_model_text(plan.config.model.name), *_scorer_lines(plan)]
-    lines = [
-        f"{shape.parameters / 1e6:.1f} million parameters; estimates without libraries and fragmentation"
-    ]
+    lines = [f"{shape.parameters / 1e6:.1f} million parameters; estimates without libraries and fragmentation"]
     on_cpu = plan.devices.on_cpu
     where = "learner" if on_cpu else "each training GPU"
     if not on_cpu and machine.gpu_memory_gib is not None:
@@ -235,10 +221,7 @@ def _generation_lines(plan: Plan) -> list[str]:
     ]
     cache = kv_cache_per_device(plan, shape)
     if engine.backend != "vllm":
-        return [
-            *lines,
-            format_line("KV cache", f"grows to {format_gib(cache or 0.0)}  [inference_model.max_num_seqs]"),
-        ]
+        return [*lines, format_line("KV cache", f"grows to {format_gib(cache or 0.0)}  [inference_model.max_num_seqs]")]
     if cache is None:
         share = f"{engine.gpu_memory_utilization:g} of a GPU less {format_gib(weights)}"
         return [*lines, format_line("KV cache", f"{share}; 1 GiB holds {GIB / one:.1f} sequences")]
@@ -273,22 +256,12 @@ def unused_keys(plan: Plan) -> list[str]:
     unused: list[str] = []
     for is_active, section, keys, reason in (
         (vllm, "inference_model", "kv_cache_gib enforce_eager quantization", "vLLM only"),
-        (
-            vllm and gpu,
-            "inference_model",
-            "gpu_memory_utilization max_num_batched_tokens",
-            "vLLM on a GPU only",
-        ),
+        (vllm and gpu, "inference_model", "gpu_memory_utilization max_num_batched_tokens", "vLLM on a GPU only"),
         (gpu, "inference_model", "colocate", "there is no GPU"),
         (plan.is_overlapped, "inference_model", "update", "nothing is in flight when grpo.py pushes"),
         (plan.is_overlapped, "train", asynchronous, "grpo_async.py only"),
         (scores, "ref_model", "name dtype num_devices shard_size devices", no_score),
-        (
-            has_separate_reference or not scores,
-            "ref_model",
-            "dtype",
-            "the base of the LoRA policy is the reference",
-        ),
+        (has_separate_reference or not scores, "ref_model", "dtype", "the base of the LoRA policy is the reference"),
         (scores, "policy", "kl_estimator", "policy.kl_coef=0"),
         (config.policy.kl_coef != 0, "policy", "kl_placement", "policy.kl_coef=0"),
         (has_teacher, "policy", "distill_log_prob distill_estimator distill_clamp", "policy.distill_coef=0"),

@@ -211,10 +211,7 @@ def scorer_problems(plan: Plan) -> Iterator[Problem]:
     config, machine, shards = plan.config, plan.machine, plan.reference.shard_size
     if shards > 1 and config.train.mixed_precision == "fp16":  # shards are loaded in the compute dtype
         has_shard_size = config.ref_model.shard_size is not None
-        devices = (
-            f"{device_setting(config, 'ref_model')} ({shards} GPUs share a copy, which is too large for "
-            "one GPU)"
-        )
+        devices = f"{device_setting(config, 'ref_model')} ({shards} GPUs share a copy, which is too large for one GPU)"
         yield Problem(
             "ref_model",
             "train.mixed_precision=fp16 with "
@@ -245,11 +242,7 @@ def _sharding_advice(plan: Plan) -> Iterator[str]:
         yield f"leave ref_model.shard_size={shards} unset, so that more ranks share a copy"
         if shards < plan.reference.ranks:
             return
-    more = (
-        "give ref_model.num_devices=2 or more"
-        if reference.num_devices is None
-        else "raise ref_model.num_devices"
-    )
+    more = "give ref_model.num_devices=2 or more" if reference.num_devices is None else "raise ref_model.num_devices"
     if reference.devices is not None:
         more = "list more GPUs in ref_model.devices"
     yield f"{more}, over which a copy is sharded"

@@ -150,9 +150,7 @@ def _make_flip(columns: Columns, occurrences: np.ndarray, to_right: bool) -> Fli
     """
     intermediate = occurrences[1:-1]
     if len(intermediate) > MAX_OCCURRENCES - 2:
-        intermediate = intermediate[
-            np.linspace(0, len(intermediate) - 1, MAX_OCCURRENCES - 2).round().astype(int)
-        ]
+        intermediate = intermediate[np.linspace(0, len(intermediate) - 1, MAX_OCCURRENCES - 2).round().astype(int)]
     return Flip(
         int(columns.groups["prompt"][occurrences[0]]),
         int(columns.groups["set"][occurrences[0]]),

@@ -84,11 +84,7 @@ SECTIONS = (
         Chart("Age", ("age/mean", "age/max"), "versions"),
         Chart("Engine against trainer", ("logprob_diff/p50", "logprob_diff/p99"), "nats per token"),
         Chart("Completions in the loss", ("sample_utilization",), "share of generated completions"),
-        Chart(
-            "Groups",
-            ("groups/generated", "groups/in_flight", "groups/ready", "groups/dropped_stale"),
-            "groups",
-        ),
+        Chart("Groups", ("groups/generated", "groups/in_flight", "groups/ready", "groups/dropped_stale"), "groups"),
     ),
     Section(
         "Speed",
@@ -106,9 +102,7 @@ def chart_layout(names: Sequence[str]) -> list[dict[str, Any]]:
 
     Charts without a metric are left out. Metrics that no chart names form the last section.
     """
-    remaining = [
-        name for name in names if not any(fnmatchcase(name, pattern) for pattern in _METRICS_WITHOUT_CURVE)
-    ]
+    remaining = [name for name in names if not any(fnmatchcase(name, pattern) for pattern in _METRICS_WITHOUT_CURVE)]
     sections: list[dict[str, Any]] = []
     for section in SECTIONS:
         charts = []
@@ -173,9 +167,7 @@ def _mean_in_strides(values: Sequence[float | None], stride: int) -> list[float 
     """Returns means of `stride` values each; None if none of the values is finite."""
     means: list[float | None] = []
     for start in range(0, len(values), stride):
-        finite = [
-            value for value in values[start : start + stride] if value is not None and math.isfinite(value)
-        ]
+        finite = [value for value in values[start : start + stride] if value is not None and math.isfinite(value)]
         means.append(round_number(sum(finite) / len(finite)) if finite else None)
     return means
 

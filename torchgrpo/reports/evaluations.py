@@ -56,9 +56,7 @@ def problem_success_rates(columns: Columns, name: str, iteration: int) -> dict[s
     """
     groups = columns.groups
     means = columns.mean_of_groups("success", columns.has_score)
-    mask = (
-        (groups["set"] == columns.sets.index(name)) & (groups["iteration"] == iteration) & np.isfinite(means)
-    )
+    mask = (groups["set"] == columns.sets.index(name)) & (groups["iteration"] == iteration) & np.isfinite(means)
     return {columns.prompts[groups["prompt"][index]]: float(means[index]) for index in np.flatnonzero(mask)}
 
 
@@ -76,9 +74,7 @@ def compare_first_and_last(columns: Columns) -> list[dict[str, Any]]:
     for name in columns.sets[1:]:
         iterations = evaluation_iterations(columns, name)
         if len(iterations) > 1:
-            first, last = (
-                problem_success_rates(columns, name, each) for each in (iterations[0], iterations[-1])
-            )
+            first, last = (problem_success_rates(columns, name, each) for each in (iterations[0], iterations[-1]))
             comparison = compare_success_rates(first, last)
             if comparison is not None:
                 comparisons.append({"set": name, "from": iterations[0], "to": iterations[-1]} | comparison)

@@ -7,11 +7,7 @@ import numpy as np
 from torchgrpo.reports.ledger_columns import Columns
 
 THIRDS = ("first third", "middle third", "last third")
-HISTOGRAMS = (
-    ("length", "Length", "tokens"),
-    ("age", "Age", "policy versions"),
-    ("score", "Reward", "per completion"),
-)
+HISTOGRAMS = (("length", "Length", "tokens"), ("age", "Age", "policy versions"), ("score", "Reward", "per completion"))
 
 
 def histogram_data(columns: Columns) -> list[dict[str, Any]]:

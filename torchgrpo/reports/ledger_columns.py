@@ -132,16 +132,12 @@ def read_columns(files: Sequence[Path]) -> Columns:
         for column, value in zip(groups.values(), values, strict=True):
             column.append(value)
         for one in record["completions"]:
-            for column, value in zip(
-                completions.values(), _completion_values(number, one, record), strict=True
-            ):
+            for column, value in zip(completions.values(), _completion_values(number, one, record), strict=True):
                 column.append(value)
     group_arrays, completion_arrays = (
         {name: np.array(column) for name, column in each.items()} for each in (groups, completions)
     )
-    return Columns(
-        group_arrays, completion_arrays, list(sets), list(prompts), list(sources), list(engine_sets)
-    )
+    return Columns(group_arrays, completion_arrays, list(sets), list(prompts), list(sources), list(engine_sets))
 
 
 def _completion_values(group: int, completion: dict[str, Any], record: dict[str, Any]) -> tuple[float, ...]:

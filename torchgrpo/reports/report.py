@@ -64,9 +64,7 @@ def write_comparison(run_dirs: Sequence[Path], path: Path) -> Path:
             iterations = [evaluation_iterations(columns, name) for columns in (first, other)]
             if all(iterations):  # compare the last evaluation of each
                 before = problem_success_rates(first, name, iterations[0][-1])
-                comparison = compare_success_rates(
-                    before, problem_success_rates(other, name, iterations[1][-1])
-                )
+                comparison = compare_success_rates(before, problem_success_rates(other, name, iterations[1][-1]))
                 if comparison is not None:
                     paired.append({"set": name, "run": number} | comparison)
     data = {
@@ -144,6 +142,4 @@ def run_data(run: RunFolder, points: int = MAX_POINTS) -> dict[str, Any]:
 def metric_names(runs: Sequence[RunFolder]) -> list[str]:
     """Returns the names of the metrics that any run logged, in order of appearance."""
     rows = [row for run in runs for row in (*run.steps, *run.evaluations)]
-    return list(
-        dict.fromkeys(name for row in rows for name, value in row.items() if isinstance(value, int | float))
-    )
+    return list(dict.fromkeys(name for row in rows for name, value in row.items() if isinstance(value, int | float)))

@@ -11,14 +11,7 @@ import orjson
 from torchgrpo.monitoring.ledger_storage import parse_record, read_lines
 from torchgrpo.reports.completion_selection import MAX_TEXT_LENGTH, Selection
 from torchgrpo.reports.curves import round_number
-from torchgrpo.reports.ledger_columns import (
-    FATES,
-    FINISH_REASONS,
-    OUTCOMES,
-    Columns,
-    has_token_values,
-    index_of,
-)
+from torchgrpo.reports.ledger_columns import FATES, FINISH_REASONS, OUTCOMES, Columns, has_token_values, index_of
 from torchgrpo.reports.token_strings import TokenDecoder
 
 MAX_GROUPS = 60_000
@@ -91,19 +84,12 @@ def _group_data(
     selected = np.arange(0, count, max(1, -(-count // MAX_GROUPS)))
     selected = np.union1d(selected, np.array(required_groups, dtype=np.int64))
     groups = columns.groups
-    score, success = (
-        columns.mean_of_groups(name, columns.has_score)[selected] for name in ("score", "success")
-    )
-    length = columns.mean_of_groups("length", np.ones(len(columns.completions["group"]), dtype=bool))[
-        selected
-    ]
+    score, success = (columns.mean_of_groups(name, columns.has_score)[selected] for name in ("score", "success"))
+    length = columns.mean_of_groups("length", np.ones(len(columns.completions["group"]), dtype=bool))[selected]
     data: dict[str, list[Any]] = {
-        name: groups[name][selected].tolist()
-        for name in ("set", "iteration", "fate", "prompt", "source", "count")
+        name: groups[name][selected].tolist() for name in ("set", "iteration", "fate", "prompt", "source", "count")
     }
-    data["id"] = [
-        str(each) for each in groups["id"][selected].tolist()
-    ]  # may exceed the integers of JavaScript
+    data["id"] = [str(each) for each in groups["id"][selected].tolist()]  # may exceed the integers of JavaScript
     data["step"] = steps[selected].tolist()
     for name, values in (("score", score), ("success", success), ("length", length)):
         data[name] = [round_number(value) if np.isfinite(value) else None for value in values.tolist()]
@@ -151,10 +137,7 @@ class _CompletionCollector:
                 "id": record["prompt_id"],
                 "row": record["row"],
                 "messages": [
-                    [
-                        message["role"],
-                        index_of(truncate_text(message["content"], self.max_message_length), self.texts),
-                    ]
+                    [message["role"], index_of(truncate_text(message["content"], self.max_message_length), self.texts)]
                     for message in record["messages"]
                 ],
                 "answer": truncate_text(reference, self.max_message_length),
@@ -193,9 +176,7 @@ def token_data(completion: dict[str, Any], token_decoder: TokenDecoder) -> dict[
     if has_token_values(completion):
         for name in ("advantage", "log_ratio", "entropy"):
             value = completion[name]
-            values[name] = (
-                [round_to_3(each) for each in value] if isinstance(value, list) else round_to_3(value)
-            )
+            values[name] = [round_to_3(each) for each in value] if isinstance(value, list) else round_to_3(value)
     if completion["sampled_mask"]:
         values["sampled"] = [int(is_sampled) for is_sampled in completion["sampled_mask"]]
     return values

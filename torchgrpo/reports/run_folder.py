@@ -45,8 +45,7 @@ class RunFolder:
         """
         if not (path / METRICS).is_file():
             raise ConfigError(
-                f"run_dir={path}: this is not the folder of a run ({METRICS} is missing); name the folder "
-                "of a run"
+                f"run_dir={path}: this is not the folder of a run ({METRICS} is missing); name the folder of a run"
             )
         rows = MetricsFile(path / METRICS).read_rows()
         return cls(
@@ -81,9 +80,7 @@ class RunFolder:
         """
         defaults = dotted_settings(asdict(Config()))
         return [
-            (key, value, defaults.get(key, ""))
-            for key, value in self.settings.items()
-            if value != defaults.get(key)
+            (key, value, defaults.get(key, "")) for key, value in self.settings.items() if value != defaults.get(key)
         ]
 
 
@@ -114,6 +111,4 @@ def read_summary(path: Path) -> dict[str, Any]:
 
 def dotted_settings(settings: dict[Any, Any]) -> dict[str, Any]:
     """Flattens nested settings: {"a": {"b": 1}} becomes {"a.b": 1}."""
-    return {
-        key: list(value) if isinstance(value, tuple) else value for key, value in iterate_dotted(settings)
-    }
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in iterate_dotted(settings)}

@@ -47,9 +47,7 @@ class SweepRun:
         if self.run is None:
             return {"outcome": self.summary.get("outcome", "did not start")} | failure
         rewards = [float(row["reward/mean"]) for row in self.run.steps]
-        results: dict[str, Any] = {
-            "outcome": self.summary.get("outcome", "no summary: killed, or still running")
-        }
+        results: dict[str, Any] = {"outcome": self.summary.get("outcome", "no summary: killed, or still running")}
         if rewards:
             results |= {"first_reward": rewards[0], "last_reward": rewards[-1], "best_reward": max(rewards)}
         *_, last = [{}, *self.run.evaluations]
@@ -127,9 +125,7 @@ def write_sweep(folder: Path) -> None:
         return
     overrides, results = table_columns(runs)
     text = io.StringIO()
-    names = dict.fromkeys(
-        ["run", *overrides, *results]
-    )  # an override `run=eval` must not add a second column "run"
+    names = dict.fromkeys(["run", *overrides, *results])  # an override `run=eval` must not add a second column "run"
     writer = csv.DictWriter(text, list(names), restval="", lineterminator="\n")
     writer.writeheader()
     writer.writerows(run.overrides | run.results() | {"run": run.name} for run in runs)

@@ -119,9 +119,7 @@ def limit_segments(intervals: np.ndarray, length: float, max_segments: int) -> n
         return np.stack([intervals[:, 0], intervals[:, 1] - intervals[:, 0]], axis=1)
     edges = np.linspace(0.0, length, max_segments + 1)
     busy_time = np.concatenate(([0.0], np.cumsum(intervals[:, 1] - intervals[:, 0])))
-    busy_before_edge = np.interp(
-        edges, intervals.ravel(), np.stack([busy_time[:-1], busy_time[1:]], axis=1).ravel()
-    )
+    busy_before_edge = np.interp(edges, intervals.ravel(), np.stack([busy_time[:-1], busy_time[1:]], axis=1).ravel())
     return np.stack([edges[:-1], np.diff(busy_before_edge)], axis=1)
 
 

@@ -56,11 +56,7 @@ class EngineIdleClock:
         with self._lock:
             timestamp = self._clock()
             self._add_idle_seconds(timestamp)
-            share = (
-                self._idle_seconds / (timestamp - self._window_start)
-                if timestamp > self._window_start
-                else 0.0
-            )
+            share = self._idle_seconds / (timestamp - self._window_start) if timestamp > self._window_start else 0.0
             self._idle_seconds, self._window_start = 0.0, timestamp
             return min(share, 1.0)  # rounding may push the sum of spans above the window
 

@@ -98,9 +98,7 @@ class EngineLoop:
     def make_scorer(self, reward_service: RewardService) -> CompletionScorer:
         """Returns an async scorer that awaits the verdicts of this reward service."""
 
-        async def score_completions(
-            completions: Sequence[Completion], examples: Sequence[Example]
-        ) -> list[Verdict]:
+        async def score_completions(completions: Sequence[Completion], examples: Sequence[Example]) -> list[Verdict]:
             ticket = reward_service.submit(completions, examples)
             if not ticket.num_missing:
                 verdicts = reward_service.poll(ticket)
@@ -181,8 +179,7 @@ class EngineLoop:
     def _poll(self, timeout: float) -> bool:
         """Polls the reward services for at most `timeout` seconds; returns whether any batch was scored."""
         services = {
-            id(reward_service): (reward_service, ticket)
-            for reward_service, ticket in self._pending_scores.values()
+            id(reward_service): (reward_service, ticket) for reward_service, ticket in self._pending_scores.values()
         }
         for reward_service, ticket in services.values():
             reward_service.poll(ticket, timeout)

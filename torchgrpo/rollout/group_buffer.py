@@ -95,10 +95,7 @@ class GroupBuffer(Generic[Group]):
                 self._condition.notify_all()
 
     def take_batch(
-        self,
-        timeout: float,
-        on_stale_group: Callable[[Group], None],
-        on_wait: Callable[[], None] = lambda: None,
+        self, timeout: float, on_stale_group: Callable[[Group], None], on_wait: Callable[[], None] = lambda: None
     ) -> list[Group]:
         """Waits for the next batch of groups and returns it.
 
@@ -120,10 +117,7 @@ class GroupBuffer(Generic[Group]):
                     deadline, taken_before = time.monotonic() + timeout, self.groups_taken
                 remaining = deadline - time.monotonic()
                 if remaining <= 0:
-                    have, in_flight = (
-                        len(self._batch),
-                        self.groups_admitted - self.groups_taken - self.groups_ready,
-                    )
+                    have, in_flight = (len(self._batch), self.groups_admitted - self.groups_taken - self.groups_ready)
                     raise DeadlineError(
                         f"the learner waited {timeout:.0f} s (train.wait_timeout_s) for the engines: the "
                         f"batch has {have} of {self.batch_groups} groups, {in_flight} are in flight, "

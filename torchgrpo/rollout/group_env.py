@@ -122,9 +122,7 @@ class GroupEnv(EnvBase):
         """
         if self.group_rollout.candidates == self.group_rollout.repeats:
             return Rollout(self.groups, Batch.from_tensors(tensordict))
-        return Rollout(
-            self.groups, Batch.from_tensors(tensordict[tensordict["next", "chosen"][:, 0]]).trim_padding()
-        )
+        return Rollout(self.groups, Batch.from_tensors(tensordict[tensordict["next", "chosen"][:, 0]]).trim_padding())
 
     def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
         if tensordict is not None and not tensordict.get("_reset", torch.ones(1, dtype=torch.bool)).all():
@@ -192,19 +190,14 @@ class GroupEnv(EnvBase):
         if slot.scoring_task is not None:
             return await slot.scoring_task
         first = number * group_rollout.candidates
-        slot.completions = [
-            _sampled_completion(tensordict[first + row]) for row in range(group_rollout.candidates)
-        ]
+        slot.completions = [_sampled_completion(tensordict[first + row]) for row in range(group_rollout.candidates)]
         request = self.make_requests(tensordict, [number])[0]
         return await group_rollout.score_group(request, slot.example, slot.completions, slot.started_at)
 
     def make_requests(self, tensordict: TensorDictBase, numbers: list[int]) -> list[Request]:
         """Makes the requests of these slots; all rows of a group have one prompt."""
         candidates = self.group_rollout.candidates
-        tokens, mask = (
-            tensordict["tokens", "prompt"][::candidates],
-            tensordict["tokens", "prompt_mask"][::candidates],
-        )
+        tokens, mask = (tensordict["tokens", "prompt"][::candidates], tensordict["tokens", "prompt_mask"][::candidates])
         ids = tensordict["group_id"][::candidates, 0].tolist()
         return [
             self.group_rollout.make_request(tuple(tokens[number][mask[number]].tolist()), ids[number])
@@ -246,9 +239,7 @@ class EnginePolicy(TensorDictModuleBase):
                 self.on_progress("score", 0, 0)
 
         requests = env.make_requests(tensordict, unsampled)
-        env.loop.run_all(
-            [sample(env.slots[n], request) for n, request in zip(unsampled, requests, strict=True)]
-        )
+        env.loop.run_all([sample(env.slots[n], request) for n, request in zip(unsampled, requests, strict=True)])
         completions = [one for slot in env.slots for one in slot.completions or []]
         temperatures = [group_rollout.sampling.temperature] * len(completions)
         return tensordict.update(completion_tensors(completions, temperatures))

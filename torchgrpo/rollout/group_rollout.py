@@ -56,9 +56,7 @@ class GroupRollout:
     lowest_scores: MinimumScores = field(default_factory=MinimumScores)
     teacher: TeacherPrompt | None = None
 
-    async def run_group(
-        self, example: Example, group_id: int, on_sampled: Callable[[], None] = lambda: None
-    ) -> Group:
+    async def run_group(self, example: Example, group_id: int, on_sampled: Callable[[], None] = lambda: None) -> Group:
         """Samples and scores one group.
 
         Args:
@@ -96,9 +94,7 @@ class GroupRollout:
             if request.sampling.max_tokens - len(completion.token_ids) <= len(reply):
                 completion.finish_reason = "length"
                 return
-            _append_tokens(
-                completion, SampledCompletion(reply, [0.0] * len(reply), [], "stop"), is_sampled=False
-            )
+            _append_tokens(completion, SampledCompletion(reply, [0.0] * len(reply), [], "stop"), is_sampled=False)
             # The prompt of a further turn is the whole sequence so far. Its seed depends on request, row and turn
             # only, not on what else is generated at the same time.
             room = request.sampling.max_tokens - len(completion.token_ids)
@@ -132,9 +128,7 @@ class GroupRollout:
         verdicts = await self.score_completions(shown, [example] * len(shown))
         for one, verdict in zip(candidates, verdicts, strict=True):
             one.verdict = verdict
-        pairs = list(
-            zip(candidates, choose_balanced_candidates(verdicts, self.repeats, request.seed), strict=True)
-        )
+        pairs = list(zip(candidates, choose_balanced_candidates(verdicts, self.repeats, request.seed), strict=True))
         return Group(
             request.request_id,
             example,
@@ -177,9 +171,7 @@ def _append_tokens(completion: SampledCompletion, continuation: SampledCompletio
     completion.token_ids = completion.token_ids + continuation.token_ids
     completion.log_probs = completion.log_probs + continuation.log_probs
     versions = (
-        continuation.policy_versions
-        if is_sampled
-        else completion.policy_versions[-1:] * len(continuation.token_ids)
+        continuation.policy_versions if is_sampled else completion.policy_versions[-1:] * len(continuation.token_ids)
     )
     completion.policy_versions = completion.policy_versions + versions
     completion.sampled_mask += [is_sampled] * len(continuation.token_ids)

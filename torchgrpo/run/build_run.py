@@ -48,9 +48,7 @@ def build_run(config: Config, run_dir: Path, schedule: type[ScheduleType]) -> Sc
     return run
 
 
-def _build(
-    config: Config, run_dir: Path, schedule: type[ScheduleType], exit_stack: ExitStack
-) -> ScheduleType:
+def _build(config: Config, run_dir: Path, schedule: type[ScheduleType], exit_stack: ExitStack) -> ScheduleType:
     """Builds the run; data and tokenizer come first, because their checks are cheap."""
     from torchgrpo.monitoring.progress import Progress
 
@@ -93,9 +91,7 @@ def _build(
     monitor = _make_monitor(config, run_dir, progress, checkpoint, tuple(task.members), exit_stack)
     group_rollout = build_rollout.make_group_rollout(config, tokenizer, conversation, loop, rewards)
     weight_pusher = build_weight_pusher(config, learner, engine, plan)
-    evaluation = build_rollout.make_evaluation(
-        config, plan, eval_sets, tokenizer, conversation, loop, monitor
-    )
+    evaluation = build_rollout.make_evaluation(config, plan, eval_sets, tokenizer, conversation, loop, monitor)
     run = schedule(
         config,
         run_dir,

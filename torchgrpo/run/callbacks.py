@@ -60,9 +60,7 @@ class EvaluationCallback(Callback):
             return
         weight_pusher = run.rollout_components.weight_pusher
         run.run_weight_check(lambda: run.rollout_components.loop.call(weight_pusher.check))
-        result = evaluate(
-            self.evaluation, run.monitor, iteration, weight_pusher.version, lambda: run.stop.is_requested
-        )
+        result = evaluate(self.evaluation, run.monitor, iteration, weight_pusher.version, lambda: run.stop.is_requested)
         self.up_to_date = result is not None
         if result is None:
             return
@@ -125,9 +123,7 @@ class CheckpointCallback(Callback):
         run.is_ending = run.stop.is_requested or on_alarm == "stop"
         last = iteration == run.last_iteration or run.is_ending
         has_evaluation = self.evaluations.evaluation.is_due(iteration, run.last_iteration)
-        best = (
-            train.keep_best and has_evaluation and is_best_evaluation(run.run_dir, train.keep_best, iteration)
-        )
+        best = train.keep_best and has_evaluation and is_best_evaluation(run.run_dir, train.keep_best, iteration)
         due = best or (train.checkpoint_frequency and iteration % train.checkpoint_frequency == 0)
         if last or due or on_alarm == "checkpoint":
             self.write(run, iteration)
@@ -150,8 +146,7 @@ class CheckpointCallback(Callback):
     def on_end(self, run: Run) -> None:
         if self.writer.pending_checkpoint is not None:
             run.monitor.log(
-                f"{self.writer.pending_checkpoint} is still being written; press Ctrl-C to abandon the "
-                "checkpoint"
+                f"{self.writer.pending_checkpoint} is still being written; press Ctrl-C to abandon the checkpoint"
             )
         self.writer.wait()
 

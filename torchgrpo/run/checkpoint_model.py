@@ -66,9 +66,7 @@ def make_model_exporter(config: Config, log: Callable[[str], None]) -> Callable[
     return export_model
 
 
-def _write_model_files(
-    writer: "ModelWriter", checkpoint: Path, state: Mapping[str, Any], folder: Path
-) -> None:
+def _write_model_files(writer: "ModelWriter", checkpoint: Path, state: Mapping[str, Any], folder: Path) -> None:
     from torchgrpo.training.checkpoint import LEARNER
 
     writer.write(checkpoint / LEARNER, folder)
@@ -140,11 +138,7 @@ def _model_without_checkpoint(path: Path) -> Path | None:
     None where there is no model, or where the run has checkpoints.
     """
     if is_checkpoint(path):
-        return (
-            checkpoint_model_path(path)
-            if not path.exists() and checkpoint_model_path(path).is_dir()
-            else None
-        )
+        return checkpoint_model_path(path) if not path.exists() and checkpoint_model_path(path).is_dir() else None
     newest = path / MODEL_LINK
     return newest.resolve() if newest.is_dir() and not checkpoints(path) else None
 
@@ -208,9 +202,7 @@ def model_to_evaluate(
         config = _with_model_name(config, base_model_config(checkpoint).name)
     for line in notices:
         print(line, file=sys.stderr)
-    with _model_folder(
-        checkpoint, replace(config.model, dtype=base_model_config(checkpoint).dtype), run_dir
-    ) as folder:
+    with _model_folder(checkpoint, replace(config.model, dtype=base_model_config(checkpoint).dtype), run_dir) as folder:
         print(f"evaluating {checkpoint.path.name} of {checkpoint.run_dir}", file=sys.stderr)
         yield _with_model_name(config, folder), checkpoint
 

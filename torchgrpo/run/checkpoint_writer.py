@@ -62,12 +62,7 @@ class CheckpointWriter:
             self.wait()
 
     def _write(
-        self,
-        path: Path,
-        result: Future[str],
-        run_bytes: bytes,
-        wait_for_tensors: Callable[[], None],
-        state: RunState,
+        self, path: Path, result: Future[str], run_bytes: bytes, wait_for_tensors: Callable[[], None], state: RunState
     ) -> None:
         from torchgrpo.training.checkpoint import abandon_checkpoint, complete_checkpoint
 

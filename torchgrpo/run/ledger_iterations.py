@@ -58,9 +58,7 @@ def find_iteration_of_step(run_dir: Path, step: int) -> int:
             return number
         steps.update(record["optimizer_steps"])
     recorded = f"those from {min(steps)} to {max(steps)}" if steps else "none"
-    raise ConfigError(
-        f"replay.step={step}: the ledger of {run_dir} holds no such optimizer step, but {recorded}"
-    )
+    raise ConfigError(f"replay.step={step}: the ledger of {run_dir} holds no such optimizer step, but {recorded}")
 
 
 def read_iterations(run_dir: Path, after: int, until: int) -> Iterator[RecordedIteration]:
@@ -99,6 +97,4 @@ def parse_iteration(records: Sequence[dict[str, Any]]) -> RecordedIteration:
         return group
 
     trained = [record for record in records if record["fate"] == "trained"]
-    return RecordedIteration(
-        records[0]["iteration"], trained, [group_with_replaced(record) for record in trained]
-    )
+    return RecordedIteration(records[0]["iteration"], trained, [group_with_replaced(record) for record in trained])

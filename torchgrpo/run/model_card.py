@@ -65,9 +65,7 @@ def _members(env: Mapping[str, Any]) -> dict[str, str | None]:
     """Returns the hub task of each data set by name; None for local files."""
     members = env["mixture"] if env["dataset"] == "mixture" else {env["dataset"]: env}
     settings = {name: value if isinstance(value, Mapping) else {} for name, value in members.items()}
-    return {
-        name: None if own.get("data_files") else own.get("dataset", name) for name, own in settings.items()
-    }
+    return {name: None if own.get("data_files") else own.get("dataset", name) for name, own in settings.items()}
 
 
 def _use(lora: Mapping[str, Any]) -> str:

@@ -70,6 +70,4 @@ class ReportWriter:
 
     def _log_failure(self, error: Exception) -> None:
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        self.log(
-            f"warning: {self.run_dir / REPORT} could not be written ({reason}); the run itself is not affected"
-        )
+        self.log(f"warning: {self.run_dir / REPORT} could not be written ({reason}); the run itself is not affected")

@@ -62,9 +62,7 @@ def resolve_resume(
         ConfigError: as `find_checkpoint` and `changed_settings`.
     """
     checkpoint, notices = find_checkpoint(config, run_dir, schedule)
-    return checkpoint, notices if checkpoint is None else notices + changed_settings(
-        checkpoint, config, schedule
-    )
+    return checkpoint, notices if checkpoint is None else notices + changed_settings(checkpoint, config, schedule)
 
 
 def find_checkpoint(
@@ -93,16 +91,10 @@ def find_checkpoint(
     if resume is None:
         return None, []
     if resume == "auto":
-        checkpoint, notices = (
-            _load_newest(run_dir) if has_own else _find_in_siblings(config, run_dir, schedule)
-        )
+        checkpoint, notices = _load_newest(run_dir) if has_own else _find_in_siblings(config, run_dir, schedule)
     else:
         checkpoint, notices = load_named_checkpoint(Path(resume))
-    if (
-        checkpoint is not None
-        and config.run != "eval"
-        and checkpoint.state["overlapped"] != schedule.is_overlapped
-    ):
+    if checkpoint is not None and config.run != "eval" and checkpoint.state["overlapped"] != schedule.is_overlapped:
         raise ConfigError(
             f"train.resume={checkpoint.path}: the checkpoint is from {schedule.other_script}, which counts "
             f"iterations differently from {schedule.script}; resume with {schedule.other_script}"
@@ -169,9 +161,7 @@ def _find_in_siblings(
             return checkpoint, [*notices, f"train.resume=auto: resuming from {checkpoint.path}"]
         why = f"is in use ({owner})" if owner else f"differs in {', '.join(map(str, different[:4]))}"
         nearest_hint = nearest_hint or f"; {folder} {why}: set train.resume={folder} to resume from that run"
-    searched_patterns = " and ".join(
-        str(root / pattern) for root, pattern in sibling_patterns(run_dir)
-    ) or str(run_dir)
+    searched_patterns = " and ".join(str(root / pattern) for root, pattern in sibling_patterns(run_dir)) or str(run_dir)
     text = f"train.resume=auto: no checkpoint of this run in {searched_patterns}{nearest_hint}"
     if config.run == "eval":
         raise ConfigError(f"{text}; give train.resume a checkpoint or the folder of a run")
@@ -213,9 +203,7 @@ class SettingChange:
         return f"{self.key}: {self.old_value} -> {self.new_value}"
 
 
-def find_changes(
-    old_config: dict[str, Any], new_config: dict[str, Any], prefix: str = ""
-) -> list[SettingChange]:
+def find_changes(old_config: dict[str, Any], new_config: dict[str, Any], prefix: str = "") -> list[SettingChange]:
     """Returns every setting that differs between two configs, with its dotted key.
 
     A section that only one config has counts as one setting.
@@ -244,9 +232,7 @@ def changed_settings(checkpoint: "Checkpoint", config: Config, schedule: type[Sc
     """
     old_config = checkpoint.state["config"]
     found = [
-        change
-        for change in find_changes(old_config, asdict(config))
-        if not is_under(change.key, IGNORED_SETTINGS)
+        change for change in find_changes(old_config, asdict(config)) if not is_under(change.key, IGNORED_SETTINGS)
     ]
     # A setting that the checkpoint lacks and the config leaves unset has not changed.
     differing = [change for change in found if change.old_value != ABSENT or change.new_value is not None]
@@ -294,9 +280,7 @@ def _changed_batch_sizes(
     iterations = "completions of an iteration (env.num_envs, train.dialog_turns_per_batch)"
     counts = [
         SettingChange(iterations, iteration, config.completions_per_iteration),
-        SettingChange(
-            "completions of an optimizer step (train.optim_batch_size)", step, config.optim_batch_size
-        ),
+        SettingChange("completions of an optimizer step (train.optim_batch_size)", step, config.optim_batch_size),
     ]
     if schedule.is_overlapped:
         per_version = -(-train["weight_update_frequency"] // train["epochs"])

@@ -63,8 +63,7 @@ def completion_rows(record: dict[str, Any]) -> Iterator[dict[str, Any]]:
     steps = record["optimizer_steps"]
     answer = record["answer"]
     group_row = {
-        name: record[name]
-        for name in ("kind", "set", "iteration", "fate", "group_id", "prompt_id", "row", "source")
+        name: record[name] for name in ("kind", "set", "iteration", "fate", "group_id", "prompt_id", "row", "source")
     }
     group_row |= {
         "optimizer_step": steps[0] if steps else None,

@@ -18,9 +18,7 @@ FINISHING = (
     "finishing this iteration, then writing a checkpoint; a second signal ends the run at once. To resume "
     "later:\n  {resume}"
 )
-CLOSING = (
-    "the run has ended, and its log and report are being written; a second signal ends the process at once"
-)
+CLOSING = "the run has ended, and its log and report are being written; a second signal ends the process at once"
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -61,9 +59,7 @@ class StopRequest:
 
         Ctrl-C ends the process at once; its echoes are ignored.
         """
-        if (
-            signal.getsignal(signal.SIGINT) is signal.default_int_handler
-        ):  # a shell may have set it to be ignored
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a shell may have set it to be ignored
             signal.signal(signal.SIGINT, self._end_process)
             # Python restores default handlers as it exits; an echo would then change the exit code.
             atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)

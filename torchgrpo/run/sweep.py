@@ -60,8 +60,7 @@ def _prepare_optuna(hydra: DictConfig) -> None:
             _exit_with_error(f"hydra.sweeper.{key}={hydra.sweeper[key]}: must be at least 1")
     if str(hydra.sweeper.direction).removeprefix("Direction.") not in ("maximize", "minimize"):
         _exit_with_error(
-            f"hydra.sweeper.direction={hydra.sweeper.direction}: a run has one objective; set maximize or "
-            "minimize"
+            f"hydra.sweeper.direction={hydra.sweeper.direction}: a run has one objective; set maximize or minimize"
         )
     overridden_keys = [word.partition("=")[0].lstrip("+") for word in hydra.overrides.hydra]
     for key, value in {"direction": "maximize", "max_failure_rate": 1.0}.items():

@@ -151,9 +151,7 @@ class Run:
         engine, ratio = batch.sample_log_prob, report.log_ratio.to(batch.sample_log_prob)
         pairs = {name: (engine[tokens], (engine + ratio)[tokens]) for name, tokens in sampled.items()}
         weight_pusher = rollout_components.weight_pusher
-        self.run_weight_check(
-            lambda: weight_pusher.weight_check.compare_sampled(weight_pusher.version, pairs)
-        )
+        self.run_weight_check(lambda: weight_pusher.weight_check.compare_sampled(weight_pusher.version, pairs))
 
     def _sampled_since_push(self, rollout: "Rollout") -> "dict[str, Tensor]":
         """Returns masks of the tokens that each engine sampled since the last push.
@@ -166,9 +164,7 @@ class Run:
         # With dropout the log-probs of the step's forward pass differ from the engine's for equal weights.
         dropout = self.config.train_model.lora.dropout
         sampled = {} if dropout else rollout.sampled_masks_by_engine(weight_pusher.version)
-        if weight_pusher.weight_check.needs_more_tokens(
-            {name: int(tokens.sum()) for name, tokens in sampled.items()}
-        ):
+        if weight_pusher.weight_check.needs_more_tokens({name: int(tokens.sum()) for name, tokens in sampled.items()}):
             self.run_weight_check(lambda: self.rollout_components.loop.call(weight_pusher.check))
         return sampled
 
@@ -188,9 +184,7 @@ class Run:
                 return
             newest = newest_checkpoint(self.run_dir)
             way_on = f"the checkpoint before it is {newest}" if newest else "there is no checkpoint before it"
-            raise WeightMismatch(
-                f"{error}. {way_on}; set train.on_mismatch=log to continue anyway"
-            ) from error
+            raise WeightMismatch(f"{error}. {way_on}; set train.on_mismatch=log to continue anyway") from error
 
     def push_weights(self) -> None:
         """Pushes the learner's weights to the engines, between two engine steps where generation is running."""
@@ -201,9 +195,7 @@ class Run:
             self.rollout_components,
         )
         with self.monitor.time_phase("push"):
-            self.run_weight_check(
-                lambda: rollout_components.loop.call(lambda: rollout_components.push(temperature))
-            )
+            self.run_weight_check(lambda: rollout_components.loop.call(lambda: rollout_components.push(temperature)))
             self.monitor.log_event("weight_push", version=rollout_components.weight_pusher.version)
 
     def end_iteration(self, iteration: int, rollout: "Rollout") -> None:

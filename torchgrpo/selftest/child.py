@@ -54,9 +54,7 @@ def run_check(check: Check, folder: Path) -> CheckResult:
         if isinstance(error, ConfigError):  # its message names a remedy
             return CheckResult(check.name, "does not", seconds, str(error), trace=trace)
         message = str(error) or traceback.extract_tb(error.__traceback__)[-1].line
-        return CheckResult(
-            check.name, "does not", seconds, f"{type(error).__name__}: {message}", check.remedy, trace
-        )
+        return CheckResult(check.name, "does not", seconds, f"{type(error).__name__}: {message}", check.remedy, trace)
 
 
 def last_lines(text: str) -> str:

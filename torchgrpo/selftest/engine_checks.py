@@ -42,9 +42,7 @@ def log_prob_gap(model: nn.Module, engine: SteppedEngine, sampling: Sampling) ->
     All tokens must have the engine's current policy version.
     """
     requests, gaps = make_requests(sampling), []
-    for request, response in zip(
-        requests, generate(engine, requests, timeout=GENERATION_TIMEOUT_S), strict=True
-    ):
+    for request, response in zip(requests, generate(engine, requests, timeout=GENERATION_TIMEOUT_S), strict=True):
         for completion in response.completions:
             versions = set(completion.policy_versions)
             assert versions == {engine.policy_version}, "a token has the version of another push"
@@ -150,17 +148,13 @@ def _push_between_tokens(engine: VLLMEngine, model: nn.Module, version: int, upd
     for completion in finished[0].completions:
         count = len(completion.token_ids)
         expected = [version] * min(before, count) + [version + 1] * max(0, count - before)
-        assert completion.policy_versions == expected, (
-            f"update={update}: versions {completion.policy_versions}"
-        )
+        assert completion.policy_versions == expected, f"update={update}: versions {completion.policy_versions}"
         segments = []
         for state, selection in ((old, slice(0, before)), (new, slice(before, None))):
             model.load_state_dict(state)
             segments.append(learner_log_probs(model, request, completion)[selection])
         gap = float((torch.tensor(completion.log_probs) - torch.cat(segments)).abs().max())
-        assert gap < 1e-2, (
-            f"update={update}: log-probs differ by {gap:.2g} from those of each token's version"
-        )
+        assert gap < 1e-2, f"update={update}: log-probs differ by {gap:.2g} from those of each token's version"
 
 
 def check_shared_gpu(workspace: CheckWorkspace, overrides: Sequence[str] = (), iterations: int = 3) -> str:

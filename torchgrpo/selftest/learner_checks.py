@@ -53,18 +53,14 @@ def relative_difference(tensor: torch.Tensor, expected: torch.Tensor) -> float:
     return float((tensor - expected).norm() / expected.norm().clamp_min(1e-12))
 
 
-def run_step(
-    config: Config, workspace: CheckWorkspace, groups: list[Group]
-) -> tuple[dict[str, float], torch.Tensor]:
+def run_step(config: Config, workspace: CheckWorkspace, groups: list[Group]) -> tuple[dict[str, float], torch.Tensor]:
     """Runs one optimizer step; returns its metrics and gradient (flat, float64 on the CPU)."""
     learner = make_learner(config, make_learner_plan(config, workspace), workspace.folder)
     gradients_list: list[torch.Tensor] = []
 
     def record_gradients(*args: object) -> None:
         gradients = (parameter.grad for parameter in learner.worker.model.parameters())
-        gradients_list.extend(
-            gradient.flatten().double().cpu() for gradient in gradients if gradient is not None
-        )
+        gradients_list.extend(gradient.flatten().double().cpu() for gradient in gradients if gradient is not None)
 
     learner.worker.optimizer.register_step_pre_hook(record_gradients)
     report = learner.step(learner.credit(Rollout.from_groups(groups)).batch)
@@ -112,15 +108,11 @@ def check_ranks(workspace: CheckWorkspace) -> str:
     return f"2 steps, losses and gradient norms within {worst:.1g}"
 
 
-def check_mixed_precision(
-    workspace: CheckWorkspace, mixed_precision: str, overrides: Sequence[str] = ()
-) -> str:
+def check_mixed_precision(workspace: CheckWorkspace, mixed_precision: str, overrides: Sequence[str] = ()) -> str:
     """Checks steps in mixed precision: weights change, log-probs stay close to float32."""
     groups = collect_groups(workspace)
     batch = collate(groups)
-    config = make_config(
-        workspace, f"train.mixed_precision={mixed_precision}", "optimizer.warmup_steps=0", *overrides
-    )
+    config = make_config(workspace, f"train.mixed_precision={mixed_precision}", "optimizer.warmup_steps=0", *overrides)
     learner = make_learner(config, make_learner_plan(config, workspace), workspace.folder)
     scorer, scores = learner.worker.scorer, []
     for dtype in (None, scorer.autocast_dtype):
@@ -135,13 +127,9 @@ def check_mixed_precision(
         assert math.isfinite(report.metrics["grad_norm"]) or report.is_skipped
     assert any(not torch.equal(*pair) for pair in zip(before, trained, strict=True)), "no weight changed"
     if learner.worker.scaler.is_enabled():
-        learner.worker.scaler.scale(
-            torch.zeros(1, device=trained[0].device)
-        )  # the first call creates the scale
+        learner.worker.scaler.scale(torch.zeros(1, device=trained[0].device))  # the first call creates the scale
         learner.worker.scaler.update(2.0**100)
-        assert learner.step(learner.credit(Rollout.from_groups(groups)).batch).is_skipped, (
-            "an overflow was not skipped"
-        )
+        assert learner.step(learner.credit(Rollout.from_groups(groups)).batch).is_skipped, "an overflow was not skipped"
         scale = learner.worker.scaler.get_scale()
         assert scale == 2.0**99, f"the scale is {scale} after an overflow"
     return f"log-probs within {gap:.2g} of float32 in the mean"
@@ -160,9 +148,7 @@ def check_output_head(workspace: CheckWorkspace) -> str:
         expected = (theirs[0] @ theirs[1].T).log_softmax(-1).gather(1, targets[:, None])[:, 0]
         torch.testing.assert_close(log_prob.double().cpu(), expected, rtol=1e-3, atol=1e-3)
         mine, plain = torch.autograd.grad(log_prob.sum(), ours), torch.autograd.grad(expected.sum(), theirs)
-        difference = max(
-            relative_difference(one.double().cpu(), other) for one, other in zip(mine, plain, strict=True)
-        )
+        difference = max(relative_difference(one.double().cpu(), other) for one, other in zip(mine, plain, strict=True))
         bound = 1e-4 if dtype == torch.float32 else 3e-2
         assert difference < bound, f"{dtype}: gradient differs by {difference:.2g}"
         worst = max(worst, difference)
@@ -195,12 +181,8 @@ def check_reference_placements(workspace: CheckWorkspace, homes: Sequence[str]) 
                 allocated = torch.cuda.memory_allocated()
                 torch.cuda.reset_peak_memory_stats()
                 reference.log_prob([batch])
-                assert torch.cuda.memory_allocated() <= allocated, (
-                    "the reference left memory allocated on the GPU"
-                )
-                assert torch.cuda.max_memory_allocated() > allocated, (
-                    "the reference was not copied to the GPU"
-                )
+                assert torch.cuda.memory_allocated() <= allocated, "the reference left memory allocated on the GPU"
+                assert torch.cuda.max_memory_allocated() > allocated, "the reference was not copied to the GPU"
         assert torch.equal(*scores), f"{home}: the same batch scored twice gives different log-probs"
         gap = float((scores[0][mask] - batch.sample_log_prob[mask]).abs().max())
         assert gap < 2e-3, f"{home}: log-probs differ from the frozen weights' by up to {gap:.2g}"

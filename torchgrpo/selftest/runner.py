@@ -75,15 +75,11 @@ def _run_in_one_process(checks: Sequence[Check], folder: Path) -> Iterator[Check
                 continue
             trace, code = last_lines((folder / OUTPUT).read_text(errors="replace")), process.returncode
             if code is None:
-                reason = (
-                    f"ran out of time after {check.seconds:.0f} s; run it again when the machine is less busy"
-                )
+                reason = f"ran out of time after {check.seconds:.0f} s; run it again when the machine is less busy"
                 yield CheckResult(check.name, "timed out", check.seconds, reason, trace=trace)
             else:
                 reason = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
-                yield CheckResult(
-                    check.name, "does not", 0.0, f"its process ended with {reason}", check.remedy, trace
-                )
+                yield CheckResult(check.name, "does not", 0.0, f"its process ended with {reason}", check.remedy, trace)
             return
         with suppress(subprocess.TimeoutExpired):
             process.wait(EXIT_S)
@@ -92,9 +88,7 @@ def _run_in_one_process(checks: Sequence[Check], folder: Path) -> Iterator[Check
         process.communicate()
 
 
-def _wait_for_result(
-    check: Check, number: int, process: subprocess.Popen[bytes], folder: Path
-) -> CheckResult | None:
+def _wait_for_result(check: Check, number: int, process: subprocess.Popen[bytes], folder: Path) -> CheckResult | None:
     """Waits for a check's result; None if the process or the time ends first."""
     deadline = monotonic() + check.seconds
     while True:

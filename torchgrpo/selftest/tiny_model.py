@@ -37,9 +37,7 @@ WEIGHT_STD = 0.08
 """Standard deviation of the random weights, four times the usual, so that log-probs react to every fault."""
 
 
-def make_model_folder(
-    workspace: CheckWorkspace, tied: bool = False, width: int = 128, layers: int = 2
-) -> Path:
+def make_model_folder(workspace: CheckWorkspace, tied: bool = False, width: int = 128, layers: int = 2) -> Path:
     """Returns a folder with a random model: Llama, or Qwen2 with a tied head."""
     folder = workspace.folder / f"model_{tied}_{width}_{layers}"
     if folder.exists():
@@ -73,9 +71,7 @@ def make_config(workspace: CheckWorkspace, *overrides: str, tied: bool = False) 
     register_schema()
     with initialize_config_dir(str(CONFIG_DIR), version_base=None):
         quickstart = compose("grpo_quickstart")
-    return to_config(
-        cast(DictConfig, OmegaConf.merge(quickstart, OmegaConf.from_dotlist([*defaults, *overrides])))
-    )
+    return to_config(cast(DictConfig, OmegaConf.merge(quickstart, OmegaConf.from_dotlist([*defaults, *overrides]))))
 
 
 @contextmanager

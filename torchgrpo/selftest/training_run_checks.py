@@ -26,11 +26,7 @@ QUICKSTART = (f"model.name={TOKENIZER}", "env.num_envs=8", "env.repeats=8")
 
 
 def train(
-    workspace: CheckWorkspace,
-    *overrides: str,
-    is_overlapped: bool = False,
-    iterations: int = 2,
-    name: str = "run",
+    workspace: CheckWorkspace, *overrides: str, is_overlapped: bool = False, iterations: int = 2, name: str = "run"
 ) -> list[dict[str, Any]]:
     """Runs grpo.py or grpo_async.py; returns the metrics of each optimizer step."""
     config = make_config(workspace, *QUICKSTART, *overrides)
@@ -53,9 +49,7 @@ def check_schedule(
     """Runs a script, and checks that weights change, pushes arrive and metrics are finite."""
     rows = train(workspace, *overrides, is_overlapped=is_overlapped, iterations=iterations)
     for row in rows:
-        infinite = [
-            key for key, value in row.items() if isinstance(value, float) and not math.isfinite(value)
-        ]
+        infinite = [key for key, value in row.items() if isinstance(value, float) and not math.isfinite(value)]
         assert not infinite, f"not finite: {', '.join(infinite)}"
         assert row["grad_norm"] > 0, "the gradient is zero"
     assert rows[-1]["policy_version"] > rows[0]["policy_version"], "no new version was pushed"
@@ -75,9 +69,7 @@ def check_run_resume(workspace: CheckWorkspace, overrides: Sequence[str] = ()) -
         return "resumes; kernels on GPUs promise no equal bits"
     same = [without_timings(row) for row in again] == [without_timings(row) for row in whole]
     assert same, "metrics differ after the checkpoint"
-    ours, theirs = (
-        saved_tensors(checkpoint_path(workspace.folder / name, 4) / LEARNER) for name in ("whole", "again")
-    )
+    ours, theirs = (saved_tensors(checkpoint_path(workspace.folder / name, 4) / LEARNER) for name in ("whole", "again"))
     same = all(torch.equal(ours[name], theirs[name]) for name in ours)
     assert same, "the learner differs after the checkpoint"
     return "equal bits"

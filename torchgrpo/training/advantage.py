@@ -44,11 +44,7 @@ class GroupRewards:
 
 
 def batch_advantage(
-    policy: PolicyConfig,
-    rewards: Tensor,
-    valid: Tensor,
-    mask: Tensor,
-    components: Sequence[tuple[float, Tensor]] = (),
+    policy: PolicyConfig, rewards: Tensor, valid: Tensor, mask: Tensor, components: Sequence[tuple[float, Tensor]] = ()
 ) -> Tensor:
     """Computes the advantage of each completion, or of each token, of a batch.
 
@@ -81,9 +77,7 @@ def batch_advantage(
     centred = advantage - torch.where(mean.abs() > rounding, mean, 0.0)
     if policy.whiten_scale == "none":
         return torch.where(weight > 0, centred, 0.0)
-    variance = (weight * centred.square()).sum() / (
-        count - VARIANCE_CORRECTIONS[policy.whiten_scale]
-    ).clamp_min(1)
+    variance = (weight * centred.square()).sum() / (count - VARIANCE_CORRECTIONS[policy.whiten_scale]).clamp_min(1)
     divisor = WHITENING_DIVISORS[policy.whiten_epsilon_rule](variance.sqrt(), policy.whiten_epsilon)
     return torch.where((weight > 0) & (variance > 0), centred / divisor, 0.0)
 
@@ -188,9 +182,7 @@ SCALES: dict[str, Callable[[GroupRewards], Tensor]] = {
         GroupRewards.from_values(group.values.reshape(1, -1), group.valid.reshape(1, -1)), correction=1
     ),
     "mean": _group_mean,
-    "nonzero_share": lambda group: (
-        (group.values != 0).sum().double() / group.valid.sum().clamp_min(1)
-    ).reshape(1, 1),
+    "nonzero_share": lambda group: ((group.values != 0).sum().double() / group.valid.sum().clamp_min(1)).reshape(1, 1),
     "none": lambda group: group.values.new_ones(1, 1),
 }
 GROUP_SCALES = frozenset({"std_unbiased", "std_population", "std_leave_one_out", "mean"})

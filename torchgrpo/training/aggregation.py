@@ -33,9 +33,7 @@ class BatchTotals:
     environment_tokens: float = 0
 
     @classmethod
-    def from_mask(
-        cls, policy: PolicyConfig, mask: Tensor, environment: Tensor | None = None
-    ) -> "BatchTotals":
+    def from_mask(cls, policy: PolicyConfig, mask: Tensor, environment: Tensor | None = None) -> "BatchTotals":
         """Computes the totals of a batch.
 
         mask: bool [N, R], the positions in the loss. environment: bool [N, R], environment tokens, or None.
@@ -102,16 +100,13 @@ def _uniform_weights(weight: float, mask: Tensor) -> Tensor:
 ROW_WEIGHTS: dict[str, Callable[[PolicyConfig, Tensor, BatchTotals], Tensor]] = {
     "token_mean": lambda policy, mask, totals: _uniform_weights(1 / max(totals.tokens, 1), mask),
     "sequence_mean": lambda policy, mask, totals: (
-        1.0
-        / ((_lengths(mask).clamp_min(1).double() + policy.length_epsilon) * _sequence_count(policy, totals))
+        1.0 / ((_lengths(mask).clamp_min(1).double() + policy.length_epsilon) * _sequence_count(policy, totals))
     ),
     "sequence_sum": lambda policy, mask, totals: _uniform_weights(1 / _sequence_count(policy, totals), mask),
     "constant_length": lambda policy, mask, totals: _uniform_weights(
         1 / (_sequence_count(policy, totals) * _constant_length(policy, totals)), mask
     ),
-    "constant_length_sum": lambda policy, mask, totals: _uniform_weights(
-        1 / _constant_length(policy, totals), mask
-    ),
+    "constant_length_sum": lambda policy, mask, totals: _uniform_weights(1 / _constant_length(policy, totals), mask),
     "pass_mean": _pass_mean,
     "length_weighted": lambda policy, mask, totals: _lengths(mask).double() / max(totals.positions, 1),
     "padded_mean": lambda policy, mask, totals: _uniform_weights(1 / max(totals.positions, 1), mask),
@@ -119,9 +114,7 @@ ROW_WEIGHTS: dict[str, Callable[[PolicyConfig, Tensor, BatchTotals], Tensor]] = 
 }
 
 
-def aggregate(
-    policy: PolicyConfig, aggregation: str, values: Tensor, mask: Tensor, totals: BatchTotals
-) -> Tensor:
+def aggregate(policy: PolicyConfig, aggregation: str, values: Tensor, mask: Tensor, totals: BatchTotals) -> Tensor:
     """Computes the share of a microbatch in the aggregated value, a scalar.
 
     aggregation: a key of `ROW_WEIGHTS`. values: [N, R], zero at positions that do not count. mask: bool [N, R],

@@ -123,16 +123,11 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         state = _load_run_state(path)
         check_tensor_files(path / LEARNER)
     except UnreadableError as error:
-        raise UnreadableError(
-            f"train.resume={path}: {error}; name an earlier checkpoint of the same folder"
-        ) from error
+        raise UnreadableError(f"train.resume={path}: {error}; name an earlier checkpoint of the same folder") from error
     run_state = state if isinstance(state, dict) else {}
     learner = run_state.get("learner")
     missing_in_learner = LEARNER_KEYS - learner.keys() if isinstance(learner, dict) else set()
-    missing = [
-        *sorted(RUN_STATE_KEYS - run_state.keys()),
-        *(f"learner.{key}" for key in sorted(missing_in_learner)),
-    ]
+    missing = [*sorted(RUN_STATE_KEYS - run_state.keys()), *(f"learner.{key}" for key in sorted(missing_in_learner))]
     if missing:
         raise ConfigError(
             f"train.resume={path}: the checkpoint has no {', '.join(missing)}, so another version of this "

@@ -34,9 +34,7 @@ def groups_to_train_on(policy: PolicyConfig, groups: Sequence[Group]) -> Tensor:
     )
 
 
-def groups_inside_filter_range(
-    policy: PolicyConfig, rewards: Tensor, success: Tensor, valid: Tensor
-) -> Tensor:
+def groups_inside_filter_range(policy: PolicyConfig, rewards: Tensor, success: Tensor, valid: Tensor) -> Tensor:
     """Returns a mask [P] of groups whose statistic lies strictly inside `filter_range`.
 
     Without a `filter_range` it holds all groups with a valid completion. A group without one is always outside.
@@ -58,7 +56,5 @@ FILTER_STATISTICS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "reward_std": lambda rewards, success, valid: standard_deviation(
         GroupRewards.from_values(rewards, valid), 0
     ).squeeze(1),
-    "margin": lambda rewards, success, valid: best_margin(GroupRewards.from_values(rewards, valid)).sum(
-        dim=1
-    ),
+    "margin": lambda rewards, success, valid: best_margin(GroupRewards.from_values(rewards, valid)).sum(dim=1),
 }

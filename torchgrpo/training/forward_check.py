@@ -40,16 +40,12 @@ def check_forward(
     stance = "force_eager" if causal.device.type == "cpu" else "default"
     with torch.no_grad(), evaluation_mode(scorer.model), torch.compiler.set_stance(stance):
         log_probs = plain_sampling(tokens).log_prob.cpu()[tokens.response_mask]
-    scores = plain_log_probs(
-        scorer.model, sequences, unsharded_context=scorer.unsharded_context, autocast=autocast
-    )
+    scores = plain_log_probs(scorer.model, sequences, unsharded_context=scorer.unsharded_context, autocast=autocast)
     counts = tokens.response_mask.sum(1).tolist()
     plain = torch.tensor([one for row, count in zip(scores, counts, strict=True) for one in row[-count:]])
     gaps = (log_probs - plain).abs() / (1 + plain.abs())
     if not (gaps.mean() <= bounds.mean and gaps.max() <= bounds.largest):
-        rows, remedy = (
-            ("packed", "set train.packing=false") if scorer.packs else ("padded", "choose another model")
-        )
+        rows, remedy = ("packed", "set train.packing=false") if scorer.packs else ("padded", "choose another model")
         raise ConfigError(
             f"{type(causal).__name__}: {rows} rows and single rows have different log-probs (by "
             f"{float(gaps.max()):.2g} of 1 + |log-prob|): {remedy}"
@@ -61,9 +57,7 @@ def _rows(prompts: Sequence[int], vocabulary: int) -> Tokens:
     generator = torch.Generator().manual_seed(7)
     widths = torch.tensor(list(prompts)).repeat_interleave(2)
     mask = torch.arange(8) < 4 + torch.arange(len(widths))[:, None] % 5
-    prompt = torch.randint(
-        0, vocabulary, (len(prompts), max(prompts)), generator=generator
-    ).repeat_interleave(2, 0)
+    prompt = torch.randint(0, vocabulary, (len(prompts), max(prompts)), generator=generator).repeat_interleave(2, 0)
     response = torch.randint(0, vocabulary, mask.shape, generator=generator)
     prompt_mask = torch.arange(prompt.shape[1]) >= prompt.shape[1] - widths[:, None]
     return Tokens(prompt * prompt_mask, prompt_mask, response * mask, mask, mask, batch_size=[len(widths)])

@@ -230,9 +230,7 @@ class ModelCopy:
                     raise  # a copy that has scored before may wait for its cluster node to return
                 if self._is_ended or self.losses >= MAX_CONSECUTIVE_LOSSES:
                     raise RankLost(str(error)) from error
-                log.warning(
-                    "a copy of the frozen model (%s) is lost while it loads, and replaced: %s", self, error
-                )
+                log.warning("a copy of the frozen model (%s) is lost while it loads, and replaced: %s", self, error)
 
     def log_prob(self, batch: Batch) -> Tensor:
         """Computes the log-probs float32 [N, R] of a batch's response tokens."""

@@ -88,10 +88,7 @@ class GRPOLoss(LossModule):
         """Does nothing: there is no value estimator to forward renamed keys to."""
 
     def forward(
-        self,
-        tensordict: TensorDictBase | Batch,
-        totals: BatchTotals | None = None,
-        entropy_coef: float | None = None,
+        self, tensordict: TensorDictBase | Batch, totals: BatchTotals | None = None, entropy_coef: float | None = None
     ) -> TensorDict:
         """Computes the loss terms of a batch, and their metrics.
 

@@ -16,11 +16,7 @@ ESTIMATORS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def kl_estimate(
-    policy: PolicyConfig,
-    log_prob: Tensor,
-    other_log_prob: Tensor,
-    mask: Tensor,
-    importance: Tensor | None = None,
+    policy: PolicyConfig, log_prob: Tensor, other_log_prob: Tensor, mask: Tensor, importance: Tensor | None = None
 ) -> Tensor:
     """Estimates KL(policy || other) per token, [N, R].
 

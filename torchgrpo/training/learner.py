@@ -227,9 +227,7 @@ class Learner:
         """Returns reference log-probs [N, R] by the scorers, or None where `step` requests them."""
         groups, batch = rollout.groups, rollout.batch
         pending = [
-            self._pending_scores.pop(group.group_id)
-            for group in groups
-            if group.group_id in self._pending_scores
+            self._pending_scores.pop(group.group_id) for group in groups if group.group_id in self._pending_scores
         ]
         if len(pending) == len(groups):
             ref_log_prob = torch.zeros_like(batch.sample_log_prob)
@@ -242,9 +240,7 @@ class Learner:
         shares = self._partition_for_scoring(batch.for_reference())
         futures = [[scorers.submit(one.batch) for one in share] for share in shares]
         return assemble_rows(
-            shares,
-            [[scorers.wait_for_log_probs(one) for one in share] for share in futures],
-            batch.sample_log_prob,
+            shares, [[scorers.wait_for_log_probs(one) for one in share] for share in futures], batch.sample_log_prob
         )
 
     def _score_batch(self, batch: Batch, method: str) -> Tensor:
@@ -300,9 +296,7 @@ class Learner:
         scorers = self.scorers
         if scorers is None or batch.ref_log_prob is not None:
             return []
-        rounds = [
-            [scorers.submit(one.batch) for one in microbatches] for microbatches in zip(*shares, strict=True)
-        ]
+        rounds = [[scorers.submit(one.batch) for one in microbatches] for microbatches in zip(*shares, strict=True)]
         return [list(own) for own in zip(*rounds, strict=True)]
 
     def _task_rounds(
@@ -364,9 +358,7 @@ class Learner:
             batch.mask = weights.kept_mask
         return batch
 
-    def _partition(
-        self, batch: Batch, steps: int = 1, has_gradient: Tensor | None = None
-    ) -> list[list[Microbatch]]:
+    def _partition(self, batch: Batch, steps: int = 1, has_gradient: Tensor | None = None) -> list[list[Microbatch]]:
         """Returns the microbatches of every worker.
 
         steps: number of optimizer steps whose completions are in the batch. has_gradient: bool [N], rows
@@ -386,9 +378,7 @@ class Learner:
         self.nonfinite_in_a_row += 1
         path = self.run_dir / "nonfinite" / f"optimizer_step_{self.optimizer_steps}.pt"
         path.parent.mkdir(parents=True, exist_ok=True)
-        torch.save(
-            batch.to_tensordict(retain_none=False).select(*_DUMPED_FIELDS, strict=False).to_dict(), path
-        )
+        torch.save(batch.to_tensordict(retain_none=False).select(*_DUMPED_FIELDS, strict=False).to_dict(), path)
         if self.nonfinite_in_a_row >= self.config.train.max_nonfinite_steps:
             raise NonFiniteError(
                 f"optimizer step {self.optimizer_steps}: loss {report['loss/objective']}, grad_norm "

@@ -25,13 +25,7 @@ from torchgrpo.training.model_loading import (
 )
 from torchgrpo.training.reference_model import HostWeights, ReferenceModel
 from torchgrpo.training.response_scorer import ResponseScorer
-from torchgrpo.training.sharding import (
-    ShardedModel,
-    UnshardedContext,
-    distribute_weights,
-    no_sharding,
-    shard_model,
-)
+from torchgrpo.training.sharding import ShardedModel, UnshardedContext, distribute_weights, no_sharding, shard_model
 
 
 @dataclass(frozen=True)
@@ -85,9 +79,7 @@ def make_sharded_models(config: Config, plan: Plan, mesh: DeviceMesh, device: to
     if config.train_model.lora.quantized:
         root = _shard_4bit_policy(config, gathered_dtype, mesh, device)
     else:
-        root = _load_and_shard(
-            config.model, partial(_prepare_policy, config), gathered_dtype, mesh, device, offload
-        )
+        root = _load_and_shard(config.model, partial(_prepare_policy, config), gathered_dtype, mesh, device, offload)
     # FSDP2 records the trained parameters at the first pass. A pass with disabled adapters would show none.
     with torch.no_grad():
         root(lambda: None)
@@ -100,15 +92,11 @@ def make_sharded_models(config: Config, plan: Plan, mesh: DeviceMesh, device: to
         reference = ReferenceModel(scorer, scoring_context=peft_model.disable_adapter)
     elif plan.reference.home == "learner ranks":
         frozen = _shard_frozen_model(config, gathered_dtype, mesh, device, offload)
-        reference = ReferenceModel(
-            make_scorer(config, frozen.model, plan.reference, unsharded_context=frozen)
-        )
+        reference = ReferenceModel(make_scorer(config, frozen.model, plan.reference, unsharded_context=frozen))
     return LearnerModels(policy, scorer, reference, root)
 
 
-def make_frozen_scorer(
-    config: Config, plan: Plan, mesh: DeviceMesh | None, device: torch.device
-) -> ResponseScorer:
+def make_frozen_scorer(config: Config, plan: Plan, mesh: DeviceMesh | None, device: torch.device) -> ResponseScorer:
     """Builds the frozen scorer of a scorer rank, sharded over `mesh` if there is one."""
     half_dtype = plan.learner.gathered_dtype or plan.learner.autocast
     if mesh is not None:

@@ -38,17 +38,13 @@ def optimizer_tensors(model: nn.Module, optimizer: Optimizer) -> dict[str, Tenso
     """Returns the state tensors of the optimizer alone."""
     tensors: dict[str, Tensor] = {}
     for name, state in _named_states(model, optimizer).items():
-        tensors |= {
-            f"{OPTIMIZER_PREFIX}{name}.{key}": tensor for key, tensor in state.items() if key != STEP_KEY
-        }
+        tensors |= {f"{OPTIMIZER_PREFIX}{name}.{key}": tensor for key, tensor in state.items() if key != STEP_KEY}
     return tensors
 
 
 def step_counts(model: nn.Module, optimizer: Optimizer) -> dict[str, int]:
     """Returns the number of steps of each parameter, by name, where the optimizer counts them."""
-    counts = {
-        name: state[STEP_KEY] for name, state in _named_states(model, optimizer).items() if STEP_KEY in state
-    }
+    counts = {name: state[STEP_KEY] for name, state in _named_states(model, optimizer).items() if STEP_KEY in state}
     return {name: int(count) for name, count in counts.items()}
 
 
@@ -83,28 +79,20 @@ def _named_states(model: nn.Module, optimizer: Optimizer) -> dict[str, Parameter
     return {name: states[one] for name, one in model.named_parameters() if one in states}
 
 
-def _optimizer_states(
-    optimizer: Optimizer, weights: Mapping[Tensor, Tensor]
-) -> Mapping[Tensor, ParameterState]:
+def _optimizer_states(optimizer: Optimizer, weights: Mapping[Tensor, Tensor]) -> Mapping[Tensor, ParameterState]:
     """Returns the states by parameter.
 
     weights: for a parameter that is empty between steps, a tensor of its full shape and placement.
     """
     if isinstance(optimizer, MasterWeights):
-        inner = _optimizer_states(
-            optimizer.inner, {shadow: weight for weight, shadow in optimizer.shadows.items()}
-        )
+        inner = _optimizer_states(optimizer.inner, {shadow: weight for weight, shadow in optimizer.shadows.items()})
         parameter_of = {optimizer.shadows.get(one, one): one for one in optimizer.parameters}
         states = {parameter_of[parameter]: dict(state) for parameter, state in inner.items()}
         for parameter, remainder in optimizer.remainders.items():
             states.setdefault(parameter, {})["remainder"] = remainder
         return states
     if isinstance(optimizer, JointOptimizer):
-        return {
-            key: state
-            for member in optimizer.members
-            for key, state in _optimizer_states(member, weights).items()
-        }
+        return {key: state for member in optimizer.members for key, state in _optimizer_states(member, weights).items()}
     if not isinstance(optimizer, ResumableOptimizer):
         return optimizer.state
     for group in optimizer.param_groups:

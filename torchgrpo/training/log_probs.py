@@ -52,9 +52,7 @@ class _Sampling:
         """Sets logits outside top-k and top-p to -inf, in place."""
         vocabulary = logits.shape[1]
         count = min(self.top_k, vocabulary) if self.top_k > 0 else vocabulary
-        ordered, order = (
-            logits.topk(count, dim=1) if count < vocabulary else logits.sort(dim=1, descending=True)
-        )
+        ordered, order = logits.topk(count, dim=1) if count < vocabulary else logits.sort(dim=1, descending=True)
         if self.top_p < 1.0:
             probabilities = ordered.softmax(dim=1)
             before = probabilities.cumsum(dim=1) - probabilities
@@ -122,9 +120,7 @@ def _rounds_gradients(hidden_states: Tensor) -> bool:
     on a CPU has the dtype of its factors.
     """
     features = torch.cpu.get_capabilities() if hidden_states.device.type == "cpu" else {}
-    return hidden_states.dtype == torch.bfloat16 and bool(
-        features.get("amx_bf16") or features.get("avx512_bf16")
-    )
+    return hidden_states.dtype == torch.bfloat16 and bool(features.get("amx_bf16") or features.get("avx512_bf16"))
 
 
 class _SelectedLogProbs(torch.autograd.Function):
@@ -173,10 +169,7 @@ class _SelectedLogProbs(torch.autograd.Function):
             grad_log_prob = torch.zeros_like(log_normaliser)
         slope = grad_log_prob / ctx.sampling.temperature
         entropy_slope = None if grad_entropy is None else grad_entropy / ctx.sampling.temperature
-        last_chunk, ctx.last_chunk = (
-            ctx.last_chunk,
-            None,
-        )  # overwritten below: a second backward pass recomputes it
+        last_chunk, ctx.last_chunk = (ctx.last_chunk, None)  # overwritten below: a second backward pass recomputes it
         head = _Head(hidden_states, weight, bias, ctx.sampling, ctx.rows, last_chunk)
         gradients = _HeadGradients(head, ctx.needs_input_grad)
         for chunk in reversed(head.chunks):
@@ -225,9 +218,7 @@ class _Head:
         self.hidden_states = hidden_states
         self.weight_in_row_dtype = weight.to(hidden_states.dtype) if half else weight
         self.half_weight = (
-            self.weight_in_row_dtype
-            if not self.multiplies_half and _rounds_gradients(hidden_states)
-            else None
+            self.weight_in_row_dtype if not self.multiplies_half and _rounds_gradients(hidden_states) else None
         )
         self.bias = None if bias is None else bias.to(self.dtype)
         self.sampling = sampling
@@ -282,9 +273,7 @@ class _Head:
         shape = (self._rows, self.weight_in_row_dtype.shape[0])
         return torch.empty(shape, dtype=self.dtype, device=self.hidden_states.device)
 
-    def log_total_and_entropy(
-        self, logits: Tensor, with_entropy: bool, keep: bool
-    ) -> tuple[Tensor, Tensor | float]:
+    def log_total_and_entropy(self, logits: Tensor, with_entropy: bool, keep: bool) -> tuple[Tensor, Tensor | float]:
         """Computes log-sum-exp and entropy, [C] each, of rows of logits whose maximum is 0.
 
         Overwrites the logits unless `keep`; a restricted distribution does not support `keep`.
@@ -316,12 +305,7 @@ class _HeadGradients:
         self.bias = torch.zeros_like(bias) if bias is not None and needs_grad[2] else None
 
     def add(
-        self,
-        chunk: slice,
-        targets: Tensor,
-        slope: Tensor,
-        logit_gradient: Tensor,
-        logit_slope: Tensor | None = None,
+        self, chunk: slice, targets: Tensor, slope: Tensor, logit_gradient: Tensor, logit_slope: Tensor | None = None
     ) -> None:
         """Adds the gradients of the rows `chunk`.
 

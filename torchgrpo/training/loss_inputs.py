@@ -102,9 +102,7 @@ def _teacher_advantage(policy: PolicyConfig, difference: Tensor) -> Tensor:
     """Returns the advantage [N, R] from log-prob differences, teacher less student."""
     # Drop rounding differences between two orders of summation: Adam would turn them into full steps.
     threshold = ROUNDING_EPSILONS * torch.finfo(difference.dtype).eps
-    estimate = ESTIMATORS[policy.distill_estimator](
-        torch.where(difference.abs() > threshold, difference, 0.0)
-    )
+    estimate = ESTIMATORS[policy.distill_estimator](torch.where(difference.abs() > threshold, difference, 0.0))
     if policy.distill_clamp is not None:
         estimate = estimate.clamp(-policy.distill_clamp, policy.distill_clamp)
     return -policy.distill_coef * estimate

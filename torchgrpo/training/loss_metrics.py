@@ -60,10 +60,7 @@ def effective_sample_size_by_age(
     mask: [N, R].
     """
     log_ratio = log_prob.detach() - sample_log_prob
-    return {
-        f"ess/age_{k}": effective_sample_size_accumulator(log_ratio, mask & (age == k))
-        for k in range(max_age + 1)
-    }
+    return {f"ess/age_{k}": effective_sample_size_accumulator(log_ratio, mask & (age == k)) for k in range(max_age + 1)}
 
 
 def merge_metrics(metrics_to_merge: Iterable[Metrics]) -> Metrics:

@@ -98,11 +98,7 @@ def total_loss(*args: Any, **kwargs: Any) -> tuple[Tensor, Metrics]:
 
 
 def _added_terms(
-    policy: PolicyConfig,
-    inputs: LossInputs,
-    log_prob: Tensor,
-    environment: Tensor | None,
-    totals: BatchTotals,
+    policy: PolicyConfig, inputs: LossInputs, log_prob: Tensor, environment: Tensor | None, totals: BatchTotals
 ) -> dict[str, Tensor]:
     """Computes the terms beside the policy term: KL, entropy and environment tokens."""
     kl_aggregation = policy.aggregation if policy.kl_aggregation == "same" else policy.kl_aggregation
@@ -119,9 +115,7 @@ def _added_terms(
         terms["loss/kl_inference"] = policy.kl_inference_coef * aggregated
     if policy.entropy_coef:
         if inputs.entropy is None:
-            raise ValueError(
-                f"policy.entropy_coef={policy.entropy_coef} needs the entropy over the vocabulary"
-            )
+            raise ValueError(f"policy.entropy_coef={policy.entropy_coef} needs the entropy over the vocabulary")
         aggregated = aggregate(policy, policy.aggregation, inputs.entropy, inputs.mask, totals)
         terms["loss/entropy"] = -policy.entropy_coef * aggregated
     if environment is not None and policy.environment_coef:
@@ -159,15 +153,9 @@ def _metrics(policy: PolicyConfig, inputs: LossInputs, weights: TokenWeights) ->
     others = {"inference": inputs.sample_log_prob}
     if inputs.ref_log_prob is not None:
         others["ref" if inputs.teacher_advantage is None else "teacher"] = inputs.ref_log_prob
-    means = {
-        f"kl/{name}": kl_estimate(policy, inputs.log_prob, other, inputs.mask)
-        for name, other in others.items()
-    }
+    means = {f"kl/{name}": kl_estimate(policy, inputs.log_prob, other, inputs.mask) for name, other in others.items()}
     if inputs.teacher_advantage is not None:
-        means |= {
-            "distill/mean": inputs.teacher_advantage,
-            "distill/abs_mean": inputs.teacher_advantage.abs(),
-        }
+        means |= {"distill/mean": inputs.teacher_advantage, "distill/abs_mean": inputs.teacher_advantage.abs()}
     if inputs.entropy is not None:
         means["entropy"] = inputs.entropy
     if policy.old_log_prob == "trainer":

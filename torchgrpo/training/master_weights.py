@@ -62,9 +62,7 @@ class MasterWeights(Optimizer):
         self.bucket_elements = CPU_BUCKET_ELEMENTS if on_host else BUCKET_ELEMENTS
         half_parameters = [parameter for parameter in self.parameters if is_half(parameter)]
         self.shadows = {parameter: _empty_shadow(parameter) for parameter in half_parameters}
-        self.remainders = {
-            parameter: torch.zeros_like(parameter, dtype=torch.int16) for parameter in half_parameters
-        }
+        self.remainders = {parameter: torch.zeros_like(parameter, dtype=torch.int16) for parameter in half_parameters}
         for group in inner.param_groups:
             group["params"] = [self.shadows.get(parameter, parameter) for parameter in group["params"]]
         super().__init__(groups, {})
@@ -110,9 +108,7 @@ class MasterWeights(Optimizer):
         for parameter in bucket:
             shadow = self.shadows[parameter]
             shadow.grad = None
-            split(
-                local_shard(shadow.data), local_shard(parameter.data), local_shard(self.remainders[parameter])
-            )
+            split(local_shard(shadow.data), local_shard(parameter.data), local_shard(self.remainders[parameter]))
             swap_storage(shadow, _empty_tensor(parameter))
 
 
@@ -127,9 +123,7 @@ def _empty_shadow(parameter: nn.Parameter) -> nn.Parameter:
     if not isinstance(like, DTensor):
         return nn.Parameter(_empty_tensor(parameter))
     empty, shape, stride = _empty_tensor(parameter), like.shape, like.stride()
-    return nn.Parameter(
-        DTensor.from_local(empty, like.device_mesh, like.placements, shape=shape, stride=stride)
-    )
+    return nn.Parameter(DTensor.from_local(empty, like.device_mesh, like.placements, shape=shape, stride=stride))
 
 
 def _empty_tensor(parameter: nn.Parameter) -> Tensor:

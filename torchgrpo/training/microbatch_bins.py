@@ -36,9 +36,7 @@ def pack_into_bins(tokens: Tokens, count: int, max_tokens: int | None) -> list[B
     while True:
         segments = _cut_groups(groups, prompts, responses, limit)
         bin_rows: list[list[int]] = [[] for _ in range(count)]
-        loads = [
-            (0, index) for index in range(count)
-        ]  # heap: each segment goes to the bin with the least load
+        loads = [(0, index) for index in range(count)]  # heap: each segment goes to the bin with the least load
         for segment in sorted(segments, key=lambda segment: segment.positions, reverse=True):
             load, index = loads[0]
             bin_rows[index] += segment.rows
@@ -52,9 +50,7 @@ def pack_into_bins(tokens: Tokens, count: int, max_tokens: int | None) -> list[B
         limit = min(limit, max(segment.positions for segment in segments)) // 2
 
 
-def _cut_groups(
-    groups: Sequence[int], prompts: Sequence[int], responses: Sequence[int], limit: int
-) -> list[Bin]:
+def _cut_groups(groups: Sequence[int], prompts: Sequence[int], responses: Sequence[int], limit: int) -> list[Bin]:
     """Cuts groups into segments of at most `limit` positions, or of a single row.
 
     groups: index of the prompt of each row. prompts, responses: prompt and response positions of each row.
@@ -86,8 +82,7 @@ def pad_into_bins(tokens: Tokens, count: int, max_tokens: int | None) -> list[Bi
         middle = (low + high) // 2
         low, high = (low, middle) if len(_width_runs(lengths, middle)) <= count else (middle + 1, high)
     return [
-        Bin(order[run.start : run.stop].tolist(), lengths[run.start] * len(run))
-        for run in _width_runs(lengths, low)
+        Bin(order[run.start : run.stop].tolist(), lengths[run.start] * len(run)) for run in _width_runs(lengths, low)
     ]
 
 

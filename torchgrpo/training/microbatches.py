@@ -67,9 +67,7 @@ def partition_rows(
     return shares
 
 
-def assemble_rows(
-    shares: Sequence[Sequence[Microbatch]], values: Sequence[Sequence[Tensor]], like: Tensor
-) -> Tensor:
+def assemble_rows(shares: Sequence[Sequence[Microbatch]], values: Sequence[Sequence[Tensor]], like: Tensor) -> Tensor:
     """Puts values of microbatches back at their rows of the batch.
 
     values: [n, R] or [n, R, k] of each microbatch; returns [N, R] or [N, R, k]. like: [N, R], has dtype and
@@ -94,17 +92,13 @@ def partition_by_gradient(
     """
     # Groups stay whole: the prompt of a divided group would be computed twice.
     groups = torch.isin(batch.group_id[:, 0], batch.group_id[has_gradient, 0])
-    shares: list[list[Microbatch]] = [
-        [] if groups.any() else [idle_microbatch(batch)] for _ in range(workers)
-    ]
+    shares: list[list[Microbatch]] = [[] if groups.any() else [idle_microbatch(batch)] for _ in range(workers)]
     for rows, trains in ((groups.nonzero()[:, 0], True), ((~groups).nonzero()[:, 0], False)):
         if not len(rows):
             continue
         subset = batch if len(rows) == len(batch) else batch[rows]
         count = -(-microbatches * len(rows) // len(batch))
-        for share, dealt in zip(
-            shares, partition_rows(subset, workers, count, max_tokens, packs), strict=True
-        ):
+        for share, dealt in zip(shares, partition_rows(subset, workers, count, max_tokens, packs), strict=True):
             share += [replace(one, rows=rows[one.rows], has_gradient=trains) for one in dealt]
     return shares
 

@@ -7,9 +7,7 @@ import torch
 from torchgrpo.batches.rollout import Rollout
 
 
-def minibatches(
-    rollout: Rollout, groups_per_step: int, epochs: int, generator: torch.Generator
-) -> Iterator[Rollout]:
+def minibatches(rollout: Rollout, groups_per_step: int, epochs: int, generator: torch.Generator) -> Iterator[Rollout]:
     """Yields the minibatches of a rollout in random order of the groups.
 
     A rollout of a single minibatch keeps its order and is not copied. Groups left over (after dynamic sampling

@@ -93,9 +93,7 @@ def _check_weight_format(name: str) -> None:
         )
     files = AutoConfig.from_pretrained(model_path(name), trust_remote_code=False)
     configs = (files, files.get_text_config())
-    saved = next(
-        (one for config in configs if (one := getattr(config, "quantization_config", None)) is not None), None
-    )
+    saved = next((one for config in configs if (one := getattr(config, "quantization_config", None)) is not None), None)
     if saved is None:
         return
     settings = saved if isinstance(saved, dict) else saved.to_dict()

@@ -66,8 +66,7 @@ def convert_loading_errors(subject: str, name: str) -> Iterator[None]:
         text = str(error).strip() or repr(error)
         if "scaled_dot_product_attention" in text:
             raise ConfigError(
-                f"model.name={name}: {text.split()[0]} has no attention with sdpa: set "
-                "model.attn_implementation=eager"
+                f"model.name={name}: {text.split()[0]} has no attention with sdpa: set model.attn_implementation=eager"
             ) from error
         remedy = (
             "Set model.attn_implementation=sdpa, or install that kernel"
@@ -120,16 +119,12 @@ def load_saved_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
         return tokenizer
     setting, path = f"model.chat_template={name}", Path(name).expanduser()
     if not path.is_file():
-        raise ConfigError(
-            f"{setting}: no such file (looked from {Path.cwd()}); give a file of Jinja, or {NO_TEMPLATE}"
-        )
+        raise ConfigError(f"{setting}: no such file (looked from {Path.cwd()}); give a file of Jinja, or {NO_TEMPLATE}")
     try:
         tokenizer.chat_template = path.read_text(encoding="utf-8")
         rendered = tokenizer.apply_chat_template([{"role": "user", "content": "question"}], tokenize=False)
     except Exception as error:  # a template is a program and may raise anything
-        raise ConfigError(
-            f"{setting}: the template cannot render a message ({error}); correct the file"
-        ) from error
+        raise ConfigError(f"{setting}: the template cannot render a message ({error}); correct the file") from error
     if "question" not in str(rendered):
         raise ConfigError(f"{setting}: the template leaves out the user's message; correct the file")
     return tokenizer
@@ -177,10 +172,7 @@ def load_in_4bit(config: ModelConfig, device: torch.device, compute: torch.dtype
     compute: dtype of multiplications. Raises as `load_model`.
     """
     settings = BitsAndBytesConfig(
-        load_in_4bit=True,
-        bnb_4bit_quant_type="nf4",
-        bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=compute,
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=compute
     )
     dtype = getattr(torch, config.dtype)
     model = _load(AutoModelForCausalLM, config, dtype, device, quantization_config=settings)
@@ -237,9 +229,7 @@ def make_local_skeleton(config: ModelConfig) -> PreTrainedModel:
             "load the model once, or give a local folder"
         )
     with convert_loading_errors("the model", config.name):
-        return _meta_model(
-            AutoConfig.for_model(**raw), getattr(torch, config.dtype), config.attn_implementation
-        )
+        return _meta_model(AutoConfig.for_model(**raw), getattr(torch, config.dtype), config.attn_implementation)
 
 
 def _meta_model(config: PreTrainedConfig, dtype: torch.dtype, attn_implementation: str) -> PreTrainedModel:
@@ -323,9 +313,7 @@ def check_loading_report(name: str, model: PreTrainedModel, report: Mapping[str,
     problems += [str(message).splitlines()[0] for message in report.get("error_msgs", ())]
     if not problems:
         return
-    prefix = next(
-        (each for each in _WRAPPER_PREFIXES if any(key.startswith(each) for key in unexpected)), None
-    )
+    prefix = next((each for each in _WRAPPER_PREFIXES if any(key.startswith(each) for key in unexpected)), None)
     empty = any(0 in saved for _, saved, _ in mismatched)
     remedy = (
         f"Names begin with {prefix}: {_WRAPPER_PREFIXES[prefix]}"

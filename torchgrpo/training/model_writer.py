@@ -30,12 +30,7 @@ from torchgrpo.training.model_loading import end_tokens, load_saved_tokenizer, m
 from torchgrpo.training.published_weights import PolicyTensor, named_weights
 from torchgrpo.training.quantization import pack_4bit, round_trip_4bit
 from torchgrpo.training.safetensors_writer import TensorGroup, write_safetensors
-from torchgrpo.training.trained_parameters import (
-    MODEL_PREFIX,
-    base_parameters,
-    check_same_model,
-    digest_tensors,
-)
+from torchgrpo.training.trained_parameters import MODEL_PREFIX, base_parameters, check_same_model, digest_tensors
 
 ADAPTER = "adapter"
 """Name of the adapter's own folder inside the model's folder."""
@@ -129,12 +124,8 @@ class ModelWriter:
         settings.inference_mode = True
         settings.target_modules = set(self.adapter_layer_names)
         settings.save_pretrained(folder / ADAPTER)
-        adapter_names = [
-            name for name in checkpoint.names if name.startswith(MODEL_PREFIX) and ".lora_" in name
-        ]
-        file_names = {
-            name: name.removeprefix(MODEL_PREFIX).replace(f".{adapter}.", ".") for name in adapter_names
-        }
+        adapter_names = [name for name in checkpoint.names if name.startswith(MODEL_PREFIX) and ".lora_" in name]
+        file_names = {name: name.removeprefix(MODEL_PREFIX).replace(f".{adapter}.", ".") for name in adapter_names}
         groups = [
             TensorGroup(
                 {file_names[name]: checkpoint.meta_tensor(name)},
@@ -150,9 +141,7 @@ class ModelWriter:
 
         The latter where files name and split tensors differently from the model.
         """
-        meta_tensors = {
-            one.name: self._saved_tensor(one, checkpoint, SavedTensors.meta_tensor) for one in self.weights
-        }
+        meta_tensors = {one.name: self._saved_tensor(one, checkpoint, SavedTensors.meta_tensor) for one in self.weights}
         merge_calls = {one.name: partial(self._merged_tensor, one, checkpoint) for one in self.weights}
         if self._to_file_format(meta_tensors).keys() == meta_tensors.keys():
             return [
@@ -169,10 +158,7 @@ class ModelWriter:
             layer = re.match(r".*\blayers\.\d+\.", name)
             layers.setdefault(layer[0] if layer else name, []).append(name)
         return [
-            TensorGroup(
-                self._to_file_format({name: meta_tensors[name] for name in names}),
-                partial(make_layer, names),
-            )
+            TensorGroup(self._to_file_format({name: meta_tensors[name] for name in names}), partial(make_layer, names))
             for names in layers.values()
         ]
 
@@ -197,9 +183,7 @@ class ModelWriter:
             source = self.read_base_weight(tensor.name)
             if self.lora.quantized and tensor.layer is not None:
                 source = round_trip_4bit(source)
-        meta_parameters: list[
-            tuple[nn.Module, str, nn.Parameter]
-        ] = []  # adapters with saved values meanwhile
+        meta_parameters: list[tuple[nn.Module, str, nn.Parameter]] = []  # adapters with saved values meanwhile
         for module in () if tensor.layer is None else tensor.layer.modules():
             for name, parameter in list(module.named_parameters(recurse=False)):
                 if parameter.requires_grad:

@@ -31,8 +31,7 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
     for pattern in config.group_lr:
         if not any(fnmatchcase(name, pattern) for name in named):
             raise ConfigError(
-                f"optimizer.group_lr[{pattern!r}] matches no parameter; "
-                f"they have names such as {next(iter(named))}"
+                f"optimizer.group_lr[{pattern!r}] matches no parameter; they have names such as {next(iter(named))}"
             )
     members: list[Optimizer] = OPTIMIZERS.load(config.name)(model, config)
     optimizer = members[0] if len(members) == 1 else JointOptimizer(members)

@@ -39,9 +39,7 @@ class OffloadedStates:
                 if name not in self._host:
                     # The buffer serves all steps. A GPU copies pinned memory at full bus rate.
                     is_pinned = self._device.type == "cuda"
-                    self._host[name] = torch.empty(
-                        values.shape, dtype=values.dtype, device="cpu", pin_memory=is_pinned
-                    )
+                    self._host[name] = torch.empty(values.shape, dtype=values.dtype, device="cpu", pin_memory=is_pinned)
                 swap_storage(tensor, self._host[name].copy_(values))
 
 

@@ -107,9 +107,7 @@ def attend(
         return plain(  # type: ignore[no-any-return]
             module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **arguments
         )
-    unknown = [
-        name for name, value in arguments.items() if value is not None and name not in NEUTRAL_KEYWORDS
-    ]
+    unknown = [name for name, value in arguments.items() if value is not None and name not in NEUTRAL_KEYWORDS]
     if unknown:
         raise RunError(
             f"{type(module).__name__} attends with {', '.join(unknown)}, which a packed sequence does not have: set "
@@ -132,9 +130,7 @@ def _attend_by_segments(
     return segments.attention_calls(query.device).attend(query, key, value, scaling, dropout)
 
 
-def _attend_with_flex(
-    query: Tensor, key: Tensor, value: Tensor, segments: Segments, scaling: float | None
-) -> Tensor:
+def _attend_with_flex(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scaling: float | None) -> Tensor:
     """Computes the attention [1, L, heads, D] with flex attention.
 
     Flex attention needs operands of one dtype and ignores autocast.
@@ -169,9 +165,7 @@ class AttentionCall:
     keys: Tensor
     mask: Tensor | None
 
-    def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, dropout: float
-    ) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, dropout: float) -> Tensor:
         """Computes the outputs [n * Q, heads, D] of the call.
 
         query: [n * Q, heads, D]. key, value: [n * K, heads of keys, D].
@@ -228,17 +222,14 @@ class AttentionCalls:
         keys = torch.cat([call.keys.flatten() for call in calls])
         return cls(calls, queries, keys, torch.from_numpy(output_indices).to(device))
 
-    def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, dropout: float
-    ) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, dropout: float) -> Tensor:
         """Computes the attention [1, L, heads, D] of the packed sequence.
 
         Narrower operands are computed in float32, with which the backward pass is faster on a CPU.
         """
         dtype = query.dtype
         query, key, value = (
-            each[0].transpose(0, 1).to(torch.promote_types(dtype, torch.float32))
-            for each in (query, key, value)
+            each[0].transpose(0, 1).to(torch.promote_types(dtype, torch.float32)) for each in (query, key, value)
         )
         query_counts = [call.queries.numel() for call in self.calls]
         key_counts = [call.keys.numel() for call in self.calls]
@@ -247,9 +238,7 @@ class AttentionCalls:
         with torch.autocast(query.device.type, enabled=False):
             outputs = [
                 call.attend(call_query, call_key, call_value, scaling, dropout)
-                for call, call_query, call_key, call_value in zip(
-                    self.calls, queries, keys, values, strict=True
-                )
+                for call, call_query, call_key, call_value in zip(self.calls, queries, keys, values, strict=True)
             ]
         return torch.cat(outputs).index_select(0, self.output_indices)[None].to(dtype)
 

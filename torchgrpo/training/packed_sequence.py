@@ -43,9 +43,7 @@ def pack_rows(tokens: Tokens) -> PackedSequence:
     new_prompt, response_lengths = _starts_new_prompt(tokens), _needed_response_lengths(tokens.loss_mask)
     prompt_lengths = tokens.prompt_mask.sum(1)
     columns = torch.arange(width, device=response_lengths.device)
-    is_packed = torch.cat(
-        [tokens.prompt_mask & new_prompt[:, None], columns < response_lengths[:, None]], dim=1
-    )
+    is_packed = torch.cat([tokens.prompt_mask & new_prompt[:, None], columns < response_lengths[:, None]], dim=1)
     indices = (is_packed.flatten().cumsum(0) - 1).view(rows, -1)
     positions = torch.cat([tokens.prompt_mask.cumsum(1) - 1, prompt_lengths[:, None] + columns], dim=1)
     groups, first = new_prompt.cumsum(0) - 1, new_prompt.nonzero()[:, 0]
@@ -95,8 +93,7 @@ def packed_row_costs(tokens: Tokens) -> tuple[Tensor, Tensor, Tensor]:
 def packed_positions(tokens: Tokens) -> int:
     """Counts the positions of the packed sequence of [N] rows."""
     return int(
-        tokens.prompt_mask.sum(1)[_starts_new_prompt(tokens)].sum()
-        + _needed_response_lengths(tokens.loss_mask).sum()
+        tokens.prompt_mask.sum(1)[_starts_new_prompt(tokens)].sum() + _needed_response_lengths(tokens.loss_mask).sum()
     )
 
 

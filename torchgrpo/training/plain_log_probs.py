@@ -45,7 +45,5 @@ def _log_probs(causal: PreTrainedModel, ids: torch.Tensor, temperature: float) -
     head = causal.get_output_embeddings()
     hidden = causal.base_model(ids, use_cache=False).last_hidden_state[:, :-1].flatten(0, 1)
     targets = ids[:, 1:].flatten().to(head.weight.device)
-    log_probs, _ = selected_log_probs(
-        hidden.to(head.weight.device), head.weight, head.bias, targets, temperature
-    )
+    log_probs, _ = selected_log_probs(hidden.to(head.weight.device), head.weight, head.bias, targets, temperature)
     return log_probs.view(len(ids), -1).float()

@@ -64,9 +64,9 @@ class PolicyTensor:
         """Computes the full tensor, weight + scale * B A, rounded once."""
         with torch.no_grad():
             source = self.source.detach()
-            return full_tensor(
-                self.merge_adapters(full_tensor(source) if is_quantized(source) else source)
-            ).to(self.dtype)
+            return full_tensor(self.merge_adapters(full_tensor(source) if is_quantized(source) else source)).to(
+                self.dtype
+            )
 
     def merge_adapters(self, weight: torch.Tensor) -> torch.Tensor:
         """Dequantizes `weight` and adds the layer's active adapters, without rounding.
@@ -98,9 +98,7 @@ def named_weights(model: Any, dtype: torch.dtype | None = None) -> list[PolicyTe
     base = model if peft_model is None else peft_model.get_base_model()
     modules = dict(base.named_modules())
     tensors = []
-    for name, tensor in (
-        base.state_dict() if peft_model is None else state_dict_without_scales(base)
-    ).items():
+    for name, tensor in (base.state_dict() if peft_model is None else state_dict_without_scales(base)).items():
         if peft_model is not None and ("lora_" in name or ".original_module." in name):
             continue
         has_adapter = peft_model is not None and ".base_layer." in name and tensor.ndim > 1
@@ -166,9 +164,7 @@ class PolicyWeights:
         parameters = causal_model(self.model).named_parameters(remove_duplicate=False)
         frozen = {_plain_name(name) for name, parameter in parameters if not parameter.requires_grad}
         return [
-            replace(tensor, constant=self._learner_id)
-            if tensor.layer is None and tensor.name in frozen
-            else tensor
+            replace(tensor, constant=self._learner_id) if tensor.layer is None and tensor.name in frozen else tensor
             for tensor in self._tensor_source(self.model)
         ]
 

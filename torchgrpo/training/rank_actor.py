@@ -171,11 +171,7 @@ class RankActor(RankProcess):
         identities: dict[Any, int] = {}
         return [
             TensorDescription(
-                one.name,
-                one.shape,
-                one.dtype,
-                identities.setdefault(one.identity, len(identities)),
-                one.constant,
+                one.name, one.shape, one.dtype, identities.setdefault(one.identity, len(identities)), one.constant
             )
             for one in self.worker.publish()
         ]

@@ -39,8 +39,7 @@ def rank_slots(plan: Plan) -> list[DeviceSlot]:
     if devices.on_cluster:
         return [DeviceSlot(name, num_gpus=1) for name in names]
     return [
-        DeviceSlot(name, plan.machine.physical_gpus((gpu,)))
-        for name, gpu in zip(names, devices.train, strict=True)
+        DeviceSlot(name, plan.machine.physical_gpus((gpu,))) for name, gpu in zip(names, devices.train, strict=True)
     ]
 
 
@@ -70,9 +69,7 @@ class RankWorkers:
     def __init__(self, config: Config, plan: Plan, ranks: Ranks) -> None:
         self.ranks: Ranks | None = ranks
         self._ranks = ranks
-        ranks.wait_for_answers(
-            ranks.begin_same_call("build", config, plan), "the model", patience=LOADING_PATIENCE
-        )
+        ranks.wait_for_answers(ranks.begin_same_call("build", config, plan), "the model", patience=LOADING_PATIENCE)
         self.count = plan.devices.ranks
         self.has_reference = plan.reference.home not in ("none", "own devices")
         self.packs = bool(self.call_all("packs"))

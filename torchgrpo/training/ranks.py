@@ -60,9 +60,7 @@ class RankSettings:
 class Ranks:
     """The actors of `actor_class`, one for each device slot; call `start` first."""
 
-    def __init__(
-        self, slots: Sequence[DeviceSlot], settings: RankSettings, actor_class: type[RankProcess]
-    ) -> None:
+    def __init__(self, slots: Sequence[DeviceSlot], settings: RankSettings, actor_class: type[RankProcess]) -> None:
         self.slots = list(slots)
         self.settings = settings
         self.actor_class = actor_class
@@ -154,9 +152,7 @@ class Ranks:
             if any(error is not None for _, error in outcomes.values()):
                 # Waits for failures that follow soon: the first reported failure need not be the first one.
                 ended = wait_for_all(waiting, _GRACE_S)
-                errors = {
-                    waiting[ref]: error for ref in ended if (error := _call_outcome(ref)[1]) is not None
-                }
+                errors = {waiting[ref]: error for ref in ended if (error := _call_outcome(ref)[1]) is not None}
                 raise self._lost_rank_error(subject, errors)
             answered |= {waiting.pop(ref): answer for ref, (answer, _) in outcomes.items()}
         return [answered[number] for number in range(len(calls))]
@@ -175,9 +171,7 @@ class Ranks:
             self.wait_for_answers(self.begin_same_call("set_sender", sender), "the sender setup")
             self._sender = sender
         # Twice the time: the ranks finish gathering long before the engines have received everything.
-        error = self.wait_for_answers(
-            self.begin_same_call("send", version, engines), "the weight push", patience=2
-        )[0]
+        error = self.wait_for_answers(self.begin_same_call("send", version, engines), "the weight push", patience=2)[0]
         if error is not None:
             raise error
 
@@ -207,9 +201,7 @@ class Ranks:
         calls = [actor.stacks.remote() for actor in self.actors]
         ended = wait_for_all(calls, _STACKS_S)
         texts = [
-            str(_call_outcome(ref)[1] or ray.get(ref))
-            if ref in ended
-            else f"no answer within {_STACKS_S:.0f} s"
+            str(_call_outcome(ref)[1] or ray.get(ref)) if ref in ended else f"no answer within {_STACKS_S:.0f} s"
             for ref in calls
         ]
         return "\n".join(f"--- {slot}\n{text}" for slot, text in zip(self.slots, texts, strict=True))

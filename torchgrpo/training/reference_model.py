@@ -95,9 +95,7 @@ class ReferenceModel:
     def log_prob(self, batches: Iterable[Batch]) -> list[Tensor]:
         """Computes the log-probs of each batch, float32 [n, R], 0 outside the loss mask."""
         with self.scoring_context():
-            return [
-                frozen_log_prob(self.scorer, batch.reference_tokens, batch.temperature) for batch in batches
-            ]
+            return [frozen_log_prob(self.scorer, batch.reference_tokens, batch.temperature) for batch in batches]
 
 
 @torch.no_grad()

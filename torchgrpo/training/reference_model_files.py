@@ -49,9 +49,7 @@ def check_same_tokens(tokenizer: PreTrainedTokenizerBase, config: Config) -> Pre
     with name_reference_in_errors(config):
         own = load_saved_tokenizer(replace(config.reference_model, chat_template=None))
     policy_tokens, own_tokens = _token_by_id(tokenizer), _token_by_id(own)
-    different = next(
-        (one for one in sorted(policy_tokens) if own_tokens.get(one) != policy_tokens[one]), None
-    )
+    different = next((one for one in sorted(policy_tokens) if own_tokens.get(one) != policy_tokens[one]), None)
     if different is not None:
         is_teacher = config.policy.distill_coef != 0
         remedy = "distil from the policy itself (policy=opsd)" if is_teacher else "leave ref_model.name out"
@@ -82,9 +80,7 @@ def has_tokenizer(name: str) -> bool:
     Looks into a local folder or the hub's cache.
     """
     files = ("config.json", "tokenizer_config.json")
-    return Path(model_path(name)).is_dir() or all(
-        isinstance(try_to_load_from_cache(name, file), str) for file in files
-    )
+    return Path(model_path(name)).is_dir() or all(isinstance(try_to_load_from_cache(name, file), str) for file in files)
 
 
 def _token_by_id(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:

@@ -71,9 +71,7 @@ class ResponseScorer:
         tokens: [N] rows. temperature: [N, 1], needed if `self.temperature` is None.
         """
         mask = tokens.loss_mask
-        log_prob, entropy = self.unsharded_context(
-            partial(self._score_loss_tokens, tokens, temperature, with_entropy)
-        )
+        log_prob, entropy = self.unsharded_context(partial(self._score_loss_tokens, tokens, temperature, with_entropy))
         return TokenLogProbs(
             _scatter_to_mask(log_prob, mask), None if entropy is None else _scatter_to_mask(entropy, mask)
         )

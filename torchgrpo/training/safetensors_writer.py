@@ -93,11 +93,7 @@ def _write_file(path: Path, groups: Sequence[TensorGroup]) -> None:
     end = 0
     for name, tensor in (item for group in groups for item in group.descriptions.items()):
         start, end = end, end + tensor.nbytes
-        header[name] = {
-            "dtype": _DTYPE_NAMES[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [start, end],
-        }
+        header[name] = {"dtype": _DTYPE_NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
     header_bytes = json.dumps(header, separators=(",", ":")).encode()
     header_bytes += b" " * (-len(header_bytes) % 8)
     with path.open("wb") as file:

@@ -40,6 +40,4 @@ class ScorerActor(RankProcess):
 
     def log_prob(self, microbatches: Sequence[tuple[Tokens, Tensor]]) -> list[Tensor]:
         """Computes log-probs [n, R] of microbatches, each a pair of tokens and temperatures [n, 1]."""
-        return [
-            frozen_log_prob(self.scorer, tokens, temperature).cpu() for tokens, temperature in microbatches
-        ]
+        return [frozen_log_prob(self.scorer, tokens, temperature).cpu() for tokens, temperature in microbatches]

@@ -48,9 +48,7 @@ class TensorStream:
     def __init__(self, ranks: Ranks) -> None:
         self.ranks = ranks
         descriptions: list[TensorDescription]
-        descriptions, *_ = ranks.wait_for_answers(
-            ranks.begin_same_call("describe_tensors"), "the tensor names"
-        )
+        descriptions, *_ = ranks.wait_for_answers(ranks.begin_same_call("describe_tensors"), "the tensor names")
         self.tensors = [RankTensor(**vars(one), stream=self, index=i) for i, one in enumerate(descriptions)]
         self._blocks, self._offsets = _plan_blocks(descriptions)
         self._next_block: tuple[int, list[CallReference]] | None = None

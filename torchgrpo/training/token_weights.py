@@ -34,9 +34,7 @@ def token_weights(policy: PolicyConfig, inputs: LossInputs) -> TokenWeights:
     """Computes the weights of the tokens of a whole batch."""
     kept = trust_region_mask(policy.trust_regions, inputs)
     weight = torch.ones_like(inputs.old_log_prob)
-    if (
-        policy.mismatch != "none" and policy.objective != "vespo"
-    ):  # VESPO has the mismatch in its sequence ratio
+    if policy.mismatch != "none" and policy.objective != "vespo":  # VESPO has the mismatch in its sequence ratio
         weight = _bounded_weight(policy, inputs)
         if policy.mismatch_normalize:
             average = token_mean(weight, inputs.mask)
@@ -63,9 +61,7 @@ def mismatch_capped(policy: PolicyConfig, inputs: LossInputs) -> Tensor:
 
 def _bounded_weight(policy: PolicyConfig, inputs: LossInputs) -> Tensor:
     """Computes the mismatch weight exp(old - engine) of each token, truncated or masked, [N, R]."""
-    weight = MISMATCH_LEVELS[policy.mismatch_level](
-        inputs.old_log_prob - inputs.sample_log_prob, inputs.mask
-    ).exp()
+    weight = MISMATCH_LEVELS[policy.mismatch_level](inputs.old_log_prob - inputs.sample_log_prob, inputs.mask).exp()
     return MISMATCH_BOUNDS[policy.mismatch](weight, _weight_cap(policy), policy.mismatch_floor)
 
 
@@ -148,15 +144,10 @@ SELECTIONS: dict[str, Callable[[PolicyConfig, LossInputs], Tensor]] = {
 """Token selections by name; each returns a mask [N, R] of selected tokens of the batch."""
 
 
-SELECTION_EFFECTS: dict[
-    str, Callable[[PolicyConfig, Tensor, torch.dtype], tuple[Tensor | None, Tensor | None]]
-] = {
+SELECTION_EFFECTS: dict[str, Callable[[PolicyConfig, Tensor, torch.dtype], tuple[Tensor | None, Tensor | None]]] = {
     "none": lambda policy, is_selected, dtype: (None, None),
     "top_entropy": lambda policy, is_selected, dtype: (is_selected.to(dtype), None),
     "clip_covariance": lambda policy, is_selected, dtype: ((~is_selected).to(dtype), None),
-    "kl_covariance": lambda policy, is_selected, dtype: (
-        None,
-        policy.covariance_penalty * is_selected.to(dtype),
-    ),
+    "kl_covariance": lambda policy, is_selected, dtype: (None, policy.covariance_penalty * is_selected.to(dtype)),
 }
 """Effects of a selection by name: factor of the policy term and penalty coefficient, None without effect."""

@@ -32,9 +32,7 @@ def trained_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
     These are the trained parameters, each once, and the persistent buffers.
     """
     parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    buffers = {
-        name: tensor for name, tensor in state_dict_without_scales(model).items() if name not in parameters
-    }
+    buffers = {name: tensor for name, tensor in state_dict_without_scales(model).items() if name not in parameters}
     return {name: one for name, one in model.named_parameters() if one.requires_grad} | buffers
 
 
@@ -58,9 +56,7 @@ def check_same_model(
         ConfigError: the tensors belong to another model; the message names the first difference.
     """
     saved_shapes = {
-        name.removeprefix(MODEL_PREFIX): shape
-        for name, shape in shapes.items()
-        if name.startswith(MODEL_PREFIX)
+        name.removeprefix(MODEL_PREFIX): shape for name, shape in shapes.items() if name.startswith(MODEL_PREFIX)
     }
     model_shapes = {name: list(tensor.shape) for name, tensor in trained_tensors(model).items()}
     _check_equal("setting", saved_model["architecture"], _architecture(model))
@@ -74,9 +70,7 @@ def check_same_model(
 
 def _check_equal(label: str, saved_values: Mapping[str, Any], own_values: Mapping[str, Any]) -> None:
     """Raises ConfigError with the first key whose values differ."""
-    different = [
-        key for key in {**saved_values, **own_values} if saved_values.get(key) != own_values.get(key)
-    ]
+    different = [key for key in {**saved_values, **own_values} if saved_values.get(key) != own_values.get(key)]
     if different:
         key = different[0]
         raise ConfigError(

@@ -93,12 +93,8 @@ def _any_token_outside(value: Tensor, mask: Tensor, low: float, high: float) -> 
 
 LEVELS: dict[str, Callable[[Tensor, Tensor, float, float], OutsideMasks]] = {
     "token": _outside_masks,
-    "sum": lambda value, mask, low, high: _outside_masks(
-        row_sum(value, mask).expand_as(value), mask, low, high
-    ),
-    "mean": lambda value, mask, low, high: _outside_masks(
-        row_mean(value, mask).expand_as(value), mask, low, high
-    ),
+    "sum": lambda value, mask, low, high: _outside_masks(row_sum(value, mask).expand_as(value), mask, low, high),
+    "mean": lambda value, mask, low, high: _outside_masks(row_mean(value, mask).expand_as(value), mask, low, high),
     "each": _any_token_outside,
 }
 

@@ -112,9 +112,7 @@ class Worker(PolicyWeights):
         self.base = base_digest(self.model)
         self.optimizer = make_optimizer(self.model, config.optimizer)
         self.scheduler = make_scheduler(self.optimizer, config.optimizer, config.total_optimizer_steps)
-        self.offloaded_states = (
-            _offload_optimizer_states(self) if config.train_model.offload == "optimizer" else None
-        )
+        self.offloaded_states = _offload_optimizer_states(self) if config.train_model.offload == "optimizer" else None
         self.scaler = torch.amp.GradScaler(enabled=config.train.mixed_precision == "fp16")
         self.objective = torch.zeros(())
         set_training_mode(self.model)
@@ -252,9 +250,7 @@ class Worker(PolicyWeights):
             "scaler": self.scaler.state_dict(),
         }
 
-    def load(
-        self, folder: Path, scalar_state: dict[str, Any], group: dist.ProcessGroup | None = None
-    ) -> None:
+    def load(self, folder: Path, scalar_state: dict[str, Any], group: dist.ProcessGroup | None = None) -> None:
         """Restores this worker's tensors and scalar state; see `Learner.load`.
 
         group: as for `save`.

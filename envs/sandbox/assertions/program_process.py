@@ -46,9 +46,7 @@ class ProgramServer:
                 names = {name: value for name, value in self.names.items() if isinstance(name, str)}
                 classes = {name: value for name, value in names.items() if isinstance(value, type)}
                 errors = {name: cls for name, cls in classes.items() if issubclass(cls, BaseException)}
-                return {
-                    "names": {name: class_lineage(errors[name]) if name in errors else [] for name in names}
-                }
+                return {"names": {name: class_lineage(errors[name]) if name in errors else [] for name in names}}
             operands = self.decode(request["given"])
             peer_numbers = {
                 id(value): number

@@ -81,11 +81,7 @@ class Approx:
                 and len(actual) == len(expected)
                 and all(itertools.starmap(self._is_close, zip(actual, expected, strict=True)))
             )
-        if (
-            not isinstance(expected, NUMBER_TYPES)
-            or isinstance(expected, bool)
-            or not isinstance(actual, NUMBER_TYPES)
-        ):
+        if not isinstance(expected, NUMBER_TYPES) or isinstance(expected, bool) or not isinstance(actual, NUMBER_TYPES):
             return bool(actual == expected)
         if actual == expected:
             return True
@@ -130,9 +126,7 @@ class Param:
 
 def _ignore_mark(*arguments: Any, **keywords: Any) -> Any:
     """Applies a mark with or without arguments, which leaves the test unchanged."""
-    return (
-        arguments[0] if len(arguments) == 1 and not keywords and callable(arguments[0]) else lambda test: test
-    )
+    return arguments[0] if len(arguments) == 1 and not keywords and callable(arguments[0]) else lambda test: test
 
 
 def function_attributes(function: Any) -> dict[str, Any]:
@@ -189,9 +183,7 @@ def collect_tests(names: Mapping[str, Any], new: Iterator[str] | list[str]) -> l
         elif isinstance(value, type) and issubclass(value, unittest.TestCase):
             tests.append(partial(_run_test_case, value))
         elif isinstance(value, type) and name.startswith("Test"):
-            tests += [
-                partial(_run_method, value, each, fixtures) for each in vars(value) if each.startswith("test")
-            ]
+            tests += [partial(_run_method, value, each, fixtures) for each in vars(value) if each.startswith("test")]
     return tests
 
 
@@ -213,9 +205,7 @@ def _resolve_arguments(
     for name in parameters:
         if name not in arguments:
             value = fixtures[name](**_resolve_arguments(fixtures[name], {}, fixtures, ends))
-            arguments[name] = (
-                ends.enter_context(_run_yield_fixture(value)) if inspect.isgenerator(value) else value
-            )
+            arguments[name] = ends.enter_context(_run_yield_fixture(value)) if inspect.isgenerator(value) else value
     return {name: arguments[name] for name in inspect.signature(function).parameters if name in arguments}
 
 

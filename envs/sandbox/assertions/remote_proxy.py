@@ -51,11 +51,7 @@ class RemoteProxy:
 
     __call__, __copy__, __enter__ = _remote_method("call"), _remote_method("copy"), _remote_method("enter")
     __getattr__, __setattr__ = _remote_method("get"), _remote_method("set")
-    __getitem__, __setitem__, __delitem__ = (
-        _remote_method("item"),
-        _remote_method("put"),
-        _remote_method("remove"),
-    )
+    __getitem__, __setitem__, __delitem__ = (_remote_method("item"), _remote_method("put"), _remote_method("remove"))
     __len__, __bool__, __hash__ = (
         _remote_method("length", int),
         _remote_method("truth", bool),

@@ -117,16 +117,10 @@ class TestRunner:
         test_source = "\n".join((setup, *sources))
         # Modules of Python that the tests use, such as `math` in `math.isclose`, are imported here. A program that
         # the tests leave the import to must not replace `math` by an object of its own.
-        attribute_owners = {
-            node.value for node in ast.walk(ast.parse(test_source)) if isinstance(node, ast.Attribute)
-        }
-        modules = {
-            node.id for node in attribute_owners if isinstance(node, ast.Name)
-        } & sys.stdlib_module_names
+        attribute_owners = {node.value for node in ast.walk(ast.parse(test_source)) if isinstance(node, ast.Attribute)}
+        modules = {node.id for node in attribute_owners if isinstance(node, ast.Name)} & sys.stdlib_module_names
         for name in self._find_used_names(test_source, entry_point):
-            self.namespace[name] = (
-                importlib.import_module(name) if name in modules else self.lookup_name(name)
-            )
+            self.namespace[name] = importlib.import_module(name) if name in modules else self.lookup_name(name)
         sys.modules["solution"] = _solution_module(self)
         sys.modules["pytest"] = pytest_module.build_module()
         sys.modules["numpy"] = numpy_module.build_module()
@@ -146,9 +140,7 @@ class TestRunner:
     def lookup_name(self, name: str) -> Any:
         """Returns the program's object of this name: a proxy, a value or an exception class."""
         bases = self.program_names.get(name)
-        return (
-            resolve_exception_class(bases, self.exception_classes) if bases else self.request("lookup", name)
-        )
+        return resolve_exception_class(bases, self.exception_classes) if bases else self.request("lookup", name)
 
     def run_test(self, source: str) -> str:
         """Runs a test; returns an empty text if it passes, otherwise the reason."""

@@ -111,16 +111,10 @@ def _encode_container(value: Any, add_node: Callable[[Any], int]) -> list[Any] |
         kind = type(value).__name__ if type(value) in (Counter, OrderedDict) else "dict"
         if type(value) is defaultdict and value.default_factory in FACTORIES.values():
             kind = f"defaultdict of {getattr(value.default_factory, '__name__', '')}"
-        return [
-            kind,
-            [[add_node(key), add_node(dict.__getitem__(value, key))] for key in dict.__iter__(value)],
-        ]
+        return [kind, [[add_node(key), add_node(dict.__getitem__(value, key))] for key in dict.__iter__(value)]]
     view = VIEWS.get(type(value))
     if view is not None:
-        return [
-            view,
-            [[add_node(item) for item in pair] if view == "items" else add_node(pair) for pair in value],
-        ]
+        return [view, [[add_node(item) for item in pair] if view == "items" else add_node(pair) for pair in value]]
     return None
 
 
@@ -135,10 +129,7 @@ def _encode_library_value(value: Any) -> list[Any] | None:
     arguments = LIBRARY_ARGUMENTS.get((type(value).__module__, type(value).__name__))
     if arguments is None:
         return None
-    return [
-        "library",
-        [type(value).__module__, type(value).__name__, [str(argument) for argument in arguments(value)]],
-    ]
+    return ["library", [type(value).__module__, type(value).__name__, [str(argument) for argument in arguments(value)]]]
 
 
 LIBRARY_ARGUMENTS: dict[tuple[str, str], Callable[[Any], tuple[Any, ...]]] = {
@@ -178,20 +169,10 @@ def _object_attributes(value: Any) -> dict[str, Any] | None:
 
     Returns None for functions, modules, classes, iterators and the like.
     """
-    if (
-        isinstance(value, type)
-        or callable(value)
-        or type(value).__module__ not in ("__main__", "solution", "tests")
-    ):
+    if isinstance(value, type) or callable(value) or type(value).__module__ not in ("__main__", "solution", "tests"):
         return None
-    attribute_values = (
-        object.__getattribute__(value, "__dict__") if hasattr(type(value), "__dict__") else None
-    )
-    return (
-        attribute_values
-        if isinstance(attribute_values, dict) and not hasattr(type(value), "__next__")
-        else None
-    )
+    attribute_values = object.__getattribute__(value, "__dict__") if hasattr(type(value), "__dict__") else None
+    return attribute_values if isinstance(attribute_values, dict) and not hasattr(type(value), "__next__") else None
 
 
 class ValueDecoder:
@@ -225,9 +206,7 @@ class ValueDecoder:
             while self.unfilled_nodes:
                 self._fill_container(self.unfilled_nodes.pop())
         except DECODING_ERRORS as error:
-            raise UntransferableValue(
-                f"a value that cannot be read: {type(error).__name__}: {error}"
-            ) from None
+            raise UntransferableValue(f"a value that cannot be read: {type(error).__name__}: {error}") from None
 
     def _decode_node(self, number: int) -> Any:
         if number not in self.decoded_values:

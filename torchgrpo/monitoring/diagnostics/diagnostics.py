@@ -120,9 +120,7 @@ def diagnose_folder(run_dir: Path) -> Diagnosis:
     diagnostics = Diagnostics(saved_config(run_dir))
     rows = MetricsFile(run_dir / METRICS).read_rows()
     diagnostics.add_past_rows(rows)
-    findings = sorted(
-        diagnostics.findings.values(), key=lambda finding: get_args(Severity).index(finding.severity)
-    )
+    findings = sorted(diagnostics.findings.values(), key=lambda finding: get_args(Severity).index(finding.severity))
     steps = diagnostics.history.num_steps
     return Diagnosis(findings, steps, len(rows) - steps)
 

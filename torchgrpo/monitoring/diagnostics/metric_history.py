@@ -96,18 +96,14 @@ class MetricHistory:
             self.no_gradient_rows.clear()
         else:
             self.no_gradient_rows.append(row)
-        for score in [
-            score for pair in self.evaluation_scores.values() for score in pair if math.isnan(score.reward)
-        ]:
+        for score in [score for pair in self.evaluation_scores.values() for score in pair if math.isnan(score.reward)]:
             score.reward = row["reward/mean"]
         accuracy = mean([_accuracy(each) for each in self.newest_rows(5)])
         self.is_solved = accuracy >= SOLVED_ACCURACY and accuracy >= self._first_accuracy + 0.1
 
     def add_evaluation_row(self, row: Row) -> None:
         """Adds the row of an evaluation of one or several sets."""
-        reward = (
-            mean([each["reward/mean"] for each in self.newest_rows(TREND_ROWS)]) if self.rows else math.nan
-        )
+        reward = mean([each["reward/mean"] for each in self.newest_rows(TREND_ROWS)]) if self.rows else math.nan
         for name in [name for name in row if name.startswith("eval/") and name.endswith("/pass@1")]:
             score = EvaluationScore(row[name], row[f"{name}_low"], row[f"{name}_high"], reward)
             best, _ = self.evaluation_scores.get(name, (score, score))
@@ -173,9 +169,7 @@ def explain_missing_gradient(rows: Sequence[Row], config: Config) -> tuple[str, 
         remedies.append("read the printed samples")
     if mean_of("length/truncated") >= 0.5:
         limit = config.inference_model.max_tokens
-        causes.append(
-            f"{mean_of('length/truncated'):.0%} of the completions were truncated at {limit} tokens"
-        )
+        causes.append(f"{mean_of('length/truncated'):.0%} of the completions were truncated at {limit} tokens")
         remedies.append("raise inference_model.max_tokens")
     if mean_of("sample_utilization") == 0:
         causes.append("no completion was in the loss")
@@ -198,8 +192,6 @@ def explain_missing_gradient(rows: Sequence[Row], config: Config) -> tuple[str, 
             remedies.append("use harder prompts: every completion is right")
         else:
             remedies.append("compare the printed samples with the form that the reward expects")
-            remedies.append(
-                "use easier prompts, a larger env.repeats, or a reward with more values between 0 and 1"
-            )
+            remedies.append("use easier prompts, a larger env.repeats, or a reward with more values between 0 and 1")
     cause = ", ".join(causes) or "the gradient was zero"
     return f"{cause[0].upper()}{cause[1:]}", "; ".join(remedies) or "check grad_norm and lr"

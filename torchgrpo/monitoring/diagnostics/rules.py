@@ -65,14 +65,10 @@ class Bound:
             return None
         newest = [*islice(reversed(all_rows), self.rows)][::-1]
         for name in _matching_names(rule.metrics, newest[-1]):
-            rows = [
-                row for row in newest if row["sample_utilization"] > 0 or not name.startswith(_LOSS_METRICS)
-            ]
+            rows = [row for row in newest if row["sample_utilization"] > 0 or not name.startswith(_LOSS_METRICS)]
             values = [row[name] for row in rows if name in row]
             if len(values) == self.rows and self.is_violated(values, history.config):
-                return Observation(
-                    f"{name} is {values[-1]:.3g}{_format_step(history)} ({rule.condition_text})"
-                )
+                return Observation(f"{name} is {values[-1]:.3g}{_format_step(history)} ({rule.condition_text})")
         return None
 
 
@@ -120,8 +116,7 @@ BEFORE_SOLVED_BY_REWARDS = Condition(
     lambda history: not history.is_solved and not history.config.policy.trains_on_equal_rewards,
 )
 BEFORE_SOLVED_WITH_REWARDS = Condition(
-    ", before the task is solved",
-    lambda history: not history.is_solved and history.config.policy.reward_coef != 0,
+    ", before the task is solved", lambda history: not history.is_solved and history.config.policy.reward_coef != 0
 )
 NEGATIVE_REWARDS = Condition(
     ", while the mean reward is below zero", lambda history: history.rows[-1]["reward/mean"] < 0
@@ -193,9 +188,7 @@ def _idle_check(learner: bool, engines: bool) -> Callable[[Rule, MetricHistory],
         shares = (mean([row["idle/learner"] for row in newest]), mean(engine_shares))
         if [share > BOTTLENECK_SHARE for share in shares] != [learner, engines]:
             return None
-        return Observation(
-            f"idle/learner is {shares[0]:.2f} and idle/engines {shares[1]:.2f}{_format_step(history)}"
-        )
+        return Observation(f"idle/learner is {shares[0]:.2f} and idle/engines {shares[1]:.2f}{_format_step(history)}")
 
     return check_idle_shares
 
@@ -210,9 +203,7 @@ def _check_evaluations(rule: Rule, history: MetricHistory) -> Observation | None
 
 
 SMALLER_STEPS = "lower `optimizer.lr`, `train.epochs` or `train.max_policy_age`"
-SAME_DTYPE = (
-    "use one dtype on both sides (`train.mixed_precision`, `inference_model.dtype`), or `policy.mismatch`"
-)
+SAME_DTYPE = "use one dtype on both sides (`train.mixed_precision`, `inference_model.dtype`), or `policy.mismatch`"
 GRADIENT_METRICS = ("reward/zero_variance_groups", "advantage/std", "grad_norm")
 IDLE_METRICS = ("idle/learner", "idle/engines")
 # fmt: off

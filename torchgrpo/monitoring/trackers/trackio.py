@@ -19,11 +19,7 @@ class Trackio:
 
         with redirect_stdout(sys.stderr):  # standard output is for results
             self.run: Any = trackio.init(
-                logging.project,
-                title,
-                config=dict(iterate_dotted(config)),
-                auto_log_cpu=False,
-                auto_log_gpu=False,
+                logging.project, title, config=dict(iterate_dotted(config)), auto_log_cpu=False, auto_log_gpu=False
             )
 
     def metrics(self, numbers: Mapping[str, float], step: int) -> None:
@@ -40,6 +36,4 @@ class Trackio:
             self.run.finish()
 
 
-FACTORY = TrackerFactory(
-    "trackio", lambda logging, run_dir, title, config, on_message: Trackio(logging, title, config)
-)
+FACTORY = TrackerFactory("trackio", lambda logging, run_dir, title, config, on_message: Trackio(logging, title, config))

@@ -38,9 +38,7 @@ def build_engine(
     Output of an engine during its start goes to `engine.log` in `run_dir`, if given.
     adapter: LoRA adapter that pushes will carry; None if pushes carry full weights or no learner exists.
     """
-    factory: Callable[[], Engine] = ENGINES.load(plan.engine.backend)(
-        config, tokenizer, plan, run_dir, adapter
-    )
+    factory: Callable[[], Engine] = ENGINES.load(plan.engine.backend)(config, tokenizer, plan, run_dir, adapter)
     if plan.devices.in_process:
         return factory()
     from torchgrpo.rollout.engines.engine_pool import RayEnginePool

@@ -19,12 +19,7 @@ import torch
 from transformers import PreTrainedModel
 
 from envs.group import SampledCompletion
-from torchgrpo.rollout.engines.group_kv_cache import (
-    GroupKVCache,
-    PrefilledSequence,
-    RowCohort,
-    group_by_length,
-)
+from torchgrpo.rollout.engines.group_kv_cache import GroupKVCache, PrefilledSequence, RowCohort, group_by_length
 from torchgrpo.rollout.engines.interface import Request, Response
 from torchgrpo.rollout.engines.prefill import Prefill
 from torchgrpo.rollout.engines.shared_prompt_attention import ATTENTION_NAME
@@ -134,12 +129,8 @@ class ContinuousBatchingDecoder:
         for prompt_indices in group_by_length([prompt.length for prompt in prompts]):
             groups = [group for group, index in enumerate(prompt_indices) for _ in range(requests[index].n)]
             longest = max(requests[index].sampling.max_tokens for index in prompt_indices)
-            self._cache.cohorts.append(
-                RowCohort([prompts[index] for index in prompt_indices], groups, longest)
-            )
-            started_rows += [
-                row for index in prompt_indices for row in self._groups[requests[index].request_id]
-            ]
+            self._cache.cohorts.append(RowCohort([prompts[index] for index in prompt_indices], groups, longest))
+            started_rows += [row for index in prompt_indices for row in self._groups[requests[index].request_id]]
         logits = {request.request_id: one.logits for request, one in zip(requests, prompts, strict=True)}
         self._start_rows(started_rows, torch.stack([logits[row.request.request_id] for row in started_rows]))
 

@@ -20,12 +20,7 @@ import torch
 from torchgrpo.cluster.actor_calls import wait_for_any
 from torchgrpo.cluster.runtime import DeviceSlot
 from torchgrpo.rollout.engines.engine_actor import PollReport
-from torchgrpo.rollout.engines.engine_supervisor import (
-    EnginePoolSettings,
-    EngineReplaced,
-    EngineSlot,
-    EngineSupervisor,
-)
+from torchgrpo.rollout.engines.engine_supervisor import EnginePoolSettings, EngineReplaced, EngineSlot, EngineSupervisor
 from torchgrpo.rollout.engines.interface import Engine, Request, Response, SequenceScores
 from torchgrpo.rollout.engines.remote_engines import EngineLostInCall
 from torchgrpo.rollout.weights.host_weight_copy import WeightTransport
@@ -110,9 +105,7 @@ class RayEnginePool:
     def _handle_report(self, slot: EngineSlot, report: PollReport) -> list[Response]:
         """Returns the responses of a poll that count, with the engine's name in each completion."""
         slot.steps = report.steps
-        counted_responses = [
-            one for one in report.responses if self._dispatcher.finish(slot.number, one.request_id)
-        ]
+        counted_responses = [one for one in report.responses if self._dispatcher.finish(slot.number, one.request_id)]
         if counted_responses:
             slot.consecutive_losses = 0
         for response in counted_responses:
@@ -156,9 +149,7 @@ class RayEnginePool:
             missing = weights.missing_modules(constants_before if engine_pids == pids_before else {})
             self._transport.direct.push(missing, version, self.supervisor)
         except EngineLostInCall as error:
-            log.warning(
-                "%s; the other engines are replaced, and all engines load the weights in memory", error
-            )
+            log.warning("%s; the other engines are replaced, and all engines load the weights in memory", error)
             for slot in self.supervisor.live:
                 self.supervisor.replace_lost_engine(slot, "another engine was lost in the same weight push")
             return []
@@ -168,9 +159,7 @@ class RayEnginePool:
     def score(self, sequences: Sequence[Sequence[int]]) -> dict[str, SequenceScores]:
         """Scores sequences with every live engine, except engines lost during the call."""
         while True:
-            calls = {
-                slot.actor.score.remote(sequences): slot for slot in self.supervisor.wait_for_live_engines()
-            }
+            calls = {slot.actor.score.remote(sequences): slot for slot in self.supervisor.wait_for_live_engines()}
             answered = self.supervisor.collect_results(calls, "score")
             if answered:
                 return {slot.name: scores for slot, scores in answered.items()}

@@ -21,13 +21,7 @@ import ray
 from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
 
 from config.schema.errors import ConfigError
-from torchgrpo.cluster.actor_calls import (
-    CALL_ERRORS,
-    CallReference,
-    failure_cause,
-    wait_for_all,
-    wait_for_any,
-)
+from torchgrpo.cluster.actor_calls import CALL_ERRORS, CallReference, failure_cause, wait_for_all, wait_for_any
 from torchgrpo.cluster.runtime import DeviceSlot, free_resources, start_actor, start_ray
 from torchgrpo.rollout.engines.engine_actor import CONCURRENCY_GROUPS, EngineActor, WeightHandle
 from torchgrpo.rollout.engines.interface import Engine
@@ -142,10 +136,7 @@ class EngineSupervisor:
     def close(self) -> None:
         self._closing = True
         if self.slots and ray.is_initialized():
-            for method in (
-                "close",
-                "__ray_terminate__",
-            ):  # end the engine, then its process, so that both clean up
+            for method in ("close", "__ray_terminate__"):  # end the engine, then its process, so that both clean up
                 wait_for_all([getattr(slot.actor, method).remote() for slot in self.live], _CLOSE_S)
             for slot in self.slots:
                 ray.kill(slot.actor)
@@ -199,17 +190,13 @@ class EngineSupervisor:
         """
         live = self.wait_for_live_engines()
         pairs = zip(live, arguments, strict=True)
-        answered = self.collect_results(
-            {slot.actor.call.remote(method, own): slot for slot, own in pairs}, method
-        )
+        answered = self.collect_results({slot.actor.call.remote(method, own): slot for slot, own in pairs}, method)
         lost = {str(slot.device_slot): slot.loss_reason for slot in live if slot not in answered}
         if lost:
             raise EngineLostInCall(engine_loss_message(lost, method))
         return list(answered.values())
 
-    def collect_results(
-        self, calls: dict[CallReference, EngineSlot], description: str
-    ) -> dict[EngineSlot, Any]:
+    def collect_results(self, calls: dict[CallReference, EngineSlot], description: str) -> dict[EngineSlot, Any]:
         """Waits for calls and returns the engines' answers.
 
         Engines that died or are late are replaced, and their answers left out.
@@ -221,9 +208,7 @@ class EngineSupervisor:
         answered = {}
         for ref, slot in calls.items():
             if ref not in finished_calls:
-                self.replace_lost_engine(
-                    slot, f"no answer to {description} within {limit:.0f} s (pid {slot.pid})"
-                )
+                self.replace_lost_engine(slot, f"no answer to {description} within {limit:.0f} s (pid {slot.pid})")
                 continue
             with suppress(EngineReplaced):
                 answered[slot] = self.get_result(slot, ref)
@@ -273,9 +258,7 @@ class EngineSupervisor:
                 return
         if slot.is_replacement:
             slot.is_replacement = False
-            log.warning(
-                "%s is back, with policy version %d (pid %d)", slot.device_slot, self.version, slot.pid
-            )
+            log.warning("%s is back, with policy version %d (pid %d)", slot.device_slot, self.version, slot.pid)
         slot.state = "live"
         self.dispatcher.add_engine(slot.number)
 
@@ -333,9 +316,7 @@ class EngineSupervisor:
         Raises EngineLost if no engine becomes live in time.
         """
         now, limit = time.monotonic(), self.settings.request_timeout_s
-        while (
-            oldest := self.dispatcher.oldest_assignment()
-        ) is not None and now - oldest.assigned_at > limit:
+        while (oldest := self.dispatcher.oldest_assignment()) is not None and now - oldest.assigned_at > limit:
             slot = next(slot for slot in self.slots if slot.number == oldest.engine)
             num_groups = len(self.dispatcher.engine_request_ids(slot.number))
             log.error("stacks of all engines:\n%s", self.stacks())

@@ -66,9 +66,7 @@ class GenerateDecoder:
         waiting: list[Request] = []
         rows = 0
         for request in self._waiting:
-            has_same_length = not same_length_requests or len(request.prompt) == len(
-                same_length_requests[0].prompt
-            )
+            has_same_length = not same_length_requests or len(request.prompt) == len(same_length_requests[0].prompt)
             if has_same_length and (not same_length_requests or rows + request.n <= self.max_num_seqs):
                 same_length_requests.append(request)
                 rows += request.n
@@ -89,10 +87,7 @@ class GenerateDecoder:
             stopping_criteria=[_AllFinished(sampling)],
         )
         completions = iter(sampling.completions)
-        return [
-            Response(one.request_id, [next(completions) for _ in range(one.n)])
-            for one in same_length_requests
-        ]
+        return [Response(one.request_id, [next(completions) for _ in range(one.n)]) for one in same_length_requests]
 
     def advance(self, version: int) -> list[Response]:
         return []

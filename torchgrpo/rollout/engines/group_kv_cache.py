@@ -58,9 +58,7 @@ class PrefilledSequence:
     def slice_positions(self, begin: int, end: int) -> "PrefilledSequence":
         """Returns the sequence restricted to positions `begin` to `end`."""
         return PrefilledSequence(
-            [each[:, begin:end] for each in self.keys],
-            [each[:, begin:end] for each in self.values],
-            self.logits,
+            [each[:, begin:end] for each in self.keys], [each[:, begin:end] for each in self.values], self.logits
         )
 
 
@@ -85,10 +83,7 @@ class RowCohort:
         self.groups = np.array(groups, dtype=np.int64)
         layers = range(len(prompts[0].keys))
         self._prompts = [
-            (
-                _stack_padded([one.keys[i] for one in prompts]),
-                _stack_padded([one.values[i] for one in prompts]),
-            )
+            (_stack_padded([one.keys[i] for one in prompts]), _stack_padded([one.values[i] for one in prompts]))
             for i in layers
         ]
         # Added to the scores of prompts, [groups, 1, 1, longest]; None if all prompts have one length.
@@ -174,9 +169,7 @@ class RowCohort:
             each.unflatten(2, (-1, per_key)).transpose(1, 2).flatten(0, 1)[self._row_index]
             for each in (prompt_output, weight)
         )
-        return merge_partial_attention(completion_part, (next(by_row), next(by_row))).reshape(
-            rows, heads, 1, -1
-        )
+        return merge_partial_attention(completion_part, (next(by_row), next(by_row))).reshape(rows, heads, 1, -1)
 
     def drop_rows(self, row_indices: Sequence[int]) -> list[int]:
         """Drops finished rows; returns the old index of each remaining row."""
@@ -241,8 +234,5 @@ class GroupKVCache(Cache):
     def attend(self, query: Tensor, scale: float) -> Tensor:
         """Computes attention, [rows, heads, 1, D], in the layer that was updated last."""
         queries = query.split([cohort.rows for cohort in self.cohorts])
-        outputs = [
-            cohort.attend(self._layer, rows, scale)
-            for cohort, rows in zip(self.cohorts, queries, strict=True)
-        ]
+        outputs = [cohort.attend(self._layer, rows, scale) for cohort, rows in zip(self.cohorts, queries, strict=True)]
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)

@@ -64,9 +64,7 @@ class Prefill:
         near = self._sorted_prompts[max(index - 1, 0) : index + 1]
         best = max(near, key=lambda one: common_prefix_length(one, shared), default=())
         num_cached = common_prefix_length(best, shared)
-        prefix, num_cached = (
-            (self._reuse(best), num_cached) if num_cached >= _MIN_SHARED_TOKENS else (None, 0)
-        )
+        prefix, num_cached = (self._reuse(best), num_cached) if num_cached >= _MIN_SHARED_TOKENS else (None, 0)
         if len(sequences) > 1 and len(shared) - num_cached >= _MIN_SHARED_TOKENS:
             (prefix,) = self._forward([shared], prefix, num_cached)
             self._store(shared, prefix)
@@ -106,9 +104,7 @@ class Prefill:
         if prefix is not None:
             rows, tokens = ids.shape
             cached_prefix = prefix.slice_positions(0, num_cached)
-            for layer, (keys, values) in enumerate(
-                zip(cached_prefix.keys, cached_prefix.values, strict=True)
-            ):
+            for layer, (keys, values) in enumerate(zip(cached_prefix.keys, cached_prefix.values, strict=True)):
                 cache.update(keys.expand(rows, -1, -1, -1), values.expand(rows, -1, -1, -1), layer)
             # Mask of the new tokens [1, 1, tokens, num_cached + tokens]; without a prefix, causal attention needs none.
             visible = torch.ones(tokens, num_cached + tokens, dtype=torch.bool, device=keys.device)

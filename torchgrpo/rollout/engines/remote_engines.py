@@ -59,9 +59,7 @@ class RemoteEngines:
         calls = {handle.actor.call.remote(method, own): handle for handle, own in pairs}
         finished_calls = wait_for_all(calls, self.timeout_s)
         late = f"no answer within {self.timeout_s:.0f} s"
-        reasons = {
-            handle: _loss_reason(ref) if ref in finished_calls else late for ref, handle in calls.items()
-        }
+        reasons = {handle: _loss_reason(ref) if ref in finished_calls else late for ref, handle in calls.items()}
         loss_reasons = {handle.title: reason for handle, reason in reasons.items() if reason is not None}
         if loss_reasons:
             raise EngineLostInCall(engine_loss_message(loss_reasons, method))

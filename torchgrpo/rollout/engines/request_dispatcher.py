@@ -54,9 +54,7 @@ class RequestDispatcher:
 
     def engine_request_ids(self, engine: int) -> list[int]:
         """Returns the ids of an engine's requests, in the order of submission."""
-        return sorted(
-            request_id for request_id, assignment in self._assignments.items() if assignment.engine == engine
-        )
+        return sorted(request_id for request_id, assignment in self._assignments.items() if assignment.engine == engine)
 
     def submit(self, request: Request) -> None:
         self.waiting_requests.append(request)

@@ -32,20 +32,13 @@ def row_seeds(seeds: Sequence[int], counts: Sequence[int]) -> list[int]:
     request_seeds = np.array([seed & 0xFFFFFFFFFFFFFFFF for seed in seeds], dtype=np.uint64)
     completion_indices = np.concatenate([np.arange(count, dtype=np.uint64) for count in counts])
     samples: list[int] = (
-        (uniform_samples(request_seeds.repeat(counts), completion_indices) * 2.0**53)
-        .astype(np.uint64)
-        .tolist()
+        (uniform_samples(request_seeds.repeat(counts), completion_indices) * 2.0**53).astype(np.uint64).tolist()
     )
     return samples
 
 
 def append_token(
-    completion: SampledCompletion,
-    token: int,
-    log_prob: float,
-    version: int,
-    end_token_ids: Collection[int],
-    limit: int,
+    completion: SampledCompletion, token: int, log_prob: float, version: int, end_token_ids: Collection[int], limit: int
 ) -> None:
     """Appends a sampled token; an end token, or the `limit`-th token, finishes the completion."""
     completion.token_ids.append(token)
@@ -121,9 +114,7 @@ def sample_tokens(
         probabilities = torch.nn.functional.pad(probabilities, (0, padding))
     blocks = probabilities.unflatten(-1, (-1, _BLOCK_TOKENS))
     block_ends = blocks.sum(-1).double().cumsum(-1)
-    point = (
-        torch.from_numpy(uniform_samples(seeds, counters)).to(log_probs.device)[:, None] * block_ends[:, -1:]
-    )
+    point = torch.from_numpy(uniform_samples(seeds, counters)).to(log_probs.device)[:, None] * block_ends[:, -1:]
     block = torch.searchsorted(block_ends, point, right=True).clamp_max(block_ends.shape[-1] - 1)
     cumulative = blocks.take_along_dim(block[..., None], 1)[:, 0].double().cumsum(-1)
     begin = torch.nn.functional.pad(block_ends, (1, 0)).gather(-1, block)

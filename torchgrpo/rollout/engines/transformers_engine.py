@@ -38,11 +38,7 @@ class TransformersEngine:
     """
 
     def __init__(
-        self,
-        model: PreTrainedModel,
-        eos_token_ids: Sequence[int],
-        max_num_seqs: int = 256,
-        update: str = "keep",
+        self, model: PreTrainedModel, eos_token_ids: Sequence[int], max_num_seqs: int = 256, update: str = "keep"
     ) -> None:
         self.model = model.eval()
         self.update = update
@@ -90,9 +86,7 @@ class TransformersEngine:
             for name, tensor in weight_update.missing_tensors(constants_before):
                 self._weights[name].copy_(tensor)
         if missing := self._weights.keys() - weight_update.names:
-            raise KeyError(
-                f"the push left {len(missing)} tensors unchanged: {', '.join(sorted(missing)[:3])}"
-            )
+            raise KeyError(f"the push left {len(missing)} tensors unchanged: {', '.join(sorted(missing)[:3])}")
         self._constants = weight_update.constants
         self.policy_version = version
         self.decoder.drop_cache()
@@ -102,9 +96,7 @@ class TransformersEngine:
         with torch.inference_mode():
             for batch in _padded_batches(sequences):
                 # Padding behind a sequence does not change its log-probs, since attention is causal.
-                ids = pad_sequence([torch.tensor(one) for one in batch], batch_first=True).to(
-                    self.model.device
-                )
+                ids = pad_sequence([torch.tensor(one) for one in batch], batch_first=True).to(self.model.device)
                 log_probs = self.model(ids).logits[:, :-1].float().log_softmax(-1)
                 scores_of_batch = log_probs.gather(-1, ids[:, 1:, None])[:, :, 0].tolist()
                 scores += [row[: len(one) - 1] for row, one in zip(scores_of_batch, batch, strict=True)]
@@ -112,9 +104,7 @@ class TransformersEngine:
 
     def sleep(self) -> None:
         """Raises RuntimeError: no plan lets this engine share a GPU (`EnginePlan.sleeps`)."""
-        raise RuntimeError(
-            "a transformers engine cannot release its memory; set inference_model.backend=vllm"
-        )
+        raise RuntimeError("a transformers engine cannot release its memory; set inference_model.backend=vllm")
 
     def wake(self) -> None:
         """Does nothing, since this engine never sleeps."""

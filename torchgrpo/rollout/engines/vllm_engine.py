@@ -139,10 +139,7 @@ class VLLMEngine:
         sampled_ids = group.completions[index].token_ids
         seed = _base_seed(group.request.seed) + index
         params = self._sampling(
-            group.request.sampling,
-            1,
-            _base_seed(seed + len(sampled_ids)) if sampled_ids else seed,
-            len(sampled_ids),
+            group.request.sampling, 1, _base_seed(seed + len(sampled_ids)) if sampled_ids else seed, len(sampled_ids)
         )
         self._add_request((request_id, index), [*group.request.prompt, *sampled_ids], params)
 
@@ -166,9 +163,7 @@ class VLLMEngine:
             output_kind=RequestOutputKind.DELTA if stream else RequestOutputKind.FINAL_ONLY,
         )
 
-    def _add_request(
-        self, owner: tuple[int, int | None], prompt: list[int], params: "SamplingParams"
-    ) -> None:
+    def _add_request(self, owner: tuple[int, int | None], prompt: list[int], params: "SamplingParams") -> None:
         self._num_requests += 1
         internal = str(self._num_requests)
         self._request_owners[internal] = owner
@@ -199,9 +194,7 @@ class VLLMEngine:
             if output.finished:
                 del self._request_owners[output.request_id]
             if not self._groups[request_id].unfinished_indices:
-                self._finished_responses.append(
-                    Response(request_id, self._groups.pop(request_id).completions)
-                )
+                self._finished_responses.append(Response(request_id, self._groups.pop(request_id).completions))
 
     def _append_output(self, group: _RunningGroup, index: int, part: "CompletionOutput") -> None:
         """Appends an output of vLLM to a completion.
@@ -379,9 +372,7 @@ class VLLMEngine:
         if self._adapter_folder is not None:
             self._adapter_folder.cleanup()
             self._adapter_folder = None
-        if (
-            self.settings.tensor_parallel_size == 1
-        ):  # otherwise the worker processes end, with all their memory
+        if self.settings.tensor_parallel_size == 1:  # otherwise the worker processes end, with all their memory
             self._llm.collective_rpc("forget_reload_info")
         with preserve_process_state():
             self._llm.engine_core.shutdown()

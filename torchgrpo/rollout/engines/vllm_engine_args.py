@@ -41,9 +41,7 @@ def engine_arguments(settings: VLLMSettings) -> Any:
         max_num_seqs=s.max_num_seqs,
         gpu_memory_utilization=s.gpu_memory_utilization,
         # vLLM expects the size for each device of the engine.
-        kv_cache_memory_bytes=None
-        if s.kv_cache_bytes is None
-        else s.kv_cache_bytes // s.tensor_parallel_size,
+        kv_cache_memory_bytes=None if s.kv_cache_bytes is None else s.kv_cache_bytes // s.tensor_parallel_size,
         enforce_eager=s.enforce_eager,
         enable_sleep_mode=s.sleep,
         enable_prefix_caching=True,

@@ -52,10 +52,7 @@ def _is_plain(model: nn.Module, config: Any) -> bool:
     from vllm.model_executor.layers.attention import Attention, is_deferred_attention_layer
     from vllm.model_executor.layers.layernorm import RMSNorm
     from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
-    from vllm.model_executor.layers.vocab_parallel_embedding import (
-        UnquantizedEmbeddingMethod,
-        VocabParallelEmbedding,
-    )
+    from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod, VocabParallelEmbedding
     from vllm.platforms import current_platform
 
     def plain(layer: Any) -> bool:
@@ -90,9 +87,7 @@ def _load_in_place(model: Any, weights: NamedTensors) -> None:
             matrix.restore_empty_matrix()
     incomplete = [matrix.layer.prefix for matrix in matrices if matrix.num_arrived]
     if incomplete:
-        raise RuntimeError(
-            f"the push delivered only some shards of {len(incomplete)} matrices: {incomplete[:3]}"
-        )
+        raise RuntimeError(f"the push delivered only some shards of {len(incomplete)} matrices: {incomplete[:3]}")
     _pack_heads(model, parameter_names)
 
 
@@ -105,9 +100,7 @@ def _pack_heads(model: Any, parameter_names: set[str] | None) -> None:
     from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 
     parameters = dict(model.named_parameters(remove_duplicate=False))
-    written = {
-        id(one) for name, one in parameters.items() if parameter_names is None or name in parameter_names
-    }
+    written = {id(one) for name, one in parameters.items() if parameter_names is None or name in parameter_names}
     # Modules are listed under all their names, since a tied head may be the embedding itself.
     named = model.named_modules(remove_duplicate=False)
     embeddings: list[tuple[str, Any]]

@@ -19,13 +19,7 @@ from typing import Any, Protocol
 import torch
 
 from torchgrpo.rollout.engines.engine_actor import WeightHandle
-from torchgrpo.rollout.weights.weight_update import (
-    DirectTransfer,
-    PublishedTensor,
-    ReadyTensor,
-    WeightUpdate,
-    nbytes,
-)
+from torchgrpo.rollout.weights.weight_update import DirectTransfer, PublishedTensor, ReadyTensor, WeightUpdate, nbytes
 
 
 class HostWeightCopy(Protocol):

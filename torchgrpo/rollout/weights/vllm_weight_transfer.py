@@ -71,9 +71,7 @@ TRAINER_INIT: dict[str, Callable[[TransferEndpoint], TrainerInitInfo]] = {"nccl"
 def buffer_bytes(weights: WeightUpdate) -> int:
     """Returns the size of a packed buffer, which holds at least the largest tensor."""
     device = weights.devices[0]
-    gpu_bytes = (
-        torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else _LARGE_GPU_BYTES
-    )
+    gpu_bytes = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else _LARGE_GPU_BYTES
     default = _BUFFER_BYTES if gpu_bytes >= _LARGE_GPU_BYTES else _SMALL_BUFFER_BYTES
     return max(default, *(nbytes(tensor) for tensor in weights.tensors))
 
@@ -189,9 +187,7 @@ class VLLMWeightTransfer:
             try:
                 if device.type == "cuda":  # a new thread uses GPU 0 by default
                     torch.cuda.set_device(device)
-                if (
-                    self._connected_pids != engines.engine_pids
-                ):  # at the first push, and after an engine was replaced
+                if self._connected_pids != engines.engine_pids:  # at the first push, and after an engine was replaced
                     self._connect()
                 self._trainer.send_weights()
                 outcome.append(None)

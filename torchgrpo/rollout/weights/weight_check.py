@@ -70,9 +70,7 @@ class WeightCheck:
         self._engines_before, self._learner_before = engines, learner
         subject = f"the push of policy version {version}"
         _check_divergence(subject, learner)
-        has_moved = (
-            before is not None and float((learner - before).abs().max()) > self.plan.bounds.log_prob_change
-        )
+        has_moved = before is not None and float((learner - before).abs().max()) > self.plan.bounds.log_prob_change
         for name, engine in engines.items():
             if is_new_push and (stale := scored[name].cached_tokens):
                 cause = f"prefix cache: {stale} tokens computed with the old weights are still cached"
@@ -145,9 +143,7 @@ class WeightCheck:
                 cause = "old weights: the engine replaced a lost engine and lacks the last push"
             raise self._mismatch(subject, name, engine, learner, cause)
 
-    def _mismatch(
-        self, subject: str, name: str, engine: Tensor, learner: Tensor, cause: str
-    ) -> WeightMismatch:
+    def _mismatch(self, subject: str, name: str, engine: Tensor, learner: Tensor, cause: str) -> WeightMismatch:
         gaps, bounds = log_prob_gap(engine, learner), self.plan.bounds
         return WeightMismatch(
             f"weight check at {subject}: {name} differs from the learner by {float(gaps.mean()):.2g} in the mean and "
@@ -164,19 +160,11 @@ class WeightCheck:
         return bool(gaps.mean() <= mean and gaps.max() <= self.plan.bounds.largest)
 
     def _cause(
-        self,
-        sequences: Sequence[Sequence[int]],
-        engine: Tensor,
-        learner: Tensor,
-        is_first: bool,
-        engine_replaced: bool,
+        self, sequences: Sequence[Sequence[int]], engine: Tensor, learner: Tensor, is_first: bool, engine_replaced: bool
     ) -> str:
         """Returns the known cause that fits best."""
         if not engine.isfinite().all():
-            return (
-                "the engine's log-probs are not finite: tensors arrived damaged, or the engine's dtype "
-                "overflows"
-            )
+            return "the engine's log-probs are not finite: tensors arrived damaged, or the engine's dtype overflows"
         if engine_replaced:
             return "old weights: an engine was replaced since the last check and lacks the last push"
         # Search for the temperature, from 0.2 to 5, at which the learner is nearest to the engine.
@@ -184,8 +172,7 @@ class WeightCheck:
         for _ in range(3):
             grid = [low + (high - low) * step / 8 for step in range(9)]
             best = min(
-                grid,
-                key=lambda at: float((engine - _flatten(self.learner.score(sequences, math.exp(at)))).norm()),
+                grid, key=lambda at: float((engine - _flatten(self.learner.score(sequences, math.exp(at)))).norm())
             )
             low, high = best - (high - low) / 8, best + (high - low) / 8
         temperature = math.exp(best)
@@ -193,18 +180,11 @@ class WeightCheck:
         if left < 0.2 * (engine - learner).norm() and abs(math.log(temperature)) > 0.02:
             return f"another temperature: the engine samples at temperature {temperature:.2g}, not 1"
         if is_first:
-            return (
-                "wrong from the start: set another inference_model.backend or dtype, or check the model's "
-                "files"
-            )
+            return "wrong from the start: set another inference_model.backend or dtype, or check the model's files"
         if float(log_prob_gap(engine, learner).mean()) < 2 * self.plan.bounds.mean:
-            return (
-                "rounding: the difference is just beyond the bound; set inference_model.dtype=float32 to "
-                "round less"
-            )
+            return "rounding: the difference is just beyond the bound; set inference_model.dtype=float32 to round less"
         return (
-            "old weights in some tensors, or tensors that arrived cut, permuted or rounded (compare layout "
-            "and dtype)"
+            "old weights in some tensors, or tensors that arrived cut, permuted or rounded (compare layout and dtype)"
         )
 
 

@@ -148,9 +148,7 @@ class WeightUpdate:
         constants_before: `constants` of the earlier push that the receiver has.
         """
         missing = [
-            one
-            for one in self.tensors
-            if one.constant is None or constants_before.get(one.name) != one.constant
+            one for one in self.tensors if one.constant is None or constants_before.get(one.name) != one.constant
         ]
         return WeightUpdate(missing, self.ranks, self.transfer_size)
 
@@ -161,9 +159,7 @@ class WeightUpdate:
         """
         modules = {_module_name(tensor.name) for tensor in self.missing_tensors(constants_before).tensors}
         return WeightUpdate(
-            [tensor for tensor in self.tensors if _module_name(tensor.name) in modules],
-            self.ranks,
-            self.transfer_size,
+            [tensor for tensor in self.tensors if _module_name(tensor.name) in modules], self.ranks, self.transfer_size
         )
 
     @property

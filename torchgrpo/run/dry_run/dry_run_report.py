@@ -57,9 +57,7 @@ def format_dry_run(plan: Plan, shape: ModelShape, dry_run: DryRun) -> str:
         "time of an optimizer step": _time_lines(plan, dry_run),
         "assumed": _assumption_lines(plan),
     }
-    return "\n".join(
-        "\n".join([f"{name}:", *(f"  {row}" for row in lines)]) for name, lines in sections.items()
-    )
+    return "\n".join("\n".join([f"{name}:", *(f"  {row}" for row in lines)]) for name, lines in sections.items())
 
 
 def _rank_lines(plan: Plan, shape: ModelShape) -> Iterator[str]:
@@ -69,8 +67,7 @@ def _rank_lines(plan: Plan, shape: ModelShape) -> Iterator[str]:
     yield format_line("rank", f"0 of {devices.ranks} on {nodes} node(s), shards over {learner.shard_size}")
     longest = f"{config.env.max_prompt_tokens} + {config.inference_model.max_tokens} tokens"
     yield format_line(
-        "microbatch",
-        f"{longest_microbatch_rows(config, shape)} completions of {longest}, all of maximum length",
+        "microbatch", f"{longest_microbatch_rows(config, shape)} completions of {longest}, all of maximum length"
     )
 
 
@@ -97,38 +94,28 @@ def _traffic_lines(plan: Plan, shape: ModelShape, dry_run: DryRun) -> Iterator[s
     for name in ("all-gather", "reduce-scatter", "all-reduce"):
         calls, size = dry_run.collective_calls[name], dry_run.sent_bytes[name]
         if calls:
-            yield format_line(
-                name, f"{format_gib(size)} in {calls} calls; in theory {format_gib(expected[name])}"
-            )
+            yield format_line(name, f"{format_gib(size)} in {calls} calls; in theory {format_gib(expected[name])}")
     if not dry_run.collective_calls:
         yield "nothing: the learner is one rank"
 
 
 def _time_lines(plan: Plan, dry_run: DryRun) -> Iterator[str]:
     seconds = step_seconds(plan, dry_run)
-    yield format_line(
-        "arithmetic", f"{seconds.arithmetic:.3f} s a microbatch, {dry_run.flops / TERA:.1f} TFLOP"
-    )
+    yield format_line("arithmetic", f"{seconds.arithmetic:.3f} s a microbatch, {dry_run.flops / TERA:.1f} TFLOP")
     yield format_line(
         "memory", f"{seconds.memory:.3f} s a microbatch, {format_gib(dry_run.moved_bytes)} read and written"
     )
     yield format_line("links", f"{seconds.links:.3f} s a microbatch")
     yield format_line("optimizer", f"{seconds.optimizer:.3f} s, {format_gib(dry_run.optimizer_moved_bytes)}")
     bound = max(("arithmetic", "memory", "links"), key=lambda name: vars(seconds)[name])
-    yield format_line(
-        "together", f"{seconds.total:.1f} s: {seconds.microbatches} microbatches, bound by {bound}"
-    )
+    yield format_line("together", f"{seconds.total:.1f} s: {seconds.microbatches} microbatches, bound by {bound}")
 
 
 def _assumption_lines(plan: Plan) -> Iterator[str]:
     rates = plan.config.machine
     yield format_line("arithmetic", f"{rates.gpu_tflops:g} TFLOP/s, fully used  [machine.gpu_tflops]")
-    yield format_line(
-        "memory", f"{rates.gpu_bandwidth_gib_s:g} GiB/s of a GPU  [machine.gpu_bandwidth_gib_s]"
-    )
-    yield format_line(
-        "link", f"{rates.link_gib_s:g} GiB/s of a GPU each way, in its node  [machine.link_gib_s]"
-    )
+    yield format_line("memory", f"{rates.gpu_bandwidth_gib_s:g} GiB/s of a GPU  [machine.gpu_bandwidth_gib_s]")
+    yield format_line("link", f"{rates.link_gib_s:g} GiB/s of a GPU each way, in its node  [machine.link_gib_s]")
     yield format_line(
         "network", f"{rates.network_gib_s:g} GiB/s of a GPU each way, to other nodes  [machine.network_gib_s]"
     )

@@ -172,9 +172,7 @@ def use_fake_tensors(imitates_gpu: bool) -> Iterator[None]:
         if imitates_gpu:
             exit_stack.enter_context(patch.object(log_probs, "_multiplies_half", lambda device: True))
             exit_stack.enter_context(patch.object(packed_attention, "FLEX_DEVICE_TYPES", ("cpu",)))
-            exit_stack.enter_context(
-                patch.object(packed_attention, "_attend_with_flex", attend_in_one_kernel)
-            )
+            exit_stack.enter_context(patch.object(packed_attention, "_attend_with_flex", attend_in_one_kernel))
         exit_stack.enter_context(FastFakeTensorMode(allow_non_fake_inputs=True))
         exit_stack.enter_context(RealIntegerMode())  # type: ignore[no-untyped-call]
         exit_stack.enter_context(FiniteValueMode())
@@ -196,9 +194,7 @@ def _swap_tensors(swap: Callable[[Tensor, Tensor], None], old: Tensor, new: Tens
         swap(old, new)
 
 
-def load_without_files(
-    loader: Any, config: ModelConfig, dtype: torch.dtype, device: torch.device
-) -> PreTrainedModel:
+def load_without_files(loader: Any, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
     """Replaces `_load`: lets transformers load a model from fake tensors instead of files."""
     skeleton = model_loading.make_local_skeleton(config)
     files = {name: torch.empty(each.shape, dtype=each.dtype) for name, each in skeleton.state_dict().items()}

@@ -35,9 +35,7 @@ def attention_flops(packed_pairs: int) -> FlopFormulas:
     def packed_flops(query: Shape, key: Shape, value: Shape, *_: object, **__: object) -> int:
         return _flops(packed_pairs, query, value, 1, 1)
 
-    def packed_backward_flops(
-        grad: Shape, query: Shape, key: Shape, value: Shape, *_: object, **__: object
-    ) -> int:
+    def packed_backward_flops(grad: Shape, query: Shape, key: Shape, value: Shape, *_: object, **__: object) -> int:
         return _flops(packed_pairs, query, value, 3, 2)
 
     def row_flops(

@@ -91,9 +91,7 @@ def label_tensors(worker: MeasuredWorker, memory: MemoryTracker, microbatches: i
     with patch.object(worker, "measure_phase", measure_phase), ExitStack() as exit_stack:
         for name, kind in _KIND_BY_FSDP_METHOD.items():
             method = getattr(FSDPParamGroup, name)
-            exit_stack.enter_context(
-                patch.object(FSDPParamGroup, name, _label_method(memory, kind, method, add))
-            )
+            exit_stack.enter_context(patch.object(FSDPParamGroup, name, _label_method(memory, kind, method, add)))
         for parameter in worker.model.parameters():
             if parameter.requires_grad:
                 hook = parameter.register_post_accumulate_grad_hook(
@@ -121,9 +119,7 @@ _KIND_BY_FSDP_METHOD = {
 """Kind of the tensors that a method of FSDP2 makes; FSDP2's own memory tracker patches the same methods."""
 
 
-def _label_method(
-    memory: MemoryTracker, kind: str, method: Callable[..., Any], add: AddTensors
-) -> Callable[..., Any]:
+def _label_method(memory: MemoryTracker, kind: str, method: Callable[..., Any], add: AddTensors) -> Callable[..., Any]:
     def labeled_method(group: FSDPParamGroup, *arguments: Any, **keywords: Any) -> Any:
         with memory.label_new_tensors(kind):
             out = method(group, *arguments, **keywords)

@@ -50,9 +50,7 @@ def step_seconds(plan: Plan, dry_run: DryRun) -> StepSeconds:
     groups = devices.ranks // shards
     inside = rates.link_gib_s if shards <= devices.ranks_per_node else rates.network_gib_s
     across = rates.link_gib_s if devices.ranks == devices.ranks_per_node else rates.network_gib_s
-    sharded = (
-        (sent_bytes["all-gather"] + sent_bytes["reduce-scatter"]) * (shards - 1) / shards / (inside * GIB)
-    )
+    sharded = (sent_bytes["all-gather"] + sent_bytes["reduce-scatter"]) * (shards - 1) / shards / (inside * GIB)
     return StepSeconds(
         arithmetic=dry_run.flops / (rates.gpu_tflops * TERA),
         memory=dry_run.moved_bytes / (rates.gpu_bandwidth_gib_s * GIB),

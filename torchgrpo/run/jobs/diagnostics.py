@@ -45,11 +45,7 @@ def format_diagnosis(run_dir: Path) -> str:
     for finding in found.findings:
         first, last = finding.first_step, finding.last_step
         when = f"optimizer step {first}" if first == last else f"optimizer steps {first} to {last}"
-        lines = [
-            f"{finding.severity}: {finding.rule}, {when}",
-            finding.text,
-            f"likely cause: {finding.cause}",
-        ]
+        lines = [f"{finding.severity}: {finding.rule}, {when}", finding.text, f"likely cause: {finding.cause}"]
         lines += [f"for example: {examples[finding.rule]}"] if finding.rule in examples else []
         paragraphs.append("\n  ".join([*lines, f"remedy: {finding.setting}"]))
     return "\n\n".join(paragraphs)
@@ -64,9 +60,7 @@ def _find_examples(run_dir: Path, findings: Sequence[Finding]) -> dict[str, str]
     examples: dict[str, str] = {}
     for record in read_records(run_dir, "train") if illustrated else ():
         for name, finding in illustrated.items():
-            is_in_range = any(
-                finding.first_step <= step <= finding.last_step for step in record["optimizer_steps"]
-            )
+            is_in_range = any(finding.first_step <= step <= finding.last_step for step in record["optimizer_steps"])
             if name in examples or not is_in_range:
                 continue
             matches = (item for item in record["completions"] if _EXAMPLE_TESTS[name](record, item))
@@ -100,9 +94,7 @@ _EXAMPLE_TESTS: dict[str, Callable[[Record, Record], bool]] = {
     "duplicate_completions": lambda record, completion: (
         [other["text"] for other in record["completions"]].count(completion["text"]) > 1
     ),
-    "prompt_echo": lambda record, completion: contains_question(
-        record["messages"][-1]["content"], completion["text"]
-    ),
+    "prompt_echo": lambda record, completion: contains_question(record["messages"][-1]["content"], completion["text"]),
     "reward_errors": lambda record, completion: completion["verdict"]["outcome"] == "error",
     "truncation": _is_truncated,
     "missing_end_token": _is_truncated,

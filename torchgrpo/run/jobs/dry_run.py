@@ -27,11 +27,7 @@ def run(job: Job[Any]) -> RunOutcome:
     dry_run = dry_run_step(plan)
     assert plan.shape is not None, "a dry run needs a model of known sizes"
     print(format_dry_run(plan, plan.shape, dry_run), flush=True)
-    problems = [
-        *model_problems(plan, plan.shape),
-        *oversized_phases(plan, dry_run.peaks),
-        *scorer_problems(plan),
-    ]
+    problems = [*model_problems(plan, plan.shape), *oversized_phases(plan, dry_run.peaks), *scorer_problems(plan)]
     if problems:
         print(format_advice(plan, problems, machine), file=sys.stderr)
         sys.exit(2)

@@ -56,17 +56,14 @@ def export(config: Config, run_dir: Path) -> RunOutcome:
 
         if _HUB_NAME.fullmatch(config.export.hub) is None:
             raise ConfigError(
-                f"export.hub={config.export.hub}: this is not the name of a model on the hub; give "
-                "export.hub=USER/NAME"
+                f"export.hub={config.export.hub}: this is not the name of a model on the hub; give export.hub=USER/NAME"
             )
         if get_token() is None:
             raise ConfigError(
                 f"export.hub={config.export.hub}: no token for the hub; run `hf auth login`, or set HF_TOKEN"
             )
     base, exported = base_model_config(checkpoint), checkpoint_model_path(checkpoint.path.resolve())
-    if any(
-        word.lstrip("+").startswith("model.name=") for word in typed_overrides()
-    ):  # the model may have been moved
+    if any(word.lstrip("+").startswith("model.name=") for word in typed_overrides()):  # the model may have been moved
         base = replace(base, name=config.model.name)
     try:
         with atomic_folder(to) as folder:

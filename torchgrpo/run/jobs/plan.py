@@ -61,11 +61,7 @@ def _token_problems(config: Config) -> list[str]:
     if config.ref_model.name is None:
         return []
     from torchgrpo.training.model_loading import load_saved_tokenizer
-    from torchgrpo.training.reference_model_files import (
-        check_same_tokens,
-        has_separate_reference,
-        has_tokenizer,
-    )
+    from torchgrpo.training.reference_model_files import check_same_tokens, has_separate_reference, has_tokenizer
 
     models = (config.model.name, config.reference_model.name)
     if not has_separate_reference(config) or not all(map(has_tokenizer, models)):

@@ -41,9 +41,7 @@ from torchgrpo.training.step_report import StepReport
 
 def run(job: Job[Any]) -> RunOutcome:
     remove_unused_folder(job.run_dir)
-    print(
-        replay_report(chosen_run(job.config.run_dir), job.config.replay.step, typed_overrides()), flush=True
-    )
+    print(replay_report(chosen_run(job.config.run_dir), job.config.replay.step, typed_overrides()), flush=True)
     return "finished"
 
 
@@ -87,11 +85,7 @@ class StepComparison:
     @property
     def differing_metrics(self) -> list[str]:
         """Metrics whose bits differ."""
-        return [
-            name
-            for name in self.shared_metrics
-            if not _is_equal(self.recorded_row[name], self.replayed_row[name])
-        ]
+        return [name for name in self.shared_metrics if not _is_equal(self.recorded_row[name], self.replayed_row[name])]
 
 
 def replay_report(run_dir: Path, step: int | None, typed_overrides: list[str]) -> str:
@@ -125,9 +119,7 @@ def replay_report(run_dir: Path, step: int | None, typed_overrides: list[str]) -
     for name in comparison.shared_metrics:
         before, now = comparison.recorded_row[name], comparison.replayed_row[name]
         lines.append(
-            _row(
-                name, f"{before:.9g}", f"{now:.9g}", "" if _is_equal(before, now) else f"{now - before:+.3g}"
-            )
+            _row(name, f"{before:.9g}", f"{now:.9g}", "" if _is_equal(before, now) else f"{now - before:+.3g}")
         )
     lines += ["", first_difference(comparisons)]
     completions = changed_advantages(last)
@@ -147,13 +139,9 @@ def replayed_config(run_dir: Path, typed_overrides: list[str]) -> Config:
     """
     recorded = saved_config(run_dir)
     overrides = (
-        [f"train_model.{setting}" for setting in SINGLE_RANK_OVERRIDES]
-        if recorded.train_model.ranks > 1
-        else []
+        [f"train_model.{setting}" for setting in SINGLE_RANK_OVERRIDES] if recorded.train_model.ranks > 1 else []
     )
-    overrides += (
-        [f"ref_model.{setting}" for setting in NO_SCORER_OVERRIDES] if recorded.ref_model.ranks else []
-    )
+    overrides += [f"ref_model.{setting}" for setting in NO_SCORER_OVERRIDES] if recorded.ref_model.ranks else []
     for override in typed_overrides:
         key = override.lstrip("+").partition("=")[0]
         if key in MACHINE_SETTINGS:
@@ -187,10 +175,7 @@ def changed_advantages(step: ReplayedStep) -> list[str]:
     records = {record["group_id"]: record for record in step.iteration.records}
     numbers = [group.group_id for group in step.rollout.groups]
     chosen = [
-        (group, completion)
-        for group in numbers
-        for completion in records[group]["completions"]
-        if completion["chosen"]
+        (group, completion) for group in numbers for completion in records[group]["completions"] if completion["chosen"]
     ]
     found = []
     for (group, completion), advantage in zip(chosen, step.report.advantage, strict=True):
@@ -242,9 +227,7 @@ def replay_steps(
         for iteration in read_iterations(run_dir, after, last_iteration):
             if learner is None:
                 # Plan for the schedule of the script that made the run.
-                plan = plan_run(
-                    config, LockstepRun if iteration.trained_at is None else OverlappedRun, scratch
-                )
+                plan = plan_run(config, LockstepRun if iteration.trained_at is None else OverlappedRun, scratch)
                 prepare(config, plan)
                 learner = make_learner(config, plan, scratch)
                 ends.callback(learner.close)

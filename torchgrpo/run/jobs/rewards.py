@@ -57,9 +57,7 @@ def score_completions(
         ConfigError: there are no completions, a line is malformed, or a row is not in the data.
     """
     if rewards.completions is None:
-        raise ConfigError(
-            'run=rewards needs rewards.completions=FILE, JSONL of {"row": index, "completion": text}'
-        )
+        raise ConfigError('run=rewards needs rewards.completions=FILE, JSONL of {"row": index, "completion": text}')
     task = make_task(env)
     examples = {example.row: example for example in load_examples(task, env.split)}
     if not examples:
@@ -127,9 +125,7 @@ def _with_prefill(completion: Completion, prefill: str) -> Completion:
     return replace(completion, prefill=prefill)
 
 
-def _with_lowest(
-    lowest: MinimumScores, examples: Sequence[Example], verdicts: Sequence[Verdict]
-) -> list[Verdict]:
+def _with_lowest(lowest: MinimumScores, examples: Sequence[Example], verdicts: Sequence[Verdict]) -> list[Verdict]:
     """Caps the scores of invalid completions at the lowest score of their group.
 
     Completions of one row form a group.
@@ -146,9 +142,7 @@ def _with_lowest(
     ]
 
 
-def _parse_sample(
-    value: dict[str, Any], location: str, examples: dict[int, Example]
-) -> tuple[Completion, Example]:
+def _parse_sample(value: dict[str, Any], location: str, examples: dict[int, Example]) -> tuple[Completion, Example]:
     if not isinstance(value.get("completion"), str):
         raise ConfigError(
             f'{location}: a sample must be {{"row": index, "completion": text}}, not {format_value(value)}'
@@ -178,8 +172,7 @@ def _print_table(all_verdicts: Sequence[Verdict], report: TextIO) -> None:
         lines.append(("mean score", f"{statistics.fmean(verdict.score for verdict in scored):.4f}"))
     names = sorted({name for verdict in scored for name in verdict.components})
     lines += [
-        (f"mean {name}", f"{statistics.fmean(v.components.get(name, 0.0) for v in scored):.4f}")
-        for name in names
+        (f"mean {name}", f"{statistics.fmean(v.components.get(name, 0.0) for v in scored):.4f}") for name in names
     ]
     lines += [
         (f"seconds p{share}", f"{seconds[min(len(seconds) - 1, len(seconds) * share // 100)]:.6f}")

@@ -56,9 +56,7 @@ def format_rollouts(run_dir: Path, filters: RolloutsConfig) -> str:
     first = next(found, None)
     if first is None:
         default = vars(RolloutsConfig())
-        settings = [
-            f"rollouts.{key}={value}" for key, value in vars(filters).items() if value != default[key]
-        ]
+        settings = [f"rollouts.{key}={value}" for key, value in vars(filters).items() if value != default[key]]
         suffix = f" ({', '.join(settings)})" if settings else ""
         raise ConfigError(f"{run_dir}: no group of the ledger matches rollouts.*{suffix}")
     found = chain([first], found)
@@ -86,9 +84,7 @@ def matching_groups(records: Iterable[Record], filters: RolloutsConfig) -> Itera
             and (filters.row is None or filters.row == record["row"])
             and (filters.prompt is None or record["prompt_id"].startswith(filters.prompt))
         ):
-            completions = [
-                completion for completion in record["completions"] if _is_match(completion, record, filters)
-            ]
+            completions = [completion for completion in record["completions"] if _is_match(completion, record, filters)]
             if completions:
                 yield record | {"completions": completions}
 
@@ -171,10 +167,6 @@ def format_group(record: Record) -> str:
 
 def indent_text(text: str, width: int) -> list[str]:
     """Returns the lines of a text, indented and wrapped; a long text is cut."""
-    lines = [
-        wrapped
-        for line in text.splitlines() or [""]
-        for wrapped in textwrap.wrap(line, WIDTH - width) or [""]
-    ]
+    lines = [wrapped for line in text.splitlines() or [""] for wrapped in textwrap.wrap(line, WIDTH - width) or [""]]
     cut = [f"... {len(lines) - LINES} more lines"] if len(lines) > LINES else []
     return [" " * width + line for line in lines[:LINES] + cut]

@@ -29,10 +29,7 @@ def run(job: Job[Any]) -> RunOutcome:
                     raise RankLost(f"{error}\n{_resume_advice(job.run_dir, newest, restarts)}") from error
                 failure = str(error)  # the exception itself would keep the run's frames and its model alive
                 again = "from the beginning" if newest is None else f"from {newest}"
-                notices = [
-                    failure,
-                    f"restarting {again}; {left - 1} of {restarts} restarts are left (train.restarts)",
-                ]
+                notices = [failure, f"restarting {again}; {left - 1} of {restarts} restarts are left (train.restarts)"]
                 resume = None if newest is None else str(job.run_dir)
                 config = replace(config, train=replace(config.train, resume=resume))
     raise AssertionError("the last attempt returns or raises")

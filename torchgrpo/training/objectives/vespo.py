@@ -18,11 +18,7 @@ def _loss(policy: PolicyConfig, inputs: LossInputs) -> Tensor:
     """
     log_w = row_sum(inputs.log_ratio.detach().clamp(-20.0, 20.0), inputs.mask)
     if policy.mismatch != "none":
-        weight = (
-            (inputs.old_log_prob - inputs.sample_log_prob)
-            .exp()
-            .clamp(policy.mismatch_floor, policy.mismatch_cap)
-        )
+        weight = (inputs.old_log_prob - inputs.sample_log_prob).exp().clamp(policy.mismatch_floor, policy.mismatch_cap)
         log_w = log_w + row_sum(weight.log().clamp(LOG_W_MIN, LOG_W_MAX), inputs.mask)
     log_w = log_w.clamp(LOG_W_MIN, LOG_W_MAX)
     positive = inputs.advantage >= 0

@@ -4,12 +4,7 @@ from torch import Tensor, nn
 from torch.optim import Muon, Optimizer
 
 from config.schema.optimizer import OptimizerConfig
-from torchgrpo.training.parameter_groups import (
-    ParameterGroup,
-    hidden_matrix_ids,
-    make_adamw,
-    parameter_groups,
-)
+from torchgrpo.training.parameter_groups import ParameterGroup, hidden_matrix_ids, make_adamw, parameter_groups
 
 
 class ResumableMuon(Muon):
