@@ -70,10 +70,7 @@ def read_messages(row: Row, value: Any, column: str) -> list[Message]:
 
 
 def _read_message(row: Row, entry: Any, column: str) -> Message:
-    """Reads one message of a column.
-
-    Raises ConfigError for other values.
-    """
+    """Reads one message of a column. Raises ConfigError for other values."""
     place = row.place
     if not isinstance(entry, dict) or not isinstance(entry.get("role"), str):
         raise ConfigError(

@@ -33,10 +33,7 @@ class Row:
     is_columnar: bool = False
 
     def __getitem__(self, column: str) -> Any:
-        """Returns the value of a column.
-
-        Raises ConfigError if the column is missing or unusable.
-        """
+        """Returns the value of a column. Raises ConfigError if the column is missing or unusable."""
         if column not in self.values:
             raise ConfigError(
                 f"{self.place}: no column {column!r} (columns: {', '.join(sorted(self.values)) or 'none'}); "
@@ -91,10 +88,7 @@ class Row:
         return next((name for name in columns if name in self.values), columns[0])
 
     def text(self, column: str) -> str:
-        """Returns a column as a string.
-
-        Raises ConfigError unless the column is a non-empty string.
-        """
+        """Returns a column as a string. Raises ConfigError unless the column is a non-empty string."""
         value = self[column]
         if not isinstance(value, str) or not value.strip():
             raise ConfigError(

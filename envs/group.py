@@ -21,10 +21,7 @@ FINISH_REASONS: tuple[FinishReason, ...] = ("stop", "length", "abort")
 
 @dataclass(frozen=True)
 class Sampling:
-    """Sampling parameters of an engine.
-
-    `top_k=0` and `top_p=1` mean the full vocabulary; `temperature=0` is greedy.
-    """
+    """Sampling parameters of an engine. `top_k=0` and `top_p=1` mean the full vocabulary; `temperature=0` is greedy."""
 
     temperature: float = 1.0
     top_p: float = 1.0

@@ -138,11 +138,7 @@ class PromptSource:
         return {name: member.compare_data(state["members"][name]) for name, member in self.members.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> list[str]:
-        """Restores a state; returns log lines on changed and new rows.
-
-        Raises:
-            ConfigError: as `compare_data`.
-        """
+        """Restores a state; returns log lines on changed and new rows. Raises ConfigError as `compare_data`."""
         changes = self.compare_data(state)
         self.rows.too_long_rows.clear()
         for name, member in self.members.items():

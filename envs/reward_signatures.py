@@ -107,10 +107,7 @@ class RewardSignature:
 
 
 def read_signature(setting: str, function: Callable[..., Any]) -> RewardSignature:
-    """Reads the parameters of a function.
-
-    Raises ConfigError for unknown forms.
-    """
+    """Reads the parameters of a function. Raises ConfigError for unknown forms."""
     try:
         parameters = list(_effective_signature(function).parameters.values())
     except ValueError as error:  # some functions written in C have no signature

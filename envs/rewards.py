@@ -91,18 +91,12 @@ def all_reward_names(env: EnvConfig) -> list[str]:
 
 
 def find_rewards(env: EnvConfig) -> list[NamedReward]:
-    """Returns the rewards of `reward_names`.
-
-    Raises ConfigError as `find_reward`.
-    """
+    """Returns the rewards of `reward_names`. Raises ConfigError as `find_reward`."""
     return [find_reward(name) for name in reward_names(env)]
 
 
 def find_fallback_reward(env: EnvConfig) -> NamedReward | None:
-    """Returns the reward of `env.fallback_reward`, or None.
-
-    Raises ConfigError as `find_reward`.
-    """
+    """Returns the reward of `env.fallback_reward`, or None. Raises ConfigError as `find_reward`."""
     name = env.fallback_reward
     return None if name is None else find_reward(name, "env.fallback_reward")
 
@@ -144,10 +138,7 @@ def reads_progress(env: EnvConfig) -> bool:
 
 
 def find_all_rewards(env: EnvConfig) -> list[NamedReward]:
-    """Returns the rewards of `all_reward_names`.
-
-    Raises ConfigError as `find_reward`.
-    """
+    """Returns the rewards of `all_reward_names`. Raises ConfigError as `find_reward`."""
     fallback = find_fallback_reward(env)
     return find_rewards(env) if fallback is None else [*find_rewards(env), fallback]
 
@@ -158,10 +149,7 @@ def reward_system_prompt(env: EnvConfig) -> str | None:
 
 
 def _find_user_reward(path: str, key: str) -> NamedReward:
-    """Loads a user's reward function, callable object or TorchRL parser.
-
-    Raises ConfigError as `find_reward`.
-    """
+    """Loads a user's reward function, callable object or TorchRL parser."""
     found, place = load_user_object(key, path), f"{key}={path}"
     ancestry = (found if inspect.isclass(found) else type(found)).__mro__
     if any(cls.__module__.startswith("torchrl.") for cls in ancestry):

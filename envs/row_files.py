@@ -57,10 +57,7 @@ def local_rows(path: Path) -> Iterator[tuple[dict[str, Any], str]]:
 
 
 def _parquet_rows(path: Path) -> list[tuple[dict[str, Any], str]]:
-    """Reads the rows of a parquet file, each with its place.
-
-    Raises ConfigError for unreadable rows.
-    """
+    """Reads the rows of a parquet file, each with its place."""
     import pyarrow
     import pyarrow.parquet
 
@@ -81,10 +78,7 @@ def _parquet_rows(path: Path) -> list[tuple[dict[str, Any], str]]:
 
 
 def decode(data: bytes, place: str) -> str:
-    """Decodes UTF-8 text.
-
-    Raises ConfigError with the place of the first wrong byte.
-    """
+    """Decodes UTF-8 text. Raises ConfigError with the place of the first wrong byte."""
     try:
         return data.decode()
     except UnicodeDecodeError as error:

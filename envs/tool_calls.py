@@ -60,10 +60,7 @@ def find_tools(env: EnvConfig) -> list[tuple[str, Any]]:
 
 
 def _find_tool(path: str) -> Any:
-    """Loads one tool and checks its form.
-
-    Raises ConfigError as `find_tools`.
-    """
+    """Loads one tool and checks its form."""
     place = f"env.tools={path}"
     found: Any = load_user_object("env.tools", path) if is_user_code(path) else TOOLS.load(path)
     is_class = inspect.isclass(found)

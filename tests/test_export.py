@@ -122,13 +122,13 @@ def test_an_exported_folder_is_a_model(lockstep_run: Path, source_kind: str, tmp
     ("overrides", "expected"),
     [
         (("export.to=new",), "run=export without export.checkpoint"),
-        (("export.checkpoint={run}",), "run=export without export.to"),
+        (("export.checkpoint={run}",), "run=export without export.to: set the output folder"),
         (("export.checkpoint=nowhere", "export.to=new"), "export.checkpoint=nowhere: no such folder"),
         (("export.checkpoint={run}/models", "export.to=new"), "the folder has no checkpoints/checkpoint_*"),
         (("export.checkpoint={run}", "export.to={run}"), "the folder is not empty"),
         (
             ("export.checkpoint={run}", "export.to=new", "export.hub=me"),
-            "export.hub=me: this is not the name of a model on the hub",
+            "export.hub=me is not a valid hub model name",
         ),
         (
             ("export.checkpoint={run}", "export.to=new", "export.hub=me/model"),

@@ -115,7 +115,10 @@ def test_a_changed_learning_rate_and_schedule_take_effect_and_are_said(
         ("optimizer=muon_adamw", "optimizer.name: adamw -> muon_adamw"),
         ("train_model.lora.enabled=true", "train_model.lora.enabled: False -> True"),
         ("optimizer.group_lr={model.*:1e-5}", "optimizer.group_lr.model.*: absent -> 1e-05"),
-        ("train.total_dialog_turns=16", "has done 2 iterations, and train.total_dialog_turns=16 makes 1"),
+        (
+            "train.total_dialog_turns=16",
+            "has done 2 iterations, and train.total_dialog_turns=16 amounts to 1 iterations: raise",
+        ),
     ],
 )
 def test_what_a_run_began_with_is_refused_by_name_with_a_way_out(override: str, expected: str, halfway: Path) -> None:

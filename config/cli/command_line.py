@@ -61,8 +61,7 @@ _START_OVERRIDES = re.compile(
 )
 
 Job = Callable[[Config, Path, Callable[[], None]], RunOutcome]
-"""Function of the config, the run's folder, and a callback that the job calls as soon as it starts for
-certain."""
+"""Function of the config, the run's folder, and a callback that the job calls as soon as it starts for certain."""
 
 
 def command_line(job: Job) -> None:
@@ -227,7 +226,7 @@ def _path_override(key: str, path: Path) -> str:
 
 
 def _command_words(excluded_pattern: re.Pattern[str]) -> list[str]:
-    """Returns the words of this run's command without the overrides that match `excluded`.
+    """Returns the words of this run's command without the overrides that match `excluded_pattern`.
 
     The list is empty where the command line did not start the run.
     """

@@ -49,11 +49,8 @@ def _open_free_keys(section: DictConfig) -> None:
 def to_config(composed_config: DictConfig) -> Config:
     """Returns a composed Hydra config as a checked `Config`.
 
-    Hydra accepts any key after `+` or `++`, and a config without `base` has no type: both are rejected here.
-
     Raises:
-        ConfigError: the config is not built on the schema, has an unknown key, lacks a value or contradicts
-        itself.
+        ConfigError: the config is not built on the schema, has an unknown key, lacks a value or contradicts itself.
     """
     if OmegaConf.get_type(composed_config) is not Config:
         raise ConfigError(NOT_ON_BASE)

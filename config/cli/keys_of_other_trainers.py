@@ -212,8 +212,7 @@ _NAMES = {
     "the script: grpo_async.py is asynchronous, grpo.py is synchronous": "rollout.mode async_train",
 }
 # fmt: on
-"""Equivalent key, with a remark: its names in other trainers, or the ends of dotted names, separated by
-spaces."""
+"""Equivalent key, with a remark: its names in other trainers, or the ends of dotted names, separated by spaces."""
 KEY_EQUIVALENTS = {name: here for here, names in _NAMES.items() for name in names.split()}
 
 _SECTIONS = {

@@ -45,8 +45,7 @@ class EnvConfig:
     """Registered task name, or a task of your own, `module:Class`; `jsonl` reads any local file, `mixture`
     samples from `env.mixture`."""
     data_files: Any = None
-    """Local JSONL or parquet file, a list of files, or {split: file}, read instead of the data set on the
-    hub."""
+    """Local JSONL or parquet file, a list of files, or {split: file}, read instead of the data set on the hub."""
     data_revision: str | None = None
     """Commit, tag or branch of the data set on the hub. Unset: the newest revision."""
     split: str = "train"
@@ -58,8 +57,7 @@ class EnvConfig:
     """Rows with the same prompt: `keep` keeps all, `first` keeps only the first row, `drop` removes rows with
     contradictory answers and keeps the first of the others. Duplicates are reported in all cases."""
     mixture: dict[str, Any] = field(default_factory=dict)
-    """Members of `dataset=mixture`: NAME: WEIGHT, or NAME: {weight, dataset, data_files, options, reward,
-    ...}."""
+    """Members of `dataset=mixture`: NAME: WEIGHT, or NAME: {weight, dataset, data_files, options, reward, ...}."""
     difficulty: DifficultyConfig = field(default_factory=DifficultyConfig)
     curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)
     num_envs: int = 32

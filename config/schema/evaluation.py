@@ -52,10 +52,7 @@ class EvalSetConfig:
     """As `env.prefill`. Unset: the value of `env` for the same data set, else none."""
 
     def check(self, place: str) -> None:
-        """Raises ConfigError for invalid fields.
-
-        place: the key of this set in the config.
-        """
+        """Raises ConfigError for invalid fields. place: the key of this set in the config."""
         if not self.dataset:
             raise ConfigError(f"{place}.dataset: no value; name a task, such as {place}.dataset=gsm8k")
         for key, least in (("n", 1), ("max_tokens", 1), ("limit", 1), ("temperature", 0), ("top_k", 0)):

@@ -29,11 +29,9 @@ class MachineConfig:
     gpu_bandwidth_gib_s: float = 3120.0
     """run=dry_run: memory bandwidth of a GPU in GiB per second."""
     link_gib_s: float = 419.0
-    """run=dry_run: bandwidth between a GPU and the other GPUs of its node (NVLink), in GiB per second each
-    way."""
+    """run=dry_run: bandwidth between a GPU and the other GPUs of its node (NVLink), in GiB per second each way."""
     network_gib_s: float = 46.6
-    """run=dry_run: bandwidth between a GPU and the GPUs of other nodes (400 Gbit/s), in GiB per second each
-    way."""
+    """run=dry_run: bandwidth between a GPU and the GPUs of other nodes (400 Gbit/s), in GiB per second each way."""
 
     def __post_init__(self) -> None:
         check_minimum("machine.nodes", self.nodes, 1)

@@ -144,11 +144,10 @@ class PolicyConfig:
 
     aggregation: str = "token_mean"
     """Aggregation of token losses over the global batch. `token_mean` and `token_sum` go over all tokens.
-    `sequence_mean` is the mean over sequences of token means, `sequence_sum` the mean over sequences of token
-    sums. `constant_length` is `sequence_sum` divided by `constant_length`, `constant_length_sum` is `token_sum`
-    divided by it. `pass_mean` is the mean over passes of `pass_size` rows of their token means.
-    `length_weighted` is the sum of each row times its length, divided by all positions. `padded_mean` is the
-    mean over all positions."""
+    `sequence_mean` is the mean over sequences of token means, `sequence_sum` the mean over sequences of token sums.
+    `constant_length` is `sequence_sum` divided by `constant_length`, `constant_length_sum` is `token_sum` divided
+    by it. `pass_mean` is the mean over passes of `pass_size` rows of their token means. `length_weighted` is the
+    sum of each row times its length, divided by all positions. `padded_mean` is the mean over all positions."""
     constant_length: int | None = None
     """Divisor of `constant_length` and `constant_length_sum`. Unset: `inference_model.max_tokens`; for plain
     tensors the width of the batch."""
@@ -201,9 +200,8 @@ class PolicyConfig:
     entropy_coef: float = 0.0
     """Weight of the entropy, which is maximised; with an `entropy_target`, the initial weight."""
     entropy_target: float | None = None
-    """Target of the mean entropy in nats. A step with a lower entropy raises the weight by `entropy_coef_step`;
-    any other step lowers it, to 0 at least. At a higher entropy the weight is not applied. Unset: constant
-    weight."""
+    """Target of the mean entropy in nats. A step with a lower entropy raises the weight by `entropy_coef_step`; any
+    other step lowers it, to 0 at least. At a higher entropy the weight is not applied. Unset: constant weight."""
     entropy_coef_step: float = 0.005
     """Change of the entropy weight per step."""
     entropy_form: str = "full"
@@ -339,10 +337,7 @@ class PolicyConfig:
 
     @property
     def trains_on_equal_rewards(self) -> bool:
-        """Whether groups of equal rewards have a gradient.
-
-        Such groups have one with a teacher, or without rewards in the advantage.
-        """
+        """Whether groups of equal rewards have a gradient."""
         return self.distill_coef != 0 or self.reward_coef == 0
 
     @property

@@ -24,8 +24,7 @@ class RolloutsConfig:
     """Selects the prompt with this id, or with an id that starts with this text. Prompts with equal messages
     have equal ids in all runs."""
     outcome: str | None = None
-    """Selects completions by their outcome: `right`, `wrong`, `scored`, `invalid`, or `error` (the reward
-    failed)."""
+    """Selects completions by their outcome: `right`, `wrong`, `scored`, `invalid`, or `error` (the reward failed)."""
     contains: str | None = None
     """Selects completions that contain this text, also in their prompt."""
     best: int | None = None
@@ -38,8 +37,7 @@ class RolloutsConfig:
     limit: int = 10
     """Maximum number of groups to print; 0 prints all. The file `rollouts.to` contains all groups."""
     to: str | None = None
-    """Writes a file with one row per completion instead of printing; the name ends in .csv, .jsonl or
-    .parquet."""
+    """Writes a file with one row per completion instead of printing; the name ends in .csv, .jsonl or .parquet."""
 
     def __post_init__(self) -> None:
         if self.outcome is not None:

@@ -38,9 +38,8 @@ class TrustRegion:
     high: float | None = None
     """Largest distance to keep. Unset: no bound."""
     side: str = "both"
-    """Bounds that apply: on `both` sides; `outward`, only where the gradient increases the distance, which is
-    above `high` with a positive advantage and below `low` with another; `negative`, only with a negative
-    advantage."""
+    """Bounds that apply: on `both` sides; `outward`, only where the gradient increases the distance, which is above
+    `high` with a positive advantage and below `low` with another; `negative`, only with a negative advantage."""
 
     def check(self, place: str, engine_is_old: bool) -> None:
         """Raises ConfigError for invalid fields.

@@ -54,9 +54,10 @@ def is_share(value: float) -> bool:
 def build_section(kind: type[Section], settings: Mapping[str, Any], place: str) -> Section:
     """Builds a section's dataclass from a plain dictionary.
 
-    Values are converted to the types of the fields.
+    Values are converted to the types of the fields. place: the dotted key of the section, for error messages.
 
-    place: the dotted key of the section, for error messages.
+    Raises:
+        ConfigError: a key is unknown, or a value cannot be converted.
     """
     try:
         section = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(kind), settings))

@@ -65,10 +65,7 @@ class DatasetSource:
         )
 
     def next_example(self) -> Example:
-        """Samples the next example.
-
-        Raises ConfigError if no row can be sampled.
-        """
+        """Samples the next example. Raises ConfigError if no row can be sampled."""
         if not self.num_sampled and self.levels.move_to_usable_level(self._accepts_position):
             self.prompt_sampler.refresh_weights()
         rng = random.Random(f"{self.salt}draw/{self.num_sampled}") if self._is_random else _UNUSED_RNG
@@ -137,10 +134,7 @@ class DatasetSource:
         return found
 
     def compare_data(self, state: Mapping[str, Any]) -> DataChange:
-        """Compares the rows with those of a checkpoint's state.
-
-        Raises ConfigError for other data.
-        """
+        """Compares the rows with those of a checkpoint's state. Raises ConfigError for other data."""
         numbers = [example.row for example in self.rows.examples[self.start : self.end]]
         return compare_digests(self.setting, DataDigest.load(state["digest"]), self.digest, numbers)
 

@@ -140,10 +140,7 @@ def make_levels(examples: Sequence[Example], column: str | None, config: Curricu
 
 
 def _value(example: Example, column: str) -> Any:
-    """Returns the value of an example's column.
-
-    Raises ConfigError if the column is missing.
-    """
+    """Returns the value of an example's column. Raises ConfigError if the column is missing."""
     if column not in example.row_data:
         where = f" of {example.source}" if example.source else ""
         raise ConfigError(

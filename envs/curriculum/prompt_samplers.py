@@ -51,11 +51,7 @@ class EpochSampler:
         self.difficulty, self.success_rates = difficulty, success_rates
 
     def next_row(self, rng: random.Random) -> tuple[int, float]:
-        """Returns a row and its weight for `SuccessWindow.add`.
-
-        Raises:
-            ConfigError: no row can be sampled.
-        """
+        """Returns a row and its weight for `SuccessWindow.add`. Raises ConfigError if none can be sampled."""
         order = self.order
         while True:
             row = order.next_row()
@@ -104,11 +100,7 @@ class SuccessSampler:
         self.refresh_weights()
 
     def next_row(self, rng: random.Random) -> tuple[int, float]:
-        """Returns a row and its weight for `SuccessWindow.add`.
-
-        Raises:
-            ConfigError: no row can be sampled.
-        """
+        """Returns a row and its weight for `SuccessWindow.add`. Raises ConfigError if none can be sampled."""
         while True:
             is_uniform = rng.random() < self.floor or not self.priority_weights.total
             position = (self.uniform_weights if is_uniform else self.priority_weights).sample_index(rng)

@@ -4,9 +4,8 @@
                 └─▶ wrong ──▶ fallback ──▶ right      fallback's score, accuracy 1
                                        └─▶ anything else: main verdict
 
-The fallback reward runs in a fork of the worker. If the fork hangs, crashes or runs out of memory, the main
-verdict stands; a hanging fork is killed shortly before `env.reward_timeout_s`. This module does not import
-torch.
+The fallback reward runs in a fork of the worker. If the fork hangs, crashes or runs out of memory, the main verdict
+stands; a hanging fork is killed shortly before `env.reward_timeout_s`. This module does not import torch.
 """
 
 import os

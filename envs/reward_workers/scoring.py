@@ -31,10 +31,7 @@ MAX_FLOAT32 = 3.4028234663852886e38
 
 
 class ScoringResult(NamedTuple):
-    """Result of one verification.
-
-    seconds: duration. message: reason of a crash or an error.
-    """
+    """Result of one verification. seconds: duration. message: reason of a crash or an error."""
 
     score: float
     components: dict[str, float]

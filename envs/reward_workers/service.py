@@ -5,11 +5,10 @@
                 ├── unfinished ───────┤
                 └── probe ◀─ crash ◀──┘ the verification that ran is attributed (`crash_attribution`)
 
-There are three outcomes. `scored`: the reward's verdict. `invalid`: the completion made the verifier hang, run
-out of memory or crash, while the same example with an empty completion does not; or the completion has control
-tokens. An invalid completion scores the declared minimum, or a lower score of `minimum_scores`. `error`: the
-reward or the row is at fault. The learner masks such a completion, and above `env.max_error_rate` the run
-stops.
+There are three outcomes. `scored`: the reward's verdict. `invalid`: the completion made the verifier hang, run out
+of memory or crash, while the same example with an empty completion does not; or the completion has control tokens.
+An invalid completion scores the declared minimum, or a lower score of `minimum_scores`. `error`: the reward or the
+row is at fault. The learner masks such a completion, and above `env.max_error_rate` the run stops.
 """
 
 import os

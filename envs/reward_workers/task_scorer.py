@@ -85,10 +85,9 @@ def component_weights(env: EnvConfig) -> dict[str, float]:
 def _combine_rewards(rewards: list[NamedReward], env: EnvConfig) -> Scorer:
     """Builds a scorer that combines several rewards into one verdict.
 
-    The verdict has the scores as components, their weighted sum and the worst outcome. Its `accuracy` comes
-    from the reward called `accuracy`, otherwise from the first reward: that reward's own component `accuracy`,
-    or whether its score is at least 1. A reward that does not apply to the row has no component and does not
-    count.
+    The verdict has the scores as components, their weighted sum and the worst outcome. Its `accuracy` comes from
+    the reward called `accuracy`, otherwise from the first reward: that reward's own component `accuracy`, or
+    whether its score is at least 1. A reward that does not apply to the row has no component and does not count.
     """
     names, weights = component_names([each.name for each in rewards]), _weights(env, rewards)
 

@@ -92,11 +92,7 @@ class WorkerHandle:
         return True
 
     def receive(self) -> list[tuple[int, ScoringResult]]:
-        """Receives the next chunk of results, by index.
-
-        Raises:
-            EOFError, OSError: the worker is dead.
-        """
+        """Receives the next chunk of results, by index; a dead worker raises EOFError or OSError."""
         results, done, self.has_retired = unpack_results(self.connection.recv())
         self.has_sent_results = True
         for index, _ in results:

@@ -1,8 +1,7 @@
 """Kernel calls that confine the calling process by namespaces, private root, Landlock and unprivileged user.
 
 It calls the kernel by ctypes, so nothing has to be compiled or installed. The module runs in the sandbox's own
-interpreter, which has no site-packages. It imports little, because each start of a sandbox pays for its
-imports.
+interpreter, which has no site-packages. It imports little, because each start of a sandbox pays for its imports.
 """
 
 import ctypes

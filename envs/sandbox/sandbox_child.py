@@ -71,10 +71,7 @@ class SandboxChild:
         run_tests(tests, VALUE_FD + 1, VALUE_FD)
 
     def _confine_and_load(self, file: int, streams: list[int]) -> Any:
-        """Confines this process, and returns the content of `file`.
-
-        Afterwards the value's stream holds `READY`.
-        """
+        """Confines this process, and returns the content of `file`. Afterwards the value's stream holds `READY`."""
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)

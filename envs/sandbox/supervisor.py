@@ -250,6 +250,8 @@ class Supervisor:
     def kill_all_processes(self) -> None:
         """Kills every other process in the sandbox and waits for their end.
 
+        Only process 1 kills. At level `rlimits` the supervisor is not process 1 and only reaps its children.
+
         Raises:
             TimeoutError: some processes still exist after `KILL_SECONDS`.
         """

@@ -64,9 +64,8 @@ class ProgramResult:
 class Job:
     """A program and its input.
 
-    arguments: a JSON array for `function`, a function of the program. tests: Python code that calls the
-    program, as for `envs.sandbox.assertions.tests_process.run_tests`; the preamble of the tests runs before the
-    program too.
+    arguments: a JSON array for `function`, a function of the program. tests: Python code that calls the program, as
+    for `envs.sandbox.assertions.tests_process.run_tests`; the preamble of the tests runs before the program too.
     """
 
     source: bytes

@@ -202,11 +202,7 @@ def _call_rules(pid: int, files: FileProtection, starts_programs: bool) -> list[
 
 
 def assemble(machine: str, pid: int, files: FileProtection, starts_programs: bool = False) -> list[Instruction]:
-    """Assembles the filter program for process `pid` and its children.
-
-    Raises:
-        OSError: an unknown machine.
-    """
+    """Assembles the filter program for process `pid` and its children. Raises OSError on unknown machines."""
     if machine not in MACHINES:
         raise OSError(errno.ENOSYS, f"no system-call filter for {machine}; known: {', '.join(MACHINES)}")
     audit, column = MACHINES[machine]

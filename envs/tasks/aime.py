@@ -39,10 +39,7 @@ class AIME(MathTask):
         self.hub = HUB_DATASETS[year]  # type: ignore[misc]
 
     def reference_answer(self, row: Row) -> str:
-        """Returns the reference answer as a whole number.
-
-        Raises ConfigError for other answers.
-        """
+        """Returns the reference answer as a whole number. Raises ConfigError for other answers."""
         text = text_or_none(row["answer"]) or ""
         found = _INTEGER.fullmatch(text.strip("$ "))
         if found is None:

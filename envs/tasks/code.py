@@ -74,10 +74,7 @@ def read_tests(row: Row) -> Any:
 
 
 def check_tests(tests: Any, place: str) -> Any:
-    """Returns tests unchanged. Raises ConfigError if `Tests.parse` fails.
-
-    place: place of the row, for messages.
-    """
+    """Returns tests unchanged. Raises ConfigError if `Tests.parse` fails. place: place of the row, for messages."""
     try:
         Tests.parse(tests)
     except (ValueError, TypeError, RecursionError) as error:

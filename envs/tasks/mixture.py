@@ -67,10 +67,7 @@ class Mixture(Task):
 
 
 def _member(name: str, settings_or_weight: Any, env: EnvConfig) -> tuple[float, EnvConfig]:
-    """Returns weight and `env` section of one member.
-
-    Raises ConfigError for wrong settings.
-    """
+    """Returns weight and `env` section of one member. Raises ConfigError for wrong settings."""
     settings: dict[str, Any] = (
         dict(settings_or_weight) if isinstance(settings_or_weight, dict) else {"weight": settings_or_weight}
     )

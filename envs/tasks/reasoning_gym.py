@@ -127,10 +127,7 @@ def _scorer(generator: str, settings: str) -> Callable[[str, dict[str, Any]], fl
 
 
 def _dataset_specs(datasets: Any) -> list[Any]:
-    """Returns the specifications of the generators of `composite`.
-
-    Raises ValueError for wrong settings.
-    """
+    """Returns the specifications of the generators of `composite`. Raises ValueError for wrong settings."""
     from reasoning_gym.composite import DatasetSpec
 
     known = _generators()
@@ -145,10 +142,7 @@ def _dataset_specs(datasets: Any) -> list[Any]:
 
 
 def _generators() -> list[str]:
-    """Returns the names of all generators.
-
-    Raises ConfigError if the library is not installed.
-    """
+    """Returns the names of all generators. Raises ConfigError if the library is not installed."""
     try:
         from reasoning_gym.factory import DATASETS
     except ImportError as error:

@@ -294,8 +294,7 @@ def code_reward(completion: Completion, example: Example, env: EnvConfig) -> Rew
     """Scores a completion by running its program on the tests in `example.answer`.
 
     Components: `accuracy` (every test passes), `tests` (share that passed before testing ended), `format` (the
-    completion has a code block). A completion without a program is invalid. `Tests.parse` reads
-    `example.answer`.
+    completion has a code block). A completion without a program is invalid. `Tests.parse` reads `example.answer`.
 
     Raises:
         SandboxError: The sandbox failed; the reward service counts an error.

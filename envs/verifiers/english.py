@@ -141,9 +141,9 @@ _SILENT_INSIDE = re.compile(
 def count_syllables(word: str) -> int:
     """Counts the syllables of an English word by its spelling.
 
-    The count is the number of vowel groups, without a silent e, and with `ia` and `io` as two. The result is 0
-    for a word with a digit or without a Latin letter. The count is right for most words, not for all, since
-    spelling does not determine pronunciation.
+    The count is the number of vowel groups, without a silent e, and with pairs such as `ia` and `io` as two. The
+    result is 0 for a word with a digit or without a Latin letter. The count is right for most words, not for all,
+    since spelling does not determine pronunciation.
     """
     word = "".join(letter for letter in word.lower() if letter.isalnum())
     if any(letter.isdigit() for letter in word) or not re.search("[a-z]", word):

@@ -341,8 +341,7 @@ def _is_solved(sides: Sequence[str]) -> bool:
 def _same_list(left: str, right: str) -> bool | None:
     """Compares two lists element by element; returns None if neither text is a list.
 
-    Sets and bare lists are in any order. An element that one set repeats counts once if the other has no
-    repeats.
+    Sets and bare lists are in any order. An element that one set repeats counts once if the other has no repeats.
     """
     first, second = parse_list(left), parse_list(right)
     if first is None and second is None:

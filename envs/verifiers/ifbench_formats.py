@@ -74,8 +74,7 @@ def quotes(text: str, arguments: Arguments) -> bool:
 def options(text: str, arguments: Arguments) -> bool:
     """Whether the text is one of `options`.
 
-    `/`, `or` or commas separate the options. Options a, b, c must match to the last character, words in any
-    case.
+    `/`, `or` or commas separate the options. Options a, b, c must match to the last character, words in any case.
     """
     raw_options = arguments["options"]
     separator = "/" if "/" in raw_options else r"\bor\b" if re.search(r"\bor\b", raw_options) else ","

@@ -31,10 +31,7 @@ def bare_words(text: str) -> list[str]:
 
 
 def alphabet(text: str, arguments: Arguments) -> bool:
-    """Whether the first letters of successive words follow the alphabet.
-
-    a follows z.
-    """
+    """Whether the first letters of successive words follow the alphabet (a follows z)."""
     initials = [word[0] for word in bare_words(text)]
     places = [ascii_lowercase.find(letter) for letter in initials]
     if not places or min(places) < 0:

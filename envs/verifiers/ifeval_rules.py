@@ -89,7 +89,7 @@ def number_words(text: str, arguments: Arguments) -> bool:
 
 
 def nth_paragraph_first_word(text: str, arguments: Arguments) -> bool:
-    """Whether the `nth_paragraph` begins with a word, and the number of paragraphs is right.
+    """Whether the `nth_paragraph` begins with `first_word`, and the number of paragraphs is right.
 
     Blank lines separate paragraphs. Empty paragraphs are not counted but keep their position.
     """

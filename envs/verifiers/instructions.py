@@ -93,10 +93,7 @@ def _parse_argument(name: str, key: str, value: Any) -> Any:
 
 
 def follows_instruction(response: str, instruction: Instruction) -> bool:
-    """Whether a response, as it is, follows an instruction.
-
-    An empty response follows no instruction.
-    """
+    """Whether a response, as it is, follows an instruction. An empty response follows no instruction."""
     if not response.strip() or len(response) > MAX_CHARACTERS:
         return False
     if instruction.id in SENTENCE_RULES and len(response) > MAX_SENTENCE_CHARACTERS:

@@ -1,10 +1,9 @@
 """Rewards by math-verify; `strict_math_verify` also requires the reference answer's form and simplification.
 
-`math_verify` is the library alone. The library reads more notations than our own rules and is less strict: it
-takes `8+3` for 11, `0.333333` for a third, a set for a point, `2x=22` for 22. `strict_math_verify` therefore
-accepts an answer only if it also has the variables, words and brackets of the reference answer and as many
-numbers, and the numbers are simplified as far. If the reference answer is a single number, our own rules
-decide.
+`math_verify` is the library alone. The library reads more notations than our own rules and is less strict: it takes
+`8+3` for 11, `0.333333` for a third, a set for a point, `2x=22` for 22. `strict_math_verify` therefore accepts an
+answer only if it also has the variables, words and brackets of the reference answer and as many numbers, and the
+numbers are simplified as far. If the reference answer is a single number, our own rules decide.
 """
 
 import re

@@ -1,7 +1,6 @@
 """Named rules that score a completion's final answer against a reference answer, also as rewards.
 
-A rule defines the system prompt, the check, and the weight of every reward component. Tasks name the rule that
-scores their completions. Every rule is also a named reward: `env.reward=NAME` replaces the task's own reward.
+Tasks name the rule that scores their completions; `env.reward=NAME` replaces the task's own reward.
 """
 
 from collections.abc import Callable, Mapping

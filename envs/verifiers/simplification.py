@@ -43,8 +43,7 @@ class ExpressionForm:
 def is_simplified(final_answer: str, reference: str) -> bool:
     """Whether a text leaves no more operations to do than the reference answer.
 
-    Both texts are canonical and have the same value. A reference answer in an unknown notation requires
-    nothing.
+    Both texts are canonical and have the same value. A reference answer in an unknown notation requires nothing.
     """
     reference_form = read_form(reference)
     if reference_form is None:

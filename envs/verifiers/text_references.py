@@ -1,9 +1,8 @@
 """Detects reference answers that are text although they look like arithmetic.
 
 Examples are `2024-05-17`, `10-20`, `555-1234`, `v2.0.1`, `H2O` and `e4`. Such answers are compared as written.
-Nobody writes a reference answer that is a difference of plain numbers still to be calculated, so `3-2` is a
-score. `$3-2$`, `3 - 2` and a minus sign (U+2212) are formulas, and `1/2` is a number. The functions do not use
-sympy.
+Nobody writes a reference answer that is a difference of plain numbers still to be calculated, so `3-2` is a score.
+`$3-2$`, `3 - 2` and a minus sign (U+2212) are formulas, and `1/2` is a number. The functions do not use sympy.
 """
 
 import re

@@ -128,7 +128,7 @@ def test_one_gpu_is_shared_and_the_plan_says_so() -> None:
 
 def test_one_gpu_cannot_do_both_at_once() -> None:
     with pytest.raises(
-        ConfigError, match=r"1 GPU\(s\), but grpo_async.py runs learner and engines at once: use grpo.py"
+        ConfigError, match=r"1 GPU\(s\), but grpo_async.py runs learner and engines at the same time: use grpo.py"
     ):
         plan_of(1, is_overlapped=True)
     assert not plan_of(2, is_overlapped=True).colocated

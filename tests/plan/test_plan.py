@@ -177,7 +177,7 @@ def test_plans_that_cannot_work(qwen: str) -> None:
     nf4 = ("train_model.lora.enabled=true", "train_model.lora.quantization=nf4")
     check_fails(r"nf4 needs bitsandbytes: run pip install -e '\.\[qlora\]' in the project's", qwen, *nf4)
     check_fails("cannot release its memory", qwen, "inference_model.backend=transformers", gpus=1)
-    check_fails("runs learner and engines at once", qwen, gpus=1, is_overlapped=True)
+    check_fails("runs learner and engines at the same time", qwen, gpus=1, is_overlapped=True)
     check_fails("does not hold one sequence of 1536 tokens", qwen, "inference_model.kv_cache_gib=0.01")
 
 

@@ -100,7 +100,7 @@ def test_missing_devices_leave_the_rest_of_the_table() -> None:
     """grpo_async.py on one GPU with too little memory has two problems and a complete table."""
     config = config_of("grpo_math", "train_model.num_devices=1")
     plan, problems = plan_with_problems(config, True, machine(1, 80.0), Path())
-    assert "grpo_async.py runs learner and engines at once" in problems[0].text
+    assert "grpo_async.py runs learner and engines at the same time" in problems[0].text
     assert any("phase optimize needs" in problem.text for problem in problems)
     assert "KV cache" in format_plan(plan, problems)
 

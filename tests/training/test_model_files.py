@@ -154,7 +154,7 @@ def test_a_base_that_is_saved_quantized_is_one_line(quantization_config: dict[st
     path = tmp_path / "model" / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": quantization_config}))
     with pytest.raises(
-        ConfigError, match=rf"saved quantized \({quantization_config['quant_method']}\).*quantization=nf4"
+        ConfigError, match=rf"stored quantized \({quantization_config['quant_method']}\).*quantization=nf4"
     ):
         check_model_files(config, load_tokenizer(config))
 
@@ -162,7 +162,7 @@ def test_a_base_that_is_saved_quantized_is_one_line(quantization_config: dict[st
 def test_a_model_without_sdpa_names_the_attention_that_it_has(tmp_path: Path) -> None:
     save_tiny("gpt_oss", tmp_path / "model")
     config = ModelConfig(str(tmp_path / "model"))
-    with pytest.raises(ConfigError, match=r"GptOssForCausalLM has no attention with sdpa: set .*=eager$"):
+    with pytest.raises(ConfigError, match=r"GptOssForCausalLM does not support SDPA attention: set .*=eager$"):
         check_model_files(config, load_tokenizer(config))
     config.attn_implementation = "eager"
     check_model_files(config, load_tokenizer(config))

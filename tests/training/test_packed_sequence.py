@@ -288,7 +288,7 @@ def test_a_layer_without_the_segments_is_an_error() -> None:
     layer = model.model.layers[1]
     forward = layer.forward
     layer.forward = lambda *arguments, segments=None, **keywords: forward(*arguments, **keywords)
-    with pytest.raises(RunError, match="1 of 2 layers of LlamaForCausalLM attended by the segments"):
+    with pytest.raises(RunError, match="only 1 of 2 layers of LlamaForCausalLM used segment attention: set"):
         scores(rows())
 
 

@@ -55,8 +55,7 @@ class CompletionRewards(TensorClass):
 class Batch(TensorClass):
     """Tensors of whole groups, one row per completion, in the order of the groups.
 
-    `collate` fills the fields without a default. The docstring of each other field names the function that
-    adds it.
+    `collate` fills the fields without a default. The docstring of each other field names the function that adds it.
     """
 
     tokens: Tokens
@@ -94,10 +93,7 @@ class Batch(TensorClass):
     teacher_tokens: Tokens | None = None
     """Token ids with the prompts of the teacher, where `policy.teacher_prompt` sets different prompts."""
     length_reward: Tensor | None = None
-    """float64 [N, 1]: change of the reward by the length, under `policy.overlong_cache`.
-
-    Added by `assign_credit`.
-    """
+    """float64 [N, 1]: change of the reward by the length, under `policy.overlong_cache`. Added by `assign_credit`."""
 
     @classmethod
     def from_tensors(cls, tensordict: TensorDictBase) -> "Batch":
@@ -285,10 +281,7 @@ def _pad_prompts(prompts: Sequence[Sequence[int]]) -> TensorDict:
 
 
 def completion_tensors(completions: Sequence[SampledCompletion], temperatures: Sequence[float]) -> TensorDict:
-    """Builds the fields of a batch [N] that sampling adds.
-
-    temperatures: one per completion.
-    """
+    """Builds the fields of a batch [N] that sampling adds. temperatures: one per completion."""
     mask = _length_mask([one.token_ids for one in completions])
 
     def token_tensor(code: str, values: Callable[[SampledCompletion], Sequence[float]]) -> Tensor:

@@ -30,10 +30,7 @@ class Rollout:
 
     @classmethod
     def from_groups(cls, groups: Sequence[Group], trained_at: int | None = None) -> "Rollout":
-        """Builds a rollout from scored groups of equal size.
-
-        The batch has token ages if `trained_at` is set.
-        """
+        """Builds a rollout from scored groups of equal size."""
         batch = collate(groups)
         if trained_at is not None:
             batch.age = trained_at - batch.policy_version

@@ -39,10 +39,7 @@ def failure_cause(error: Exception) -> str:
 
 
 def is_constructor_error(error: Exception) -> bool:
-    """Whether an actor's constructor raised.
-
-    The last line of Ray's message has the exception.
-    """
+    """Whether an actor's constructor raised. The last line of Ray's message has the exception."""
     return isinstance(error, RayActorError) and "creation task" in str(error)
 
 

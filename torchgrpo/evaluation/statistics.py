@@ -187,7 +187,7 @@ def summarize(results: Sequence[ProblemResults], n: int) -> dict[str, float]:
 def format_table(name: str, metrics: dict[str, float], n: int) -> str:
     """Returns the metrics of a set as text.
 
-    Of pass@k the powers of two are shown.
+    The k of pass@k are 1, n, and the powers of two below n up to 256.
     """
     ks = sorted({1, n, *(k for k in (2, 4, 8, 16, 32, 64, 128, 256) if k < n)})
     lines = [f"{name}: {metrics['problems']:.0f} problems, {n} completions each"]

@@ -3,8 +3,7 @@
     scored group ─▶ learner: advantages, log-ratios ─▶ end of the iteration: all its lines in one write
     evaluation   ─▶ lines as groups arrive ─▶ a file of its own after the last group
 
-The ledger never stops a run: if its folder cannot be written, a warning is logged once and the ledger is
-disabled.
+The ledger never stops a run: if its folder cannot be written, a warning is logged once and the ledger is disabled.
 """
 
 import os

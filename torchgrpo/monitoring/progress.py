@@ -121,8 +121,7 @@ class _Console(Console):
 class SilentView:
     """View without progress; texts are printed nevertheless.
 
-    interval: minimum seconds between two updates. erase_sequence: characters that erase the view from the
-    screen.
+    interval: minimum seconds between two updates. erase_sequence: characters that erase the view from the screen.
     """
 
     interval = float("inf")

@@ -280,7 +280,8 @@ def _choose_colocation(
     """Decides whether learner and engines take turns on the GPUs, with notes for the user.
 
     Raises:
-        ConfigError: the requests need more GPUs than there are.
+        ConfigError: `tensor_parallel_size` does not divide the engines' devices, the requests need more GPUs than
+            there are, or learner and engines of grpo_async.py would take turns.
     """
     train, generate = requests[0], requests[-1]
     engine_gpus, train_gpus = generate.count, train.count
@@ -311,7 +312,7 @@ def _choose_colocation(
     if is_overlapped:
         raise ConfigError(
             f"{generate.setting} and {train.setting} must take turns on {num_gpus} GPU(s), but grpo_async.py "
-            "runs learner and engines at once: use grpo.py, or more GPUs"
+            "runs learner and engines at the same time: use grpo.py, or more GPUs"
         )
     note = (
         f"{num_gpus} GPU(s) for {train_gpus} of train_model and {engine_gpus} of inference_model: they take turns, as "

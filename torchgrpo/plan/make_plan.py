@@ -132,7 +132,7 @@ def _engine(
     if backend == "vllm" and machine.vllm is None:
         raise ConfigError(
             "inference_model.backend=vllm: vLLM is not installed; install it (`make vllm`: the CUDA build "
-            "where an NVIDIA GPU is, else the CPU build), or set inference_model.backend=transformers"
+            "if an NVIDIA GPU is present, otherwise the CPU build), or set inference_model.backend=transformers"
         )
     if backend == "transformers":  # a copy of the learner's model
         dtype = config.model.dtype

@@ -1,8 +1,7 @@
 """Selects the completions that a report shows with texts or token values.
 
-The selection has the best and the worst completion of each optimizer step, prompts that flipped between wrong
-and right, and random groups. Each kind has a share of a budget of bytes. The selection of a run is
-deterministic.
+The selection has the best and the worst completion of each optimizer step, prompts that flipped between wrong and
+right, and random groups. Each kind has a share of a budget of bytes. The selection of a run is deterministic.
 """
 
 from collections.abc import Iterable
@@ -75,10 +74,7 @@ def _add_within_budget(
 
 
 def select_completions(columns: Columns, steps: np.ndarray) -> Selection:
-    """Selects the completions of a report.
-
-    steps: int [groups], the optimizer step of each group.
-    """
+    """Selects the completions of a report. steps: int [groups], the optimizer step of each group."""
     generator = np.random.default_rng(0)
     characters = np.minimum(columns.completions["characters"], MAX_TEXT_LENGTH)
     sizes, texts = characters + 80, set[int]()  # bytes of a completion: text and other values
@@ -144,10 +140,7 @@ def find_flips(columns: Columns, steps: np.ndarray) -> list[Flip]:
 
 
 def _make_flip(columns: Columns, occurrences: np.ndarray, to_right: bool) -> Flip:
-    """Builds the flip of a prompt.
-
-    occurrences: the prompt's groups in order of time.
-    """
+    """Builds the flip of a prompt. occurrences: the prompt's groups in order of time."""
     intermediate = occurrences[1:-1]
     if len(intermediate) > MAX_OCCURRENCES - 2:
         intermediate = intermediate[np.linspace(0, len(intermediate) - 1, MAX_OCCURRENCES - 2).round().astype(int)]

@@ -27,10 +27,7 @@ class Chart:
 
 
 class Section:
-    """Section of related charts.
-
-    how_to_read: explanation for the reader, one sentence.
-    """
+    """Section of related charts. how_to_read: explanation for the reader, one sentence."""
 
     def __init__(self, title: str, how_to_read: str, *charts: Chart) -> None:
         self.title, self.how_to_read, self.charts = title, how_to_read, charts
@@ -135,10 +132,11 @@ def _chart_data(title: str, unit: str, metrics: list[str]) -> dict[str, Any]:
 
 
 def curve_data(steps: Sequence[Row], evaluations: Sequence[Row], points: int = MAX_POINTS) -> dict[str, Any]:
-    """Returns the values of all curves, thinned to at most `points` points.
+    """Returns the values of all curves.
 
     The keys are "stride", "x": {"step", "seconds", "tokens"}, "series": {name: values} and
-    "eval": {name: [[step, value], ...]}. "stride" is the number of optimizer steps in the mean of a point.
+    "eval": {name: [[step, value], ...]}. "x" and "series" have at most `points` points, each the mean of the
+    finite values of "stride" optimizer steps. "eval" has every finite value of an evaluation.
     """
     stride = max(1, -(-len(steps) // points))
     names = sorted({name for row in steps for name, value in row.items() if _is_number(value)})

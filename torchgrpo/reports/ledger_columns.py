@@ -86,8 +86,7 @@ _COMPLETION_TYPES = {
 def select_ledger_files(run_dir: Path, limit: int = MAX_READ_BYTES) -> list[Path]:
     """Returns the ledger files that a report reads: at most `limit` bytes for training.
 
-    If the training files are larger, the selection is even over the run and includes the first and the last
-    file.
+    If the training files are larger, the selection is even over the run and includes the first and the last file.
     """
     files = ledger_files(run_dir)
     training = [file for file in files if not file.eval_set]

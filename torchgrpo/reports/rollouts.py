@@ -124,10 +124,7 @@ class _CompletionCollector:
         self.row_numbers: dict[int, int] = {}
 
     def add(self, record: dict[str, Any], numbers: list[int]) -> None:
-        """Adds completions of one group by their numbers.
-
-        record: the group's record.
-        """
+        """Adds completions of one group by their numbers. record: the group's record."""
         group = int(self.columns.completions["group"][numbers[0]])
         prompt = int(self.columns.groups["prompt"][group])
         if prompt not in self.prompts:

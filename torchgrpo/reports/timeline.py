@@ -36,8 +36,7 @@ PHASE_ROWS = (
 class TimelineRow:
     """Row of the timeline with its busy intervals.
 
-    spans: [n, 2], start and end of each interval in seconds since 1970. max_segments: maximum number of
-    segments.
+    spans: [n, 2], start and end of each interval in seconds since 1970. max_segments: maximum number of segments.
     """
 
     key: str

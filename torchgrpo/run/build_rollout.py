@@ -26,11 +26,7 @@ from torchgrpo.training.model_loading import load_tokenizer, saved_eos_token_ids
 
 
 def make_prompts(config: Config, task: Task, tokenizer: PreTrainedTokenizerBase) -> PromptQueue:
-    """Loads the training prompts.
-
-    Raises:
-        ConfigError: the data cannot be read.
-    """
+    """Loads the training prompts. Raises ConfigError if the data cannot be read."""
     teacher = teacher_prompt(config.policy)
     limit = PromptLimit(tokenizer, config.env.max_prompt_tokens, teacher)
     examples = with_tool_instructions(distinct_examples(task, config.env.split), config.env)

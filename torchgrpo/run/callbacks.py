@@ -33,10 +33,7 @@ def make_callbacks(config: Config, run_dir: Path, evaluation: Evaluation, monito
 
 @dataclass(eq=False)
 class EvaluationCallback(Callback):
-    """Evaluates `eval.sets` where an evaluation is due.
-
-    up_to_date: no evaluation that was due is missing.
-    """
+    """Evaluates `eval.sets` where an evaluation is due. up_to_date: no evaluation that was due is missing."""
 
     evaluation: Evaluation
     up_to_date: bool = False

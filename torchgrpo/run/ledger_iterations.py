@@ -32,11 +32,7 @@ class RecordedIteration:
 
 
 def require_ledger(run_dir: Path) -> None:
-    """Checks that a run's folder holds a ledger.
-
-    Raises:
-        ConfigError: there is none.
-    """
+    """Raises ConfigError unless a run's folder holds a ledger."""
     if not ledger_files(run_dir):
         raise ConfigError(
             f"run_dir={run_dir}: the folder has no rollouts/: the run had logging.rollouts_gb=0, or has "

@@ -250,8 +250,8 @@ def changed_settings(checkpoint: "Checkpoint", config: Config, schedule: type[Sc
     if total < checkpoint.state["iteration"]:
         raise ConfigError(
             f"train.resume={checkpoint.path}: the checkpoint has done {checkpoint.state['iteration']} "
-            f"iterations, and train.total_dialog_turns={config.train.total_dialog_turns} makes {total}: raise "
-            "train.total_dialog_turns, or resume from an earlier checkpoint"
+            f"iterations, and train.total_dialog_turns={config.train.total_dialog_turns} amounts to {total} "
+            "iterations: raise train.total_dialog_turns, or resume from an earlier checkpoint"
         )
     return [f"{change} applied" for change in differing]
 

@@ -126,8 +126,7 @@ def _minus_length_weighted_mean(group: GroupRewards) -> Tensor:
 def best_margin(group: GroupRewards) -> Tensor:
     """Computes the margin of the best reward over the second best.
 
-    Returns [P, G], 0 except for the best completion of each group (pass@k training, arXiv 2508.10751, as in
-    verl).
+    Returns [P, G], 0 except for the best completion of each group (pass@k training, arXiv 2508.10751, as in verl).
     """
     if group.values.shape[1] < 2:
         return torch.zeros_like(group.values)

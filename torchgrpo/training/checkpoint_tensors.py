@@ -4,9 +4,8 @@
     folder ──read_tensors──▶ into existing tensors, however they are sharded
            └─SavedTensors──▶ full tensors, one at a time
 
-Each rank writes its shards, and any number of ranks reads them. `.metadata` lists the tensors and their
-places in the files. It is a pickle, so it is read by an unpickler that creates nothing but descriptions of
-tensors.
+Each rank writes its shards, and any number of ranks reads them. `.metadata` lists the tensors and their places in
+the files. It is a pickle, so it is read by an unpickler that creates nothing but descriptions of tensors.
 """
 
 import io
@@ -157,8 +156,7 @@ def check_tensor_files(folder: Path) -> None:
 class _Writer(FileSystemWriter):
     """torch's writer, with the error of a full disk raised as that OSError.
 
-    torch.save raises a RuntimeError that follows from the OSError, and a rank passes only the last exception
-    on.
+    torch.save raises a RuntimeError that follows from the OSError, and a rank passes only the last exception on.
     """
 
     def write_data(self, *args: Any, **options: Any) -> Any:

@@ -2,8 +2,7 @@
 
     rewards ─▶ overlong penalty ─▶ KL in the reward ─▶ advantage        mask: the tokens in the loss
 
-The formulas are in `training/advantage.py`, `training/dynamic_sampling.py` and
-`training/overlong_completions.py`.
+The formulas are in `training/advantage.py`, `training/dynamic_sampling.py` and `training/overlong_completions.py`.
 """
 
 from collections.abc import Mapping, Sequence

@@ -76,11 +76,7 @@ class FrozenScorers:
             thread.start()
 
     def wait_until_loaded(self) -> None:
-        """Waits until all copies are loaded.
-
-        Raises:
-            ConfigError, RankLost: a copy cannot be loaded.
-        """
+        """Waits until all copies are loaded; raises ConfigError or RankLost if loading fails."""
         for load_future in wait(self._load_futures, return_when=FIRST_EXCEPTION).done:
             load_future.result()
 
@@ -99,7 +95,8 @@ class FrozenScorers:
         """Waits for the result of a future of `submit`.
 
         Raises:
-            DeadlineError: there is no result within the limit. RankLost: copies were lost too often.
+            DeadlineError: there is no result within the limit.
+            RankLost: copies were lost too often.
         """
         limit = WAIT_TIMEOUTS * self.config.train.wait_timeout_s
         try:
@@ -203,8 +200,8 @@ class ModelCopy:
         """Starts the ranks and loads their model.
 
         Raises:
-            ConfigError: the devices for the ranks are missing, or the model cannot be loaded. RankLost: a rank
-                does not start.
+            ConfigError: the devices for the ranks are missing, or the model cannot be loaded.
+            RankLost: a rank does not start.
         """
         while True:
             try:
@@ -247,10 +244,7 @@ class ModelCopy:
         return assemble_rows(shares, answers, batch.sample_log_prob)
 
     def end(self) -> None:
-        """Kills the ranks, even while the copy's thread waits for them.
-
-        Thread-safe.
-        """
+        """Kills the ranks, even while the copy's thread waits for them. Thread-safe."""
         self._is_ended = True
         ranks = self.ranks
         for actor in [] if ranks is None else list(ranks.actors):

@@ -33,10 +33,9 @@ class GRPOLoss(LossModule):
     class _AcceptedKeys(LossModule._AcceptedKeys):
         """Keys of the input, by the field names of `Batch`.
 
-        temperature: needed if the scorer has no temperature. old_log_prob: a missing entry means that the
-        weights have not changed since the batch was sampled. ref_log_prob: needed for a KL to the reference in
-        the loss, or for a teacher's advantage. weight, penalty: rows of the batch-wide values, if the policy
-        needs these.
+        temperature: needed if the scorer has no temperature. old_log_prob: a missing entry means that the weights
+        have not changed since the batch was sampled. ref_log_prob: needed for a KL to the reference in the loss, or
+        for a teacher's advantage. weight, penalty: rows of the batch-wide values, if the policy needs these.
         """
 
         tokens: NestedKey = "tokens"

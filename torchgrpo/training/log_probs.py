@@ -309,10 +309,9 @@ class _HeadGradients:
     ) -> None:
         """Adds the gradients of the rows `chunk`.
 
-        The gradient of the logits is `slope` [C] at the targets minus `logit_gradient` [C, V], which is
-        multiplied by `logit_slope` [C] if set. Overwrites `logit_gradient` where it is rounded: both terms
-        nearly cancel at a likely target, so they are summed before the rounding, which is coarser than their
-        difference.
+        The gradient of the logits is `slope` [C] at the targets minus `logit_gradient` [C, V], which is multiplied
+        by `logit_slope` [C] if set. Overwrites `logit_gradient` where it is rounded: both terms nearly cancel at a
+        likely target, so they are summed before the rounding, which is coarser than their difference.
         """
         head = self.head
         inputs = head.hidden_states[chunk].to(head.dtype)

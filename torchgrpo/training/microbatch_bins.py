@@ -72,7 +72,8 @@ def _cut_groups(groups: Sequence[int], prompts: Sequence[int], responses: Sequen
 def pad_into_bins(tokens: Tokens, count: int, max_tokens: int | None) -> list[Bin]:
     """Distributes padded rows to at most `count` bins of similar length.
 
-    Rows are padded to the longest row of their bin; the largest bin is as small as possible.
+    Rows are padded to the longest row of their bin; the largest bin is as small as possible. `max_tokens`, a
+    parameter of `pack_into_bins`, has no effect.
     """
     widths = tokens.prompt_mask.sum(1) + tokens.response_mask.sum(1)
     order = widths.argsort(descending=True, stable=True)

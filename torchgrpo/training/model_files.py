@@ -99,8 +99,8 @@ def _check_weight_format(name: str) -> None:
     settings = saved if isinstance(saved, dict) else saved.to_dict()
     method = settings.get("quant_method") or "quantized"
     raise ConfigError(
-        f"model.name={name}: the weights are saved quantized ({method}), which neither training nor a push to "
-        "engines supports: name the model with unquantized weights; train_model.lora.enabled=true "
+        f"model.name={name}: the weights are stored quantized ({method}), which neither training nor a push to "
+        "engines supports: use the unquantized model; train_model.lora.enabled=true "
         "train_model.lora.quantization=nf4 holds them in 4 bits during training"
     )
 

@@ -66,7 +66,8 @@ def convert_loading_errors(subject: str, name: str) -> Iterator[None]:
         text = str(error).strip() or repr(error)
         if "scaled_dot_product_attention" in text:
             raise ConfigError(
-                f"model.name={name}: {text.split()[0]} has no attention with sdpa: set model.attn_implementation=eager"
+                f"model.name={name}: {text.split()[0]} does not support SDPA attention: set "
+                "model.attn_implementation=eager"
             ) from error
         remedy = (
             "Set model.attn_implementation=sdpa, or install that kernel"

@@ -1,7 +1,4 @@
-"""Optimizer states in host memory, on the parameters' device during an optimizer step only.
-
-`train_model.offload=optimizer`.
-"""
+"""Optimizer states in host memory except during an optimizer step (`train_model.offload=optimizer`)."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager

@@ -185,10 +185,7 @@ class AttentionCall:
 
 
 def _padded_rows(values: Tensor, positions: Tensor) -> Tensor:
-    """Reshapes values [n * W, heads, D] to [n, heads, W, D].
-
-    positions: [n, W].
-    """
+    """Reshapes values [n * W, heads, D] to [n, heads, W, D]. positions: [n, W]."""
     rows: Tensor = values.unflatten(0, positions.shape).transpose(1, 2)
     return rows
 

@@ -23,8 +23,7 @@ def plain_log_probs(
 ) -> list[list[float]]:
     """Computes log-probs of all tokens but the first, [count][length - 1].
 
-    Sequences of equal length go through the model together. unsharded_context, autocast: as in
-    `ResponseScorer`.
+    Sequences of equal length go through the model together. unsharded_context, autocast: as in `ResponseScorer`.
     """
     causal = causal_model(model)
     results: dict[int, list[float]] = {}

@@ -160,8 +160,7 @@ class Ranks:
     def send(self, sender: Sender, version: int, engines: Any) -> None:
         """Pushes weights from the ranks straight to the engines.
 
-        sender: work of each rank for a push; the first call sends it to the ranks, where it keeps its
-        connections.
+        sender: work of each rank for a push; the first call sends it to the ranks, where it keeps its connections.
 
         Raises:
             RankLost: the sender raised, or took too long. Or else the exception that the first rank's sender

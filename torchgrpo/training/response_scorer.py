@@ -139,8 +139,8 @@ class ResponseScorer:
         layers = causal.config.num_hidden_layers
         if packed.segments.attended_layers != layers:
             raise RunError(
-                f"{packed.segments.attended_layers} of {layers} layers of {type(causal).__name__} attended by the "
-                "segments of a packed sequence: set train.packing=false"
+                f"only {packed.segments.attended_layers} of {layers} layers of {type(causal).__name__} used segment "
+                "attention: set train.packing=false"
             )
         return hidden.index_select(0, packed.target_positions.to(hidden.device))
 

@@ -18,10 +18,7 @@ from torchgrpo.training.sharding import learner_mesh
 
 
 class ScorerActor(RankProcess):
-    """Rank of a copy of the frozen model.
-
-    `build` must follow `join`.
-    """
+    """Rank of a copy of the frozen model. `build` must follow `join`."""
 
     scorer: ResponseScorer
 

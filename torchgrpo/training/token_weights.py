@@ -107,8 +107,7 @@ def _covariance(inputs: LossInputs) -> Tensor:
 def _clip_covariance(policy: PolicyConfig, inputs: LossInputs) -> Tensor:
     """Selects random tokens with a covariance inside the range (Clip-Cov, arXiv 2505.22617, section 4.2).
 
-    Tokens whose clip binds are excluded. The shuffle has a fixed seed, so that equal batches give equal
-    selections.
+    Tokens whose clip binds are excluded. The shuffle has a fixed seed, so that equal batches give equal selections.
     """
     low, high = policy.covariance_range
     covariance = _covariance(inputs)

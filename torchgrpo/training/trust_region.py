@@ -1,4 +1,4 @@
-"""Masks tokens for which two policies' log-probs lie within the bounds of `policy.trust_regions`.
+"""Masks that keep the tokens within the bounds of `policy.trust_regions`.
 
 A measure of two policies, on a token or on a response, must lie between two bounds.
 """

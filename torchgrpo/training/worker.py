@@ -223,8 +223,7 @@ class Worker(PolicyWeights):
     def _sum_over_workers(self, value: Tensor) -> Tensor:
         """Sums a value over all workers of a sharded model.
 
-        A process group alone does not imply several workers: an engine in this process creates one of its
-        own.
+        A process group alone does not imply several workers: an engine in this process creates one of its own.
         """
         if not isinstance(self._unsharded_context, ShardedModel):
             return value
@@ -251,10 +250,7 @@ class Worker(PolicyWeights):
         }
 
     def load(self, folder: Path, scalar_state: dict[str, Any], group: dist.ProcessGroup | None = None) -> None:
-        """Restores this worker's tensors and scalar state; see `Learner.load`.
-
-        group: as for `save`.
-        """
+        """Restores this worker's tensors and scalar state; see `Learner.load`. group: as for `save`."""
         shapes = saved_shapes(folder)
         check_same_model(self.model, self.base, scalar_state, shapes)
         tensors = learner_tensors(self.model, self.optimizer)

@@ -191,8 +191,7 @@ class ValueDecoder:
     ) -> None:
         """Decodes `text`.
 
-        originals: {node number: this process's own container}, which is emptied and refilled when it comes
-        back.
+        originals: {node number: this process's own container}, which is emptied and refilled when it comes back.
 
         Raises:
             UntransferableValue: text that `encode_value` does not write.

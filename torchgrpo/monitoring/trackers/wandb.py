@@ -45,11 +45,7 @@ class Wandb:
         self.logger = self._open(run_dir, title, offline=True)
 
     def _open(self, run_dir: Path, title: str, offline: bool) -> Any:
-        """Opens the W&B run.
-
-        Raises:
-            wandb.Error: there is no key, or no answer.
-        """
+        """Opens the W&B run. Raises wandb.Error without a key or an answer."""
         import wandb
         from torchrl.record.loggers import get_logger
 

@@ -51,10 +51,7 @@ START_REMEDIES = (
 
 @dataclass
 class _RunningGroup:
-    """Submitted request with its completions so far.
-
-    unfinished_indices: completions that are not finished.
-    """
+    """Submitted request with its completions so far. unfinished_indices: completions that are not finished."""
 
     request: Request
     completions: list[SampledCompletion]

@@ -24,7 +24,7 @@ from torchgrpo.plan.machine import installed_vllm
 
 _OUTPUT_DESCRIPTORS = (1, 2)
 TESTED_VERSIONS = ((0, 32), (0, 33))
-INSTALL_REMEDY = "install it (`make vllm`: the CUDA build where an NVIDIA GPU is, else the CPU build)"
+INSTALL_REMEDY = "install it (`make vllm`: the CUDA build if an NVIDIA GPU is present, otherwise the CPU build)"
 
 
 def check_version() -> None:

@@ -6,10 +6,9 @@
     broadcast of every tensor ═════════════▶ load           or CUDA IPC handles in the update itself
     finish(version) ───────────────────────▶ finish, drop the prefix cache, stamp the version
 
-`nccl` transfers across GPUs, `ipc` inside one GPU. Tensors are packed into buffers on the learner's first GPU,
-one after the other; tensors on its other GPUs are copied there first. The engines' side is
-`VLLMEngine.transfer`. The source of the protocol is vLLM 0.32. Tests on a CPU run everything here except the
-two data planes, which need CUDA.
+`nccl` transfers across GPUs, `ipc` inside one GPU. Tensors are packed into buffers on the learner's first GPU, one
+after the other; tensors on its other GPUs are copied there first. The engines' side is `VLLMEngine.transfer`. The
+source of the protocol is vLLM 0.32. Tests on a CPU run everything here except the two data planes, which need CUDA.
 """
 
 import socket

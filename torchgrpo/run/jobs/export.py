@@ -31,7 +31,8 @@ def export(config: Config, run_dir: Path) -> RunOutcome:
     The run's own folder is removed.
 
     Raises:
-        ConfigError: there is no such checkpoint, the folder cannot be written, or the upload fails.
+        ConfigError: `export.checkpoint` or `export.to` is unset; the checkpoint cannot be read; the folder is not empty
+            or cannot be written; the hub name is invalid, there is no token, or the upload fails.
     """
     remove_unused_folder(run_dir)
     if config.export.checkpoint is None:
@@ -45,9 +46,7 @@ def export(config: Config, run_dir: Path) -> RunOutcome:
         )
     checkpoint, notices = load_named_checkpoint(path, "export.checkpoint")
     if config.export.to is None:
-        raise ConfigError(
-            "run=export without export.to: name the folder that the model is written to, export.to=FOLDER"
-        )
+        raise ConfigError("run=export without export.to: set the output folder, export.to=FOLDER")
     to = Path(config.export.to)
     if to.exists() and not (to.is_dir() and not any(to.iterdir())):
         raise ConfigError(f"export.to={to}: the folder is not empty; name a new or empty folder")
@@ -55,9 +54,7 @@ def export(config: Config, run_dir: Path) -> RunOutcome:
         from huggingface_hub import get_token
 
         if _HUB_NAME.fullmatch(config.export.hub) is None:
-            raise ConfigError(
-                f"export.hub={config.export.hub}: this is not the name of a model on the hub; give export.hub=USER/NAME"
-            )
+            raise ConfigError(f"export.hub={config.export.hub} is not a valid hub model name; set export.hub=USER/NAME")
         if get_token() is None:
             raise ConfigError(
                 f"export.hub={config.export.hub}: no token for the hub; run `hf auth login`, or set HF_TOKEN"
