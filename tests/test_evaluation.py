@@ -49,7 +49,7 @@ def test_prompts_that_are_trained_on_are_said_of_every_set(tmp_path: Path, log_c
     prompts = make_prompts(config, make_task(config.env), tokenizer)
     load_eval_sets(config, tokenizer, prompts.source.examples)
     (warning,) = [line for line in log_capture.messages if "trained on" in line]
-    assert warning.startswith("eval.sets.mixed: 5 of its 10 prompts are trained on")
+    assert warning.startswith("eval.sets.mixed: 5 of the 10 prompts are trained on")
 
 
 def optimizer_rows(run_dir: Path) -> list[dict[str, Any]]:
@@ -172,7 +172,7 @@ def test_aime_is_thirty_problems_however_often_the_file_repeats_them(tmp_path: P
 @pytest.mark.parametrize(
     ("override", "expected"),
     [
-        ("{a:{dataset:nonsense}}", r"eval\.sets\.a: .*nonsense.*known"),
+        ("{a:{dataset:nonsense}}", r"eval\.sets\.a: .*nonsense.*choose one of"),
         ("{a:{dataset:jsonl,data_files:nowhere.jsonl}}", r"eval\.sets\.a: .*nowhere\.jsonl: no such file"),
         ("{a:{dataset:arithmetic,options:{max_operand:0}}}", r"eval\.sets\.a: .*max_operand=0"),
     ],
