@@ -213,16 +213,18 @@ def test_every_key_that_a_text_names_exists(page: Path) -> None:
 
 
 def project_text(page: Path) -> str:
-    """Returns a page's text without table columns of other names.
+    """Returns the text of a page without the columns of tables that hold other names.
 
-    Those are the first columns: names of other trainers in coming_from.md, former names in CHANGELOG.md.
+    Those are the names of other trainers in coming_from.md, and former names in CHANGELOG.md.
     """
     text = page.read_text()
-    if page.name not in ("coming_from.md", "CHANGELOG.md"):
-        return text
-    rows = [table_cells(line)[1:] for line in text.splitlines() if line.startswith("|")]
-    prose = [line for line in text.splitlines() if not line.startswith("|")] if page.name == "CHANGELOG.md" else []
-    return "\n".join([*prose, *(cell for row in rows for cell in row)])
+    rows = [table_cells(line) for line in text.splitlines() if line.startswith("|")]
+    if page.name == "coming_from.md":
+        return "\n".join(cell for row in rows for cell in row[1:])
+    if page.name == "CHANGELOG.md":
+        prose = [line for line in text.splitlines() if not line.startswith("|")]
+        return "\n".join([*prose, *(row[-1] for row in rows)])
+    return text
 
 
 def test_every_metric_that_answers_and_glossary_name_is_explained() -> None:
