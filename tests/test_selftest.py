@@ -44,11 +44,11 @@ def test_a_check_that_dies_takes_only_its_own_row_down(tmp_path: Path, monkeypat
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     names = ["works", "fails", "works", "dies", "works"]
     first, fails, second, dies, third = runner.run_group([fake_check(name) for name in names])
-    assert [row.status for row in (first, second, third)] == ["works"] * 3
+    assert [row.status for row in (first, second, third)] == ["passed"] * 3
     assert ran_in_one_process([first, second]) and not ran_in_one_process([second, third])
-    assert (fails.status, fails.detail) == ("does not", "ArithmeticError: the sum is wrong")
+    assert (fails.status, fails.detail) == ("failed", "ArithmeticError: the sum is wrong")
     assert fails.remedy == "try again" and "in fails" in fails.trace
-    assert (dies.status, dies.detail) == ("does not", "its process ended with SIGSEGV")
+    assert (dies.status, dies.detail) == ("failed", "its process ended with SIGSEGV")
     assert dies.remedy == "try again" and "in dies" in dies.trace
     assert not list(tmp_path.iterdir())
 
@@ -84,9 +84,9 @@ def test_a_real_check_and_what_is_not_here(tmp_path: Path, capsys: pytest.Captur
     sandbox = next(check for check in CHECKS if check.name == "sandbox")
     assert main.run_selftest(tmp_path, [replace(fake_check("dies"), gpus=64), sandbox]) == 0
     report = json.loads((tmp_path / main.REPORT_FILE).read_text())
-    assert [(row["name"], row["status"]) for row in report["checks"]] == [("sandbox", "works"), ("dies", "not here")]
+    assert [(row["name"], row["status"]) for row in report["checks"]] == [("sandbox", "passed"), ("dies", "skipped")]
     assert report["packages"]["torch"] and report["machine"]["host_memory_gib"] > 0
-    assert "works: 1, does not: 0, timed out: 0, not here: 1" in capsys.readouterr().out
+    assert "passed: 1, failed: 0, timed out: 0, skipped: 1" in capsys.readouterr().out
 
 
 # --- rows ---------------------------------------------------------------------------------------------------
@@ -99,7 +99,7 @@ def test_an_assertion_without_words_is_its_line(tmp_path: Path) -> None:
 
 def test_bad_input_brings_its_own_remedy(tmp_path: Path) -> None:
     row = run_check(fake_check("refuses"), tmp_path / "bench")
-    assert (row.status, row.detail) == ("does not", "ray.address=nowhere: no cluster; leave it unset")
+    assert (row.status, row.detail) == ("failed", "ray.address=nowhere: no cluster; leave it unset")
     assert row.remedy == ""
 
 
@@ -109,7 +109,7 @@ def test_a_package_that_does_not_load_is_named(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "of_another_version.py").write_text("")
     (tmp_path / "imports_it.py").write_text("from of_another_version import gone")
     row = run_check(Check("an import", "imports_it.inside.works", remedy="try again"), tmp_path / "bench")
-    assert (row.status, row.remedy) == ("does not", "")
+    assert (row.status, row.remedy) == ("failed", "")
     assert row.detail.startswith("a package does not load: cannot import name 'gone'")
     assert f"(ImportError in {tmp_path / 'imports_it.py'}, line 1)" in row.detail
 
@@ -119,7 +119,7 @@ def test_checks_run_by_group_and_rows_say_what_is_not_here(monkeypatch: pytest.M
 
     def run_group(checks: Sequence[Check]) -> Iterator[CheckResult]:
         groups.append([check.name for check in checks])
-        return iter([CheckResult(check.name, "works", 0.0, "") for check in checks])
+        return iter([CheckResult(check.name, "passed", 0.0, "") for check in checks])
 
     monkeypatch.setattr(runner, "run_group", run_group)
     plain = Check("a", "learner_checks.check_output_head")
@@ -128,7 +128,7 @@ def test_checks_run_by_group_and_rows_say_what_is_not_here(monkeypatch: pytest.M
     checks.append(Check("e", "training_run_checks.check_run_resume"))
     rows = list(runner.run_checks(checks, LAPTOP, None))
     assert groups == [["b", "c"], ["e"]]
-    assert [row.status for row in rows] == ["works"] * 3 + ["not here"] * 2
+    assert [row.status for row in rows] == ["passed"] * 3 + ["skipped"] * 2
     assert rows[-2].detail == "needs 2 GPUs, this machine shows 0"
     assert "make vllm" in rows[-1].detail
     assert vllm.missing_requirement(LAPTOP, "cpu") is None
@@ -136,11 +136,11 @@ def test_checks_run_by_group_and_rows_say_what_is_not_here(monkeypatch: pytest.M
 
 
 def test_a_line_shows_reason_and_remedy() -> None:
-    line = main.format_result(CheckResult("a", "does not", 2.0, "it broke", "mend it"), width=3)
-    assert line == "a    does not     2.0 s  it broke\n    remedy: mend it"
+    line = main.format_result(CheckResult("a", "failed", 2.0, "it broke", "mend it"), width=3)
+    assert line == "a    failed       2.0 s  it broke\n    remedy: mend it"
 
 
-@pytest.mark.parametrize(("status", "code"), [("works", 0), ("timed out", 0), ("does not", 1)])
+@pytest.mark.parametrize(("status", "code"), [("passed", 0), ("timed out", 0), ("failed", 1)])
 def test_only_what_does_not_work_fails_the_whole(
     status: str, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

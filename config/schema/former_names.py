@@ -33,6 +33,8 @@ KEYS = {
     },
 }
 """By the former key of the configuration."""
+MEMBER_KEYS = {"reward_second_opinion": "fallback_reward"}
+"""Fields of a member of `env.mixture`."""
 VALUES = {
     "run": {"rehearse": "dry_run", "doctor": "diagnostics"},
     "train.on_alarm": {"say": "log"},
@@ -97,9 +99,9 @@ def with_new_settings(settings: dict[str, Any]) -> dict[str, Any]:
         if found:
             settings.setdefault(section, {}).setdefault(name, value)
     members = settings.get("env", {}).get("mixture") or {}
-    for member in members.values():
-        if isinstance(member, dict) and "reward_second_opinion" in member:
-            member["fallback_reward"] = member.pop("reward_second_opinion")
+    for name, member in members.items():
+        if isinstance(member, dict):
+            members[name] = with_new_names(MEMBER_KEYS, member)
     for key in VALUES:
         section, _, name = key.rpartition(".")
         fields = settings.get(section, {}) if section else settings

@@ -10,7 +10,7 @@ from typing import Any
 
 from config.schema.env import EnvConfig
 from config.schema.errors import ConfigError
-from config.schema.former_names import KEYS
+from config.schema.former_names import MEMBER_KEYS
 from config.schema.values import build_section
 from envs.duplicates import distinct_examples
 from envs.example import MixedExamples
@@ -75,11 +75,8 @@ def _member(name: str, settings_or_weight: Any, env: EnvConfig) -> tuple[float, 
     if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not 0 < weight < math.inf:
         raise ConfigError(f"env.mixture.{name}: weight {weight!r} must be a number above 0, and finite")
     unknown = sorted(set(settings) - set(MEMBER_FIELDS))
-    if unknown and (new := KEYS.get(f"env.{unknown[0]}")):
-        raise ConfigError(
-            f"env.mixture.{name}.{unknown[0]}: the key is now called {new.removeprefix('env.')}; set "
-            f"env.mixture.{name}.{new.removeprefix('env.')}"
-        )
+    if unknown and (new := MEMBER_KEYS.get(unknown[0])):
+        raise ConfigError(f"env.mixture.{name}.{unknown[0]}: the key is now called {new}; set env.mixture.{name}.{new}")
     if unknown:
         raise ConfigError(
             f"env.mixture.{name}.{unknown[0]}: no such key of a member; choose one of weight, "

@@ -8,7 +8,7 @@ from typing import Literal
 
 from torchgrpo.plan.machine import Machine
 
-CheckStatus = Literal["works", "does not", "timed out", "not here"]
+CheckStatus = Literal["passed", "failed", "timed out", "skipped"]
 Device = Literal["cpu", "cuda"]
 
 

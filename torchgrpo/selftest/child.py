@@ -45,16 +45,16 @@ def run_check(check: Check, folder: Path) -> CheckResult:
     start = time.monotonic()
     try:
         detail = check.function(CheckWorkspace(folder, check.device), **check.options)
-        return CheckResult(check.name, "works", time.monotonic() - start, detail)
+        return CheckResult(check.name, "passed", time.monotonic() - start, detail)
     except BaseException as error:
         seconds = time.monotonic() - start
         trace = last_lines(traceback.format_exc())
         if broken := broken_package_message(error):
-            return CheckResult(check.name, "does not", seconds, broken, trace=trace)
+            return CheckResult(check.name, "failed", seconds, broken, trace=trace)
         if isinstance(error, ConfigError):  # its message names a remedy
-            return CheckResult(check.name, "does not", seconds, str(error), trace=trace)
+            return CheckResult(check.name, "failed", seconds, str(error), trace=trace)
         message = str(error) or traceback.extract_tb(error.__traceback__)[-1].line
-        return CheckResult(check.name, "does not", seconds, f"{type(error).__name__}: {message}", check.remedy, trace)
+        return CheckResult(check.name, "failed", seconds, f"{type(error).__name__}: {message}", check.remedy, trace)
 
 
 def last_lines(text: str) -> str:

@@ -37,7 +37,7 @@ def run_selftest(run_dir: Path, checks: Sequence[Check] = CHECKS) -> int:
     path = write_report(run_dir, machine, rows)
     count = Counter(row.status for row in rows)
     print(f"\n{', '.join(f'{status}: {count[status]}' for status in get_args(CheckStatus))}; {path}")
-    wrong = [row for row in rows if row.status == "does not"]
+    wrong = [row for row in rows if row.status == "failed"]
     if wrong:
         print("", *(format_result(row, width) for row in wrong), sep="\n")
     return 1 if wrong else 0

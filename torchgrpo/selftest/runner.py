@@ -40,7 +40,7 @@ def run_checks(checks: Sequence[Check], machine: Machine, vllm_build: Device | N
         yield from run_group(list(group))
     for name, reason in missing_requirements.items():
         if reason is not None:
-            yield CheckResult(name, "not here", 0.0, reason)
+            yield CheckResult(name, "skipped", 0.0, reason)
 
 
 def run_group(checks: Sequence[Check]) -> Iterator[CheckResult]:
@@ -79,7 +79,7 @@ def _run_in_one_process(checks: Sequence[Check], folder: Path) -> Iterator[Check
                 yield CheckResult(check.name, "timed out", check.seconds, reason, trace=trace)
             else:
                 reason = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
-                yield CheckResult(check.name, "does not", 0.0, f"its process ended with {reason}", check.remedy, trace)
+                yield CheckResult(check.name, "failed", 0.0, f"its process ended with {reason}", check.remedy, trace)
             return
         with suppress(subprocess.TimeoutExpired):
             process.wait(EXIT_S)

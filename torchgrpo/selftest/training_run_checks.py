@@ -55,7 +55,7 @@ def check_schedule(
     assert rows[-1]["policy_version"] > rows[0]["policy_version"], "no new version was pushed"
     check = max(row["weight_check/max"] for row in rows if "weight_check/max" in row)
     mismatch = rows[-1]["logprob_diff/p99"]
-    return f"{len(rows)} steps, weight check {check:.1g}, mismatch p99 {mismatch:.1g}"
+    return f"{len(rows)} steps, weight check {check:.1g}, log-prob difference p99 {mismatch:.1g}"
 
 
 def check_run_resume(workspace: CheckWorkspace, overrides: Sequence[str] = ()) -> str:
