@@ -65,6 +65,8 @@ class Completion:
         control_tokens: the model sampled control tokens inside a turn, or ids without a token. Such a completion has
             the outcome `invalid` without a call of the reward, and `text` is empty.
         prefill: beginning of the answer that the prompt holds: a `<think>` of the chat template and `Example.prefill`.
+        turns: messages after the prompt, of the model and the environment in turn, with `tool_calls` and
+            `reasoning_content` where the model wrote them.
     """
 
     text: str
@@ -72,6 +74,7 @@ class Completion:
     truncated: bool = False
     control_tokens: bool = False
     prefill: str = ""
+    turns: tuple[Message, ...] = ()
 
     @property
     def full_text(self) -> str:

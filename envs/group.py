@@ -10,13 +10,16 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Literal
 
+from envs.example import Message
 from envs.task import Completion, Example, Outcome
 
-FinishReason = Literal["stop", "length", "abort"]
+FinishReason = Literal["stop", "length", "abort", "turns", "deadline", "error"]
+"""End of a completion: an end token or its environment, the token limit, an aborted request, the limit of turns, the
+episode's deadline, or a failure of the environment."""
 SINGLE_ENGINE_NAME = "the engine"
 """Name of an engine outside a pool."""
 OUTCOMES: tuple[Outcome, ...] = ("scored", "invalid", "error")
-FINISH_REASONS: tuple[FinishReason, ...] = ("stop", "length", "abort")
+FINISH_REASONS: tuple[FinishReason, ...] = ("stop", "length", "abort", "turns", "deadline", "error")
 
 
 @dataclass(frozen=True)
@@ -59,23 +62,71 @@ class Verdict:
         return self.outcome != "error"
 
 
-@dataclass(slots=True)
-class SampledCompletion:
-    """One sampled completion: tokens, log-probs, policy versions, text and verdict.
+@dataclass(frozen=True, slots=True)
+class SequenceStart:
+    """Start of a token sequence inside a completion, and the prompt of this sequence.
 
-    The ledger writes the fields under these names (docs/rollouts.md).
+    start: index in the completion's tokens. prompt: token ids.
+    """
+
+    start: int
+    prompt: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenSequence:
+    """One token sequence to train on: a prompt and the tokens after it, with their values (`SampledCompletion`)."""
+
+    prompt: tuple[int, ...]
+    token_ids: list[int]
+    log_probs: list[float]
+    policy_versions: list[int]
+    finish_reason: FinishReason
+    sampled_mask: list[bool]
+
+
+@dataclass(slots=True)
+class Turn:
+    """One turn of the model in an episode, and the environment's answer to it.
 
     Args:
-        token_ids: all tokens, including a sampled end token.
+        message: the parsed message of the model.
+        start, end: the sampled tokens of the turn, as indices in the completion's tokens.
+        replies: messages of the environment after the turn.
+        reward: reward of the turn; 0 if the environment gives none.
+        engine_seconds, env_seconds: time that engine and environment took.
+    """
+
+    message: Message
+    start: int
+    end: int
+    replies: tuple[Message, ...] = ()
+    reward: float = 0.0
+    engine_seconds: float = 0.0
+    env_seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class SampledCompletion:
+    """One sampled completion, an episode with one verdict: tokens, log-probs, turns, text and verdict.
+
+    An engine fills the first four fields. The ledger writes the fields under these names (docs/rollouts.md).
+
+    Args:
+        token_ids: all tokens, including a sampled end token; those of several sequences one after the other.
         log_probs: per token, in nats, of the sampling distribution (after temperature, top-p and top-k).
         policy_versions: per token, the version of the weights that sampled the token.
-        finish_reason: "stop" (end token sampled), "length" (max_tokens reached), "abort".
+        finish_reason: see `FinishReason`.
         sampled_mask: per token, False if the environment wrote the token (a tool's result); empty if the model sampled
             all.
         text: decoded text of all turns. Control tokens appear only if they are not at the end of a turn.
         reward_input: input of the reward.
         verdict: result of the reward.
         engine: name and devices of the engine of the last turn. Not compared: samples do not depend on the engine.
+        sequence_starts: start and prompt of each sequence; empty for one sequence after the group's prompt. A new
+            sequence starts where the chat template or the environment rewrites earlier messages.
+        turns: turns of an episode in an environment; empty for a completion of one turn.
+        error: failure of the environment, empty without one.
     """
 
     token_ids: list[int]
@@ -87,11 +138,34 @@ class SampledCompletion:
     reward_input: Completion | None = None
     verdict: Verdict | None = None
     engine: str = field(default=SINGLE_ENGINE_NAME, compare=False)
+    sequence_starts: list[SequenceStart] = field(default_factory=list)
+    turns: list[Turn] = field(default_factory=list)
+    error: str = ""
 
     @property
     def num_sampled_tokens(self) -> int:
         """Number of tokens sampled by the model, in all turns."""
         return sum(self.sampled_mask) if self.sampled_mask else len(self.token_ids)
+
+    @property
+    def num_sequences(self) -> int:
+        """Number of token sequences."""
+        return max(1, len(self.sequence_starts))
+
+    def sequences(self, prompt: tuple[int, ...]) -> Iterator[TokenSequence]:
+        """Yields the token sequences in order. prompt: the group's prompt."""
+        starts = self.sequence_starts or [SequenceStart(0, prompt)]
+        ends = [*(one.start for one in starts[1:]), len(self.token_ids)]
+        for one, end in zip(starts, ends, strict=True):
+            part = slice(one.start, end)
+            yield TokenSequence(
+                one.prompt,
+                self.token_ids[part],
+                self.log_probs[part],
+                self.policy_versions[part],
+                self.finish_reason,
+                self.sampled_mask[part],
+            )
 
 
 @dataclass(frozen=True)
@@ -135,6 +209,11 @@ class Group:
     def oldest_version(self) -> int:
         """Oldest policy version of the tokens in the completions."""
         return min(chain.from_iterable([one.policy_versions for one in self.completions]))
+
+    @property
+    def num_sequences(self) -> int:
+        """Number of token sequences of the completions."""
+        return sum([one.num_sequences for one in self.completions])
 
     def replacement_chain(self) -> Iterator["Group"]:
         """Yields this group and the groups it replaces, the newest first."""

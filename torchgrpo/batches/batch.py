@@ -2,9 +2,9 @@
 
     groups ──collate──▶ Batch ──assign_credit──▶ + advantage, mask ... ──step──▶ loss
 
-A batch has N completions; the G completions of a group are adjacent. P is the length of the longest prompt, R
-that of the longest response. Prompts are padded on the left, responses on the right, with zeros. Masks follow
-from lengths, never from the value of a token.
+A batch has N token sequences; those of a completion are adjacent, and so are the G completions of a group. P is the
+length of the longest prompt, R that of the longest response. Prompts are padded on the left, responses on the right,
+with zeros. Masks follow from lengths, never from the value of a token.
 """
 
 from array import array
@@ -16,14 +16,14 @@ import torch
 from tensordict import TensorClass, TensorDict, TensorDictBase, lazy_stack
 from torch import Tensor
 
-from envs.group import FINISH_REASONS, OUTCOMES, Group, SampledCompletion, Verdict
+from envs.group import FINISH_REASONS, OUTCOMES, Group, SampledCompletion, TokenSequence, Verdict
 
 
 class Tokens(TensorClass):
     """Token ids and masks of prompts and responses."""
 
     prompt: Tensor
-    """int64 [N, P]: prompt ids, equal in all rows of a group."""
+    """int64 [N, P]: prompt ids, equal in all rows of a group unless its completions have several sequences."""
     prompt_mask: Tensor
     """bool [N, P]: true on prompt tokens, false on padding."""
     response: Tensor
@@ -53,7 +53,7 @@ class CompletionRewards(TensorClass):
 
 
 class Batch(TensorClass):
-    """Tensors of whole groups, one row per completion, in the order of the groups.
+    """Tensors of whole groups, one row per token sequence, in the order of the groups.
 
     `collate` fills the fields without a default. The docstring of each other field names the function that adds it.
     """
@@ -70,6 +70,8 @@ class Batch(TensorClass):
     """int64 [N, 1]: index of the finish reason in `envs.group.FINISH_REASONS`."""
     temperature: Tensor
     """float32 [N, 1]: sampling temperature of the completion."""
+    episode: Tensor | None = None
+    """int64 [N, 1]: number of the completion that the sequence belongs to; None if each row is a completion."""
     age: Tensor | None = None
     """int64 [N, R]: policy version of the trainer less that of the token. Added by `Rollout.from_groups`."""
     ref_log_prob: Tensor | None = None
@@ -238,40 +240,43 @@ def select_declared_fields(
 
 
 def collate(groups: Sequence[Group]) -> Batch:
-    """Builds the batch of scored groups, which must be of equal size."""
-    repeats = len(groups[0].completions)
+    """Builds the batch of scored groups: a row for each token sequence of each completion."""
+    completions = [(group, one) for group in groups for one in group.completions]
+    counts = torch.tensor([one.num_sequences for _, one in completions])
+    rows = [sequence for group, one in completions for sequence in one.sequences(group.prompt)]
     collated = prompt_tensors(
         [group.group_id for group in groups],
         [group.prompt for group in groups],
-        repeats,
+        torch.tensor([group.num_sequences for group in groups]),
         [group.teacher_prompt for group in groups if group.teacher_prompt],
     )
-    collated.update(
-        completion_tensors(
-            [one for group in groups for one in group.completions],
-            [group.sampling.temperature for group in groups for _ in group.completions],
-        )
-    )
-    collated["next"] = verdict_tensors([verdict for group in groups for verdict in group.verdicts])
+    if any(one.sequence_starts for _, one in completions):
+        collated["tokens"] = _pad_prompts([row.prompt for row in rows])
+    temperatures = [group.sampling.temperature for group, one in completions for _ in range(one.num_sequences)]
+    collated.update(completion_tensors(rows, temperatures))
+    verdicts = verdict_tensors([one.verdict for _, one in completions if one.verdict is not None])
+    collated["next"] = verdicts.repeat_interleave(counts, dim=0)
+    if len(rows) > len(completions):
+        collated["episode"] = torch.arange(len(completions)).repeat_interleave(counts)[:, None]
     return Batch.from_tensors(collated)
 
 
 def prompt_tensors(
     group_ids: Sequence[int],
     prompts: Sequence[Sequence[int]],
-    repeats: int,
+    rows: int | Tensor,
     teacher_prompts: Sequence[Sequence[int]] = (),
 ) -> TensorDict:
     """Builds the fields of a batch that are known before sampling.
 
-    The result has N = groups * `repeats` rows. teacher_prompts: empty if the teacher sees the same prompts.
+    rows: number of rows of every group, or int64 [groups]. teacher_prompts: empty if the teacher sees the same prompts.
     """
     group_tensors = TensorDict(
         {"tokens": _pad_prompts(prompts), "group_id": torch.tensor(group_ids)[:, None]}, [len(prompts)]
     )
     if teacher_prompts:
         group_tensors["teacher_tokens"] = _pad_prompts(teacher_prompts)
-    return group_tensors.repeat_interleave(repeats, dim=0)
+    return group_tensors.repeat_interleave(rows, dim=0)
 
 
 def _pad_prompts(prompts: Sequence[Sequence[int]]) -> TensorDict:
@@ -280,11 +285,13 @@ def _pad_prompts(prompts: Sequence[Sequence[int]]) -> TensorDict:
     return TensorDict({"prompt": _pad_rows("q", prompts, mask), "prompt_mask": mask}, [len(prompts)])
 
 
-def completion_tensors(completions: Sequence[SampledCompletion], temperatures: Sequence[float]) -> TensorDict:
+def completion_tensors(
+    completions: Sequence[SampledCompletion | TokenSequence], temperatures: Sequence[float]
+) -> TensorDict:
     """Builds the fields of a batch [N] that sampling adds. temperatures: one per completion."""
     mask = _length_mask([one.token_ids for one in completions])
 
-    def token_tensor(code: str, values: Callable[[SampledCompletion], Sequence[float]]) -> Tensor:
+    def token_tensor(code: str, values: Callable[[SampledCompletion | TokenSequence], Sequence[float]]) -> Tensor:
         return _pad_rows(code, [values(one) for one in completions], mask)
 
     reasons = torch.tensor([FINISH_REASONS.index(one.finish_reason) for one in completions])
@@ -333,7 +340,7 @@ def _pad_rows(code: str, rows: Sequence[Sequence[float]], mask: Tensor) -> Tenso
     return torch.zeros(mask.shape, dtype=values.dtype).masked_scatter_(mask, values)
 
 
-def _sampled_mask(completions: Sequence[SampledCompletion], response_mask: Tensor) -> Tensor:
+def _sampled_mask(completions: Sequence[SampledCompletion | TokenSequence], response_mask: Tensor) -> Tensor:
     """Returns the mask [N, R] of tokens that the model sampled."""
     sampled = response_mask.clone()
     for row, one in enumerate(completions):

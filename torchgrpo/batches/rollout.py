@@ -17,7 +17,7 @@ from torchgrpo.batches.batch import Batch, collate
 class Rollout:
     """Scored groups and their batch [N].
 
-    Row `g * repeats + i` of the batch is completion `i` of group `g`.
+    The rows are the token sequences of the groups' completions, in order.
 
     Args:
         trained_at: policy version of the trainer, from which token ages are computed; None if the training weights
@@ -41,16 +41,21 @@ class Rollout:
 
     def __getitem__(self, numbers: Sequence[int]) -> "Rollout":
         """Selects groups by their indices, in the given order, with their rows."""
-        repeats = len(self.batch) // len(self.groups)
-        rows = (torch.tensor(numbers)[:, None] * repeats + torch.arange(repeats)).flatten()
-        return Rollout([self.groups[number] for number in numbers], self.batch[rows], self.trained_at)
+        rows = torch.arange(len(self.batch)).split(self.rows_per_group)
+        chosen = self.batch[torch.cat([rows[number] for number in numbers])]
+        return Rollout([self.groups[number] for number in numbers], chosen, self.trained_at)
+
+    @property
+    def rows_per_group(self) -> list[int]:
+        """Number of rows of each group."""
+        return [group.num_sequences for group in self.groups]
 
     def sampled_masks_by_engine(self, version: int) -> dict[str, Tensor]:
         """Returns masks [N, R] of the loss tokens sampled by policy version `version`, by engine."""
         batch = self.batch
         assert batch.mask is not None
         of_version = batch.mask & (batch.policy_version == version)
-        engines = [one.engine for group in self.groups for one in group.completions]
+        engines = [one.engine for group in self.groups for one in group.completions for _ in range(one.num_sequences)]
         return {
             name: of_version & torch.tensor([engine == name for engine in engines], device=of_version.device)[:, None]
             for name in sorted(set(engines))

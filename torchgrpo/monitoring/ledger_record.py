@@ -12,13 +12,14 @@ import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
+from itertools import accumulate, islice
 from typing import Any, Literal
 
 import numpy as np
 from torch import Tensor
 
 from envs.example import SYSTEM_ROLES, Completion, Example, Message
-from envs.group import Group, GroupTimes, SampledCompletion, Sampling, Verdict
+from envs.group import Group, GroupTimes, SampledCompletion, Sampling, SequenceStart, Turn, Verdict
 from torchgrpo.batches.rollout import Rollout
 
 
@@ -60,16 +61,23 @@ class TokenValues:
 def token_values(rollout: Rollout, advantage: Tensor, log_ratio: Tensor, entropy: Tensor) -> Iterator[TokenValues]:
     """Yields the values of each group of a rollout that has advantages.
 
+    The tokens of a completion with several sequences follow each other, as in its record.
+
     advantage: [N, 1] or [N, R]. log_ratio, entropy: [N, R].
     """
     groups, mask = rollout.groups, rollout.batch.mask
     assert mask is not None
-    lengths = [len(one.token_ids) for group in groups for one in group.completions]
+    completions = [one for group in groups for one in group.completions]
+    lengths = [len(one.token_ids) for one in completions]
+    first_rows = [0, *accumulate(one.num_sequences for one in completions)][:-1]
     if advantage.shape[-1] == 1:
-        advantages: list[Any] = advantage[:, 0].tolist()
+        advantages: list[Any] = advantage[first_rows, 0].tolist()
     else:
-        advantages = [row[:length] for row, length in zip(advantage.tolist(), lengths, strict=True)]
-    in_loss = mask.any(-1).tolist()
+        response = rollout.batch.tokens.response_mask.cpu()
+        flat = iter(advantage.expand(response.shape)[response].tolist())
+        advantages = [list(islice(flat, length)) for length in lengths]
+    counts = [one.num_sequences for one in completions]
+    in_loss = [bool(rows.any()) for rows in mask.any(-1).split(counts)]
     response_mask = rollout.batch.tokens.response_mask.numpy()
     ratios, entropies = log_ratio.numpy()[response_mask], entropy.numpy()[response_mask]
     row = token = 0
@@ -152,8 +160,13 @@ def group_from_record(record: dict[str, Any]) -> Group:
 
 
 def _parse_completion(record: dict[str, Any]) -> SampledCompletion:
-    values = {entry.name: record[entry.name] for entry in fields(SampledCompletion)}
+    """Parses one completion; a file of an earlier version lacks the fields of episodes."""
+    values = {entry.name: record[entry.name] for entry in fields(SampledCompletion) if entry.name in record}
     verdict = {entry.name: record["verdict"][entry.name] for entry in fields(Verdict) if entry.init}
+    starts = [SequenceStart(one["start"], tuple(one["prompt"])) for one in values.get("sequence_starts", ())]
+    turns = [Turn(**one | {"replies": tuple(one["replies"])}) for one in values.get("turns", ())]
+    reward_input = Completion(**record["reward_input"] | {"turns": tuple(record["reward_input"].get("turns", ()))})
     return SampledCompletion(
-        **values | {"reward_input": Completion(**record["reward_input"]), "verdict": Verdict(**verdict)}
+        **values
+        | {"reward_input": reward_input, "verdict": Verdict(**verdict), "sequence_starts": starts, "turns": turns}
     )

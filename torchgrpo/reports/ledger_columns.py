@@ -15,7 +15,7 @@ import numpy as np
 from torchgrpo.monitoring.ledger_storage import ledger_files, parse_record, read_lines
 
 FATES = ("trained", "replaced", "stale", "evaluated")
-FINISH_REASONS = ("stop", "length", "abort")
+FINISH_REASONS = ("stop", "length", "abort", "turns", "deadline", "error")
 OUTCOMES = ("scored", "invalid", "error")
 CHOSEN, IN_LOSS = 1, 2
 """Bits of the column `flags`."""

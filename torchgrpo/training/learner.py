@@ -231,7 +231,7 @@ class Learner:
         ]
         if len(pending) == len(groups):
             ref_log_prob = torch.zeros_like(batch.sample_log_prob)
-            for rows, one in zip(ref_log_prob.chunk(len(groups)), pending, strict=True):
+            for rows, one in zip(ref_log_prob.split(rollout.rows_per_group), pending, strict=True):
                 scored = scorers.wait_for_log_probs(one)
                 rows[:, : scored.shape[1]] = scored
             return ref_log_prob
