@@ -100,7 +100,8 @@ class ChatEncoder:
         for one, own_turns, is_invalid, text in zip(completions, turns, invalid, texts, strict=True):
             start = prefill
             if len(own_turns) > 1:  # the chat template wrote a prefill after the environment's reply
-                before = one.token_ids[: len(one.token_ids) - len(own_turns[-1])]
+                *_, last = one.sequences(())
+                before = (*last.prompt, *last.token_ids[: len(last.token_ids) - len(own_turns[-1])])
                 start = answer_prefill(self.prompt_text(before))
             one.reward_input = Completion(
                 text, one.num_sampled_tokens, one.finish_reason == "length", is_invalid, start
@@ -119,6 +120,8 @@ class ChatEncoder:
 
 def _split_turns(completion: SampledCompletion) -> list[list[int]]:
     """Splits a completion into the token ids of the model's turns."""
+    if completion.turns:
+        return [completion.token_ids[turn.start : turn.end] for turn in completion.turns]
     if not completion.sampled_mask:
         return [completion.token_ids]
     tokens = zip(completion.token_ids, completion.sampled_mask, strict=False)

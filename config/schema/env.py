@@ -89,6 +89,9 @@ class EnvConfig:
     """A named reward, or a function `module:function`, that is called only where the outcome of `env.reward` is
     not "right"; its outcome "right" replaces that outcome (docs/rewards.md). Works with a single reward, not
     with a list."""
+    group_reward: str | None = None
+    """A function `module:function` of all completions of a prompt, for rankers and pairwise judges. Its numbers
+    replace the scores of `env.reward` in training (docs/rewards.md); evaluations keep the scores of `env.reward`."""
     reward_workers: int | None = None
     """Number of processes that score completions. Unset: all cores but one."""
     reward_timeout_s: float = 10.0
@@ -189,6 +192,10 @@ class EnvConfig:
             raise ConfigError(
                 f"env.reward_weights={weights!r} names components of one reward, but env.reward is a list: "
                 f"set one weight for each reward in order, such as env.reward_weights={example}"
+            )
+        if self.group_reward is not None and ":" not in self.group_reward:
+            raise ConfigError(
+                f"env.group_reward={self.group_reward!r}: give a function of your own as module:function, or null"
             )
         fallback = self.fallback_reward
         if fallback == "":

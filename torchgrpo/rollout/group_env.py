@@ -118,8 +118,11 @@ class GroupEnv(EnvBase):
     def make_rollout(self, tensordict: TensorDictBase) -> Rollout:
         """Makes the rollout of the last step's tensors [N].
 
-        The rollout has the step's groups and the rows of chosen candidates.
+        The rollout has the step's groups and the rows of chosen candidates. A completion with several token sequences
+        is one action of the environment, and several rows of the batch, which is then built from the groups.
         """
+        if any(one.sequence_starts for group in self.groups for one in group.completions):
+            return Rollout.from_groups(self.groups)
         if self.group_rollout.candidates == self.group_rollout.repeats:
             return Rollout(self.groups, Batch.from_tensors(tensordict))
         return Rollout(self.groups, Batch.from_tensors(tensordict[tensordict["next", "chosen"][:, 0]]).trim_padding())
@@ -230,7 +233,7 @@ class EnginePolicy(TensorDictModuleBase):
 
         async def sample(slot: _GroupSlot, request: Request) -> None:
             nonlocal sampled
-            slot.completions = await group_rollout.generate(request)
+            slot.completions = await group_rollout.generate(request, slot.example)
             scoring = group_rollout.score_group(request, slot.example, slot.completions, slot.started_at)
             slot.scoring_task = asyncio.create_task(scoring)
             sampled += 1

@@ -1,31 +1,27 @@
-"""Samples a group's completions turn by turn, scores them, and balances right against wrong ones.
+"""Samples a group's completions, scores them, and balances right against wrong ones.
 
-    example ─▶ prompt ─▶ n completions ─▶ turns of each ─▶ sampled ─▶ scored ─▶ chosen ─▶ Group
-                                            │   ▲
-               tokens of a finished turn ─▶ └───┘ a reply is appended, and one more turn is sampled
+    example ─▶ prompt ─▶ n completions, or n episodes ─▶ sampled ─▶ scored ─▶ chosen ─▶ Group
 
-No other module encodes prompts, samples, runs turns and scores completions. Any number of groups run concurrently in
-one asyncio loop; the caller decides how many. A conversation is one stream of token ids that is only ever extended.
+No other module encodes prompts, samples and scores completions; `episode_player.py` plays the episodes. Any number of
+groups run concurrently in one asyncio loop; the caller decides how many.
 """
 
 import asyncio
-import hashlib
 import random
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from envs.chat import ChatEncoder, answer_prefill
 from envs.example import CompletionInRun
 from envs.group import Group, GroupTimes, SampledCompletion, Sampling, Verdict
+from envs.reward_workers.group_reward import CompletionScorer, GroupReward
 from envs.reward_workers.minimum_scores import MinimumScores
-from envs.task import Completion, Example
+from envs.task import Example
 from envs.teacher_prompt import TeacherPrompt
-from envs.turns import Conversation
 from torchgrpo.rollout.engines.interface import Request, Sampler
+from torchgrpo.rollout.episode_player import EpisodePlayer
 
-CompletionScorer = Callable[[Sequence[Completion], Sequence[Example]], Awaitable[Sequence[Verdict]]]
-"""Async function that scores completions, each against the example at the same index; returns verdicts in order."""
 KeepGroup = Callable[[Group], bool]
 """Predicate of dynamic sampling: whether to train on a scored group; other groups are replaced."""
 
@@ -36,25 +32,27 @@ class GroupRollout:
 
     Args:
         score_completions: returns the verdicts on completions.
-        conversation: replies between turns; None if every completion has one turn.
+        player: plays episodes in an environment; None if every completion has one turn.
         sampling: sampling parameters of groups that start from now on.
         candidates: completions that are sampled for a prompt.
         repeats: completions of a group; if fewer than the candidates, a balanced choice of them.
         seed: fixes, together with the group id, every random number of the sampling and of the choice.
         lowest_scores: lowest score of each data set; callers lower the scores of invalid completions by it.
         teacher: makes the teacher's prompt; None if the teacher sees the policy's prompt.
+        group_reward: replaces the scores of a group; None to keep them.
     """
 
     sampler: Sampler
     encoder: ChatEncoder
     score_completions: CompletionScorer
-    conversation: Conversation | None
+    player: EpisodePlayer | None
     sampling: Sampling
     candidates: int
     repeats: int
     seed: int
     lowest_scores: MinimumScores = field(default_factory=MinimumScores)
     teacher: TeacherPrompt | None = None
+    group_reward: GroupReward | None = None
 
     async def run_group(self, example: Example, group_id: int, on_sampled: Callable[[], None] = lambda: None) -> Group:
         """Samples and scores one group.
@@ -65,7 +63,7 @@ class GroupRollout:
         """
         started_at = time.time()
         request = self.make_request(self.encoder.encode(example), group_id)
-        candidates = await self.generate(request)
+        candidates = await self.generate(request, example)
         on_sampled()
         return await self.score_group(request, example, candidates, started_at)
 
@@ -73,43 +71,13 @@ class GroupRollout:
         """Returns the request of a group's first turn."""
         return Request(group_id, prompt, self.candidates, self.sampling, (self.seed << 40) + group_id)
 
-    async def generate(self, request: Request) -> list[SampledCompletion]:
-        """Samples the completions of a request, with all their turns."""
-        completions = await self.sampler.generate(request)
-        if self.conversation is not None:
-            async with asyncio.TaskGroup() as turn_tasks:
-                for row, one in enumerate(completions):
-                    turn_tasks.create_task(self._run_turns(self.conversation, request, row, one))
-        return completions
-
-    async def _run_turns(
-        self, conversation: Conversation, request: Request, row: int, completion: SampledCompletion
-    ) -> None:
-        """Extends a completion turn by turn.
-
-        `max_tokens` bounds all turns together. A reply that leaves no room for a token ends the completion.
-        """
-        turn, last, completion.sampled_mask = 1, completion.token_ids, [True] * len(completion.token_ids)
-        while completion.finish_reason == "stop" and (reply := await conversation.reply(last, turn)):
-            if request.sampling.max_tokens - len(completion.token_ids) <= len(reply):
-                completion.finish_reason = "length"
-                return
-            _append_tokens(completion, SampledCompletion(reply, [0.0] * len(reply), [], "stop"), is_sampled=False)
-            # The prompt of a further turn is the whole sequence so far. Its seed depends on request, row and turn
-            # only, not on what else is generated at the same time.
-            room = request.sampling.max_tokens - len(completion.token_ids)
-            digest = hashlib.blake2b(f"{request.seed}/{row}/{turn}".encode(), digest_size=8).digest()
-            continuation = replace(
-                request,
-                prompt=(*request.prompt, *completion.token_ids),
-                n=1,
-                sampling=replace(request.sampling, max_tokens=room),
-                seed=int.from_bytes(digest, "little") >> 1,
-            )
-            (next_turn,) = await self.sampler.generate(continuation)
-            _append_tokens(completion, next_turn, is_sampled=True)
-            turn, last, completion.finish_reason = turn + 1, next_turn.token_ids, next_turn.finish_reason
-            completion.engine = next_turn.engine
+    async def generate(self, request: Request, example: Example) -> list[SampledCompletion]:
+        """Samples the completions of a request, or plays the episodes of its example."""
+        if self.player is None:
+            return await self.sampler.generate(request)
+        async with asyncio.TaskGroup() as running:
+            episodes = [running.create_task(self.player.play(request, example, row)) for row in range(request.n)]
+        return [episode.result() for episode in episodes]
 
     async def score_group(
         self, request: Request, example: Example, candidates: list[SampledCompletion], started_at: float
@@ -120,14 +88,17 @@ class GroupRollout:
         """
         sampled_at, prompt_text = time.time(), self.encoder.prompt_text(request.prompt)
         self.encoder.decode(candidates, answer_prefill(prompt_text, example.prefill))
-        shown = [
-            CompletionInRun(**vars(one.reward_input), token_ids=tuple(one.token_ids))
-            for one in candidates
-            if one.reward_input is not None
-        ]
-        verdicts = await self.score_completions(shown, [example] * len(shown))
-        for one, verdict in zip(candidates, verdicts, strict=True):
+        unscored = [one for one in candidates if one.verdict is None]
+        shown = [reward_input(one) for one in unscored]
+        scored = await self.score_completions(shown, [example] * len(shown)) if shown else []
+        for one, verdict in zip(unscored, scored, strict=True):
             one.verdict = verdict
+        verdicts = [one.verdict for one in candidates if one.verdict is not None]
+        if self.group_reward is not None:
+            inputs = [reward_input(one) for one in candidates]
+            verdicts = await self.group_reward.rescore(inputs, example, verdicts)
+            for one, verdict in zip(candidates, verdicts, strict=True):
+                one.verdict = verdict
         pairs = list(zip(candidates, choose_balanced_candidates(verdicts, self.repeats, request.seed), strict=True))
         return Group(
             request.request_id,
@@ -146,6 +117,15 @@ class GroupRollout:
         return () if self.teacher is None else self.encoder.encode(self.teacher.teacher_example(example))
 
 
+def reward_input(completion: SampledCompletion) -> CompletionInRun:
+    """Returns the input of the reward, with the tokens and the messages of all turns."""
+    assert completion.reward_input is not None
+    fields = vars(completion.reward_input)
+    messages = [message for turn in completion.turns for message in (turn.message, *turn.replies)]
+    turns = tuple(messages) or ({"role": "assistant", "content": fields["text"]},)
+    return CompletionInRun(**fields | {"turns": turns}, token_ids=tuple(completion.token_ids))
+
+
 def choose_balanced_candidates(verdicts: Sequence[Verdict], repeats: int, seed: int) -> list[bool]:
     """Chooses `repeats` of a prompt's candidates, with right and wrong ones as balanced as possible.
 
@@ -161,17 +141,3 @@ def choose_balanced_candidates(verdicts: Sequence[Verdict], repeats: int, seed: 
     take_wrong = min(len(wrong), repeats - take_right)
     chosen = {*right[:take_right], *wrong[:take_wrong], *failed[: repeats - take_right - take_wrong]}
     return [index in chosen for index in range(len(verdicts))]
-
-
-def _append_tokens(completion: SampledCompletion, continuation: SampledCompletion, is_sampled: bool) -> None:
-    """Appends tokens to a completion.
-
-    Tokens of a reply get the policy version of the token before them.
-    """
-    completion.token_ids = completion.token_ids + continuation.token_ids
-    completion.log_probs = completion.log_probs + continuation.log_probs
-    versions = (
-        continuation.policy_versions if is_sampled else completion.policy_versions[-1:] * len(continuation.token_ids)
-    )
-    completion.policy_versions = completion.policy_versions + versions
-    completion.sampled_mask += [is_sampled] * len(continuation.token_ids)

@@ -1,0 +1,281 @@
+"""Plays episodes: an engine samples turns, an environment answers, and sampled tokens stay as they are.
+
+    reset ─▶ messages ─▶ prompt ids ─▶ engine ─▶ token ids ─▶ parser ─▶ message ─▶ step ─▶ replies, reward
+                              ▲                                                       │
+                              └── ids that the chat template adds, or a new sequence ◀┘
+
+Every episode is a coroutine with an environment of its own, so a slow episode delays no other episode. A token sequence
+is only extended: the template renders the messages before and after the replies, and what it adds is appended to the
+sampled ids. Where the second rendering does not begin with the first, a new sequence begins. A failure of a user's
+environment is the outcome of its episode and does not end the run.
+"""
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from config.schema.errors import ConfigError
+from envs.chat import ChatEncoder
+from envs.chat_responses import ResponseParser
+from envs.chat_suffix import appended_suffix_ids, suffix_ids
+from envs.environments.interface import Environment, EpisodeError, Step
+from envs.environments.make import EnvironmentFactory
+from envs.example import Example, Message
+from envs.group import FinishReason, SampledCompletion, SequenceStart, Turn, Verdict
+from envs.reward_workers.outcome_counts import OutcomeCounts
+from envs.reward_workers.scoring import ScoringResult
+from torchgrpo.rollout.engines.interface import Request, Sampler
+
+
+@dataclass(frozen=True)
+class EpisodeLimits:
+    """Limits of an episode; the request's `max_tokens` bounds the tokens after the first prompt.
+
+    prompt_tokens: of the first prompt. turns: of the model. turn_tokens: sampled tokens of a turn, None without a
+    limit. turn_ends: strings after which a turn ends. seconds: for the whole episode. alive: episodes at a time.
+    """
+
+    prompt_tokens: int
+    turns: int
+    turn_tokens: int | None
+    turn_ends: tuple[str, ...]
+    seconds: float
+    alive: int
+
+
+class _Episode:
+    """Messages and completion of one episode."""
+
+    def __init__(self, encoder: ChatEncoder, example: Example, group_prompt: tuple[int, ...]) -> None:
+        self.encoder = encoder
+        self.example = example
+        self.messages: list[Message] = list(example.messages)
+        self.first_prompt = self.prompt = _encode(encoder, example)
+        self.completion = SampledCompletion([], [], [], "stop")
+        if self.prompt != group_prompt:
+            self.completion.sequence_starts = [SequenceStart(0, self.prompt)]
+        self.components: dict[str, float] = {}
+        self.has_reward = False
+
+    @property
+    def context(self) -> tuple[int, ...]:
+        """Token ids of the present sequence: its prompt and the tokens after it."""
+        starts = self.completion.sequence_starts
+        return (*self.prompt, *self.completion.token_ids[starts[-1].start if starts else 0 :])
+
+    def append_sample(self, sample: SampledCompletion) -> None:
+        """Appends the sampled tokens of a turn."""
+        one = self.completion
+        one.token_ids += sample.token_ids
+        one.log_probs += sample.log_probs
+        one.policy_versions += sample.policy_versions
+        one.sampled_mask += [True] * len(sample.token_ids)
+        one.engine = sample.engine
+
+    def append_replies(self, suffix: list[int]) -> None:
+        """Appends token ids of the environment, which get the policy version of the token before them."""
+        one = self.completion
+        one.token_ids += suffix
+        one.log_probs += [0.0] * len(suffix)
+        one.policy_versions += one.policy_versions[-1:] * len(suffix)
+        one.sampled_mask += [False] * len(suffix)
+
+    def start_sequence(self, prompt: tuple[int, ...]) -> None:
+        """Starts a new token sequence with this prompt."""
+        one = self.completion
+        one.sequence_starts = one.sequence_starts or [SequenceStart(0, self.prompt)]
+        one.sequence_starts.append(SequenceStart(len(one.token_ids), prompt))
+        self.prompt = prompt
+
+    def environment_verdict(self) -> Verdict | None:
+        """Returns the verdict of the environment; None where the task's reward scores the completion."""
+        one = self.completion
+        seconds = sum(turn.env_seconds for turn in one.turns)
+        if one.finish_reason == "error":
+            return Verdict(0.0, self.components, "error", seconds)
+        if self.has_reward:
+            return Verdict(sum(turn.reward for turn in one.turns), self.components, "scored", seconds)
+        return Verdict(0.0, {}, "invalid", seconds) if one.finish_reason == "deadline" else None
+
+
+@dataclass(eq=False)
+class EpisodePlayer:
+    """Plays the episodes of a run.
+
+    Args:
+        parser: parses a turn's tokens to a message with reasoning and tool calls.
+        environments: makes the environment of each episode.
+        append_history: whether replies are appended where the chat template rewrites earlier messages; otherwise a new
+            sequence begins.
+        error_counts: counts failures of environments, and raises above `env.max_error_rate`.
+        outside_engine: context in which an environment runs, while engine steps must be short.
+    """
+
+    sampler: Sampler
+    encoder: ChatEncoder
+    parser: ResponseParser
+    environments: EnvironmentFactory
+    limits: EpisodeLimits
+    append_history: bool
+    error_counts: OutcomeCounts
+    outside_engine: Callable[[], AbstractContextManager[Any]] = nullcontext
+    num_alive: int = 0
+    _places: asyncio.Semaphore = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._places = asyncio.Semaphore(self.limits.alive)
+
+    async def play(self, request: Request, example: Example, row: int) -> SampledCompletion:
+        """Plays one episode and returns its completion, with a verdict if the environment gives rewards.
+
+        request: of the group, with the prompt of the example. row: index of the completion in the group.
+
+        Raises:
+            ConfigError: too many environments failed.
+        """
+        async with self._places:
+            self.num_alive += 1
+            try:
+                return await self._play_with_deadline(request, example, row)
+            finally:
+                self.num_alive -= 1
+
+    async def _play_with_deadline(self, request: Request, example: Example, row: int) -> SampledCompletion:
+        episode = _Episode(self.encoder, example, request.prompt)
+        completion, environment = episode.completion, None
+        try:
+            async with asyncio.timeout(self.limits.seconds) as deadline:
+                with self.outside_engine():
+                    environment = await self.environments.make()
+                episode = await self._reset(environment, episode, request.prompt)
+                completion = episode.completion
+                completion.finish_reason = await self._play_turns(environment, episode, request, row)
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+            completion.finish_reason = "deadline"
+        except EpisodeError as error:
+            completion.finish_reason, completion.error = "error", str(error)
+        finally:
+            if environment is not None:
+                with self.outside_engine():
+                    await environment.close()
+        completion.verdict = episode.environment_verdict()
+        if (verdict := completion.verdict) is not None:
+            result = ScoringResult(
+                verdict.score, verdict.components, verdict.outcome, verdict.seconds, completion.error
+            )
+            self.error_counts.add(example, result)
+            self.error_counts.check_error_rate()
+        return completion
+
+    async def _reset(self, environment: Environment, episode: _Episode, group_prompt: tuple[int, ...]) -> _Episode:
+        """Resets the environment; returns the episode with the messages and tools of the observation."""
+        with self.outside_engine():
+            observation = await environment.reset(episode.example)
+        if not observation.messages and not observation.tools:
+            return episode
+        example = episode.example
+        messages, tools = (*example.messages, *observation.messages), (*example.tools, *observation.tools)
+        started = _Episode(self.encoder, replace(example, messages=messages, tools=tools), group_prompt)
+        if len(started.prompt) > self.limits.prompt_tokens:
+            raise EpisodeError(
+                f"the prompt after reset has {len(started.prompt)} tokens, more than env.max_prompt_tokens="
+                f"{self.limits.prompt_tokens}; raise env.max_prompt_tokens, or shorten the messages of reset"
+            )
+        return started
+
+    async def _play_turns(
+        self, environment: Environment, episode: _Episode, request: Request, row: int
+    ) -> FinishReason:
+        """Plays turns until the episode ends; returns the reason."""
+        completion = episode.completion
+        for number in range(self.limits.turns):
+            context = episode.context
+            room = request.sampling.max_tokens - (len(context) - len(episode.first_prompt))
+            limit = min(room, self.limits.turn_tokens or room)
+            started_at, start = time.perf_counter(), len(completion.token_ids)
+            (sample,) = await self.sampler.generate(self._turn_request(request, row, number, context, limit))
+            sampled_at = time.perf_counter()
+            episode.append_sample(sample)
+            tail = self.encoder.prompt_text(context[-8:])
+            parsed = self.parser.parse(sample.token_ids, tail, episode.example.tools)
+            turn = Turn(parsed.message, start, len(completion.token_ids), engine_seconds=sampled_at - started_at)
+            completion.turns.append(turn)
+            if self.encoder.control.has_control_tokens(sample.token_ids, self.encoder.ends):
+                return sample.finish_reason
+            is_cut = sample.finish_reason != "stop"
+            notes = {"malformed": list(parsed.malformed)} if parsed.malformed else {}
+            with self.outside_engine():
+                step = await environment.step(parsed.message | notes | ({"truncated": True} if is_cut else {}))
+            turn.env_seconds = time.perf_counter() - sampled_at
+            self._record_step(episode, turn, step)
+            if sample.finish_reason == "abort" or (is_cut and limit == room):
+                return sample.finish_reason
+            if step.done or not step.messages:
+                return "stop"
+            if not self._append_replies(episode, parsed.message, step, request.sampling.max_tokens):
+                return "length"
+        return "turns"
+
+    def _turn_request(
+        self, request: Request, row: int, number: int, context: tuple[int, ...], max_tokens: int
+    ) -> Request:
+        """Returns the request of one turn.
+
+        Its seed depends on group, completion and turn only, not on what else is generated at the same time.
+        """
+        digest = hashlib.blake2b(f"{request.seed}/{row}/{number}".encode(), digest_size=8).digest()
+        sampling = replace(request.sampling, max_tokens=max_tokens, stop=(*request.sampling.stop, *self.limits.turn_ends))
+        return replace(
+            request, prompt=context, n=1, sampling=sampling, seed=int.from_bytes(digest, "little") >> 1
+        )
+
+    def _record_step(self, episode: _Episode, turn: Turn, step: Step) -> None:
+        """Records reward, components and replies of a step."""
+        turn.replies, turn.tool_outcomes = step.messages, step.tool_outcomes
+        if step.reward is not None:
+            turn.reward, episode.has_reward = step.reward, True
+        for name, value in step.components.items():
+            episode.components[name] = episode.components.get(name, 0.0) + value
+
+    def _append_replies(self, episode: _Episode, message: Message, step: Step, max_tokens: int) -> bool:
+        """Extends the token sequence by the replies, or starts a new sequence.
+
+        Returns False, without a change, if no room for a sampled token is left.
+        """
+        completion, tools = episode.completion, episode.example.tools
+        before = [*episode.messages, message]
+        after = [*(before if step.history is None else step.history), *step.messages]
+        last = completion.token_ids[-1] if completion.token_ids else None
+        end_token = last if last in self.encoder.ends else None
+        tokenizer = self.encoder.tokenizer
+        try:
+            suffix = suffix_ids(tokenizer, before, after, tools, end_token) if step.history is None else None
+            if suffix is None and step.history is None and self.append_history:
+                suffix = appended_suffix_ids(tokenizer, before, after, tools, end_token)
+        except ConfigError as error:
+            raise EpisodeError(f"the chat template cannot render the replies of the environment: {error}") from error
+        if suffix is None:
+            prompt = _encode(self.encoder, replace(episode.example, messages=tuple(after), prefill=""))
+            if len(prompt) - len(episode.first_prompt) >= max_tokens:
+                return False
+            episode.start_sequence(prompt)
+        else:
+            if len(episode.context) + len(suffix) - len(episode.first_prompt) >= max_tokens:
+                return False
+            episode.append_replies(suffix)
+        episode.messages = after
+        return True
+
+
+def _encode(encoder: ChatEncoder, example: Example) -> tuple[int, ...]:
+    """Encodes messages of an episode; messages that the template refuses are the episode's failure."""
+    try:
+        return encoder.encode(example)
+    except ConfigError as error:
+        raise EpisodeError(str(error)) from error
