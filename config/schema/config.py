@@ -91,6 +91,15 @@ class Config:
         return self.optim_batch_size // self.env.repeats
 
     @property
+    def groups_in_flight(self) -> int:
+        """Groups that each engine of grpo_async.py has in flight.
+
+        With `env.episodes` there are twice as many as have room, so that an episode waits for every free place.
+        """
+        episodes = self.env.episodes
+        return self.env.num_envs if episodes is None else max(self.env.num_envs, -(-2 * episodes // self.env.candidates))
+
+    @property
     def total_iterations(self) -> int:
         return max(1, self.train.total_dialog_turns // self.completions_per_iteration)
 
@@ -110,12 +119,17 @@ class Config:
     def derive_fields(self) -> None:
         """Fills unset fields whose defaults depend on other sections."""
         if self.policy.constant_length is None:
-            self.policy.constant_length = self.inference_model.max_tokens
+            self.policy.constant_length = self.response_tokens
+
+    @property
+    def response_tokens(self) -> int:
+        """Maximum number of tokens after the prompt in training, replies of an environment included."""
+        return self.env.max_episode_tokens or self.inference_model.max_tokens
 
     @property
     def longest_response(self) -> int:
         """Maximum number of response tokens, in training or in an evaluation."""
-        return max([self.inference_model.max_tokens, *(s.max_tokens or 0 for s in self.eval.sets.values())])
+        return max([self.response_tokens, *(s.max_tokens or 0 for s in self.eval.sets.values())])
 
     @property
     def max_model_len(self) -> int:

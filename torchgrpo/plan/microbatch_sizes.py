@@ -14,7 +14,7 @@ CHUNK_BYTES = {"cpu": (1 << 24) * FLOAT, "cuda": (1 << 27) * FLOAT}
 
 def longest_row_tokens(config: Config) -> int:
     """Tokens of the longest prompt and response in training."""
-    return config.env.max_prompt_tokens + config.inference_model.max_tokens
+    return config.env.max_prompt_tokens + config.response_tokens
 
 
 def uses_packing(config: Config, shape: ModelShape | None) -> bool:
@@ -38,7 +38,7 @@ def rank_microbatches(config: Config, shape: ModelShape | None) -> int:
 
 def longest_microbatch_rows(config: Config, shape: ModelShape | None) -> int:
     """Completions of one rank's microbatch if every prompt and response has the maximum length."""
-    prompt, response = config.env.max_prompt_tokens, config.inference_model.max_tokens
+    prompt, response = config.env.max_prompt_tokens, config.response_tokens
     positions = microbatch_tokens(config, shape)
     if uses_packing(config, shape):
         return max(1, min(microbatch_rows(config), (positions - prompt) // response))
@@ -51,7 +51,7 @@ def microbatch_tokens(config: Config, shape: ModelShape | None) -> int:
     In a packed microbatch the prompt of a group counts once. A single prompt and response of maximum length may exceed
     `train.max_tokens_per_microbatch`.
     """
-    prompt, response = config.env.max_prompt_tokens, config.inference_model.max_tokens
+    prompt, response = config.env.max_prompt_tokens, config.response_tokens
     rows, repeats = microbatch_rows(config), config.env.repeats
     prompts = -(-rows // repeats) if uses_packing(config, shape) else rows
     longest_positions = prompts * prompt + rows * response
@@ -65,7 +65,7 @@ def longest_microbatch(config: Config, shape: ModelShape, on_cpu: bool) -> Micro
     In a packed microbatch keys are not repeated for every query head, and there is no mask. On a CPU, packed attention
     gathers the keys and values of each response together with those of its prompt.
     """
-    prompt, response = config.env.max_prompt_tokens, config.inference_model.max_tokens
+    prompt, response = config.env.max_prompt_tokens, config.response_tokens
     positions, row_length = microbatch_tokens(config, shape), prompt + response
     chunk = chunk_size(config, shape, on_cpu)
     if uses_packing(config, shape):

@@ -118,7 +118,7 @@ def make_evaluation(
 
     def make_set_rollout(eval_set: EvalSet, rewards: RewardService, seed: int) -> GroupRollout:
         settings = eval_set.settings
-        max_tokens = settings.max_tokens or config.inference_model.max_tokens
+        max_tokens = settings.max_tokens or config.response_tokens
         sampling = Sampling(settings.temperature, settings.top_p, settings.top_k, max_tokens)
         return GroupRollout(
             loop, encoder, loop.make_scorer(rewards), conversation, sampling, settings.n, settings.n, seed

@@ -62,7 +62,7 @@ class OverlappedRun(Run):
             rollout_components.group_rollout,
             rollout_components.prompts,
             buffer,
-            config.env.num_envs * len(self.plan.devices.engines),
+            config.groups_in_flight * len(self.plan.devices.engines),
             train.wait_timeout_s,
             self.keep_group,
             config.policy.filter_attempts,
@@ -103,6 +103,8 @@ class OverlappedRun(Run):
                 "groups/dropped_stale": float(stream.buffer.groups_dropped),
             }
         )
+        if (player := self.rollout_components.group_rollout.player) is not None:
+            monitor.add_metrics({"episodes/alive": float(player.num_alive)})
         with monitor.time_phase("optimize"):
             return Rollout.from_groups(groups, trained_at=self.rollout_components.weight_pusher.version)
 

@@ -27,6 +27,7 @@ FIXED_SETTINGS = (
     *("env.dataset", "env.split", "env.holdout", "env.duplicates", "env.mixture"),
     *("env.curriculum.column", "env.curriculum.order", "env.curriculum.bins"),
     *("env.options", "env.max_prompt_tokens", "env.system_prompt", "env.tools", "env.repeats"),
+    *("env.environment", "env.environment_options", "env.tool_format", "env.tool_parser", "env.history"),
     *("train.seed", "train.epochs", "model.dtype", "optimizer.name"),
     *("train_model.lora.enabled", "train_model.lora.r", "train_model.lora.alpha"),
     *("train_model.lora.quantization", "ref_model.name", "ref_model.dtype"),

@@ -206,7 +206,7 @@ class Learner:
         if policy.old_log_prob == "trainer" and several_steps:
             batch.old_log_prob = self._score_batch(batch, "log_prob")
         weights = component_weights(self.config.env)
-        return assign_credit(policy, rollout, self.config.inference_model.max_tokens, weights)
+        return assign_credit(policy, rollout, self.config.response_tokens, weights)
 
     def begin_scoring(self, group: Group) -> None:
         """Begins to score a group for a later `credit`, if there are scorers.

@@ -65,7 +65,7 @@ def _rank_lines(plan: Plan, shape: ModelShape) -> Iterator[str]:
     nodes = devices.ranks // devices.ranks_per_node
     yield format_line("model", f"{config.model.name}, {shape.parameters / 1e9:.2f} billion parameters")
     yield format_line("rank", f"0 of {devices.ranks} on {nodes} node(s), shards over {learner.shard_size}")
-    longest = f"{config.env.max_prompt_tokens} + {config.inference_model.max_tokens} tokens"
+    longest = f"{config.env.max_prompt_tokens} + {config.response_tokens} tokens"
     yield format_line(
         "microbatch", f"{longest_microbatch_rows(config, shape)} completions of {longest}, all of maximum length"
     )

@@ -127,7 +127,7 @@ def make_longest_microbatch(plan: Plan) -> Batch:
     The prompts of a group are equal.
     """
     config, rows = plan.config, longest_microbatch_rows(plan.config, plan.shape)
-    prompt, response = config.env.max_prompt_tokens, config.inference_model.max_tokens
+    prompt, response = config.env.max_prompt_tokens, config.response_tokens
     group = torch.arange(rows)[:, None] // config.env.repeats
 
     def full(width: int, value: Any) -> Tensor:

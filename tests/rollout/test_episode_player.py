@@ -1,0 +1,219 @@
+"""Tests of episodes on a real engine: tokens, sequences, rewards, limits, failures and deadlines."""
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from config.schema.errors import ConfigError
+from config.schema.models import ModelConfig
+from envs.chat import ChatEncoder
+from envs.chat_responses import ResponseParser
+from envs.group import Group, SampledCompletion, Sampling
+from envs.reward_workers.outcome_counts import OutcomeCounts
+from tests.group_collection import ListPromptSource, make_group_rollout
+from tests.rollout.games import Failing, Game, Games, Hanging, Opening, Window
+from tests.rollout.test_turns import EOS, QUICKSTART, RecordingEngine, RecordingRewards, addition_examples
+from torchgrpo.batches.batch import Batch, collate
+from torchgrpo.rollout.engine_loop import EngineLoop
+from torchgrpo.rollout.episode_player import EpisodeLimits, EpisodePlayer
+from torchgrpo.rollout.group_rollout import GroupRollout
+from torchgrpo.training.model_loading import load_model
+from torchgrpo.training.response_scorer import ResponseScorer
+
+REPEATS, GROUPS = 4, 5
+LIMITS = EpisodeLimits(prompt_tokens=64, turns=8, turn_tokens=None, turn_ends=(), seconds=600.0, alive=512)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerBase:
+    loaded: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(QUICKSTART)
+    return loaded
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return load_model(ModelConfig(name=str(QUICKSTART)), torch.device("cpu"))
+
+
+@pytest.fixture
+def engine(model: Any) -> RecordingEngine:
+    return RecordingEngine(model)
+
+
+@pytest.fixture
+def loop(engine: RecordingEngine) -> Iterator[EngineLoop]:
+    started = EngineLoop(engine, timeout=600.0, wait_timeout=600.0)
+    yield started
+    started.close()
+
+
+Play = Callable[..., list[Group]]
+
+
+@pytest.fixture
+def play(loop: EngineLoop, tokenizer: PreTrainedTokenizerBase) -> Play:
+    """Returns a function that plays groups of episodes and returns them."""
+
+    def play_groups(games: Games, limits: EpisodeLimits = LIMITS, max_tokens: int = 48, groups: int = GROUPS, **options: Any) -> list[Group]:
+        rollout = make_rollout(loop, tokenizer, games, limits, max_tokens, **options)
+        examples = addition_examples(groups)
+        return loop.run_all([rollout.run_group(example, number) for number, example in enumerate(examples)])
+
+    return play_groups
+
+
+def make_rollout(
+    loop: EngineLoop,
+    tokenizer: PreTrainedTokenizerBase,
+    games: Games,
+    limits: EpisodeLimits = LIMITS,
+    max_tokens: int = 48,
+    max_error_rate: float = 1.0,
+    append_history: bool = False,
+) -> GroupRollout:
+    rollout = make_group_rollout(loop, RecordingRewards(), REPEATS, Sampling(max_tokens=max_tokens), tokenizer=tokenizer)
+    parser, counts = ResponseParser(tokenizer), OutcomeCounts(max_error_rate)
+    encoder = ChatEncoder(tokenizer)
+    rollout.player = EpisodePlayer(loop, encoder, parser, games, limits, append_history, counts)
+    return rollout
+
+
+def completions_of(groups: Sequence[Group]) -> list[SampledCompletion]:
+    return [one for group in groups for one in group.completions]
+
+
+def assert_every_sampled_token_is_trained_once(engine: RecordingEngine, batch: Batch) -> None:
+    """Asserts that each turn of the engine is in one row, after the context that the engine sampled it in."""
+    turns = sorted((request.prompt, tuple(ids)) for request, ids in engine.sampled_turns)
+    trained = []
+    tokens = batch.tokens
+    for row in range(len(batch)):
+        prompt = tokens.prompt[row][tokens.prompt_mask[row]].tolist()
+        length = int(tokens.response_mask[row].sum())
+        ids, mask = tokens.response[row][:length].tolist(), tokens.loss_mask[row][:length].tolist()
+        starts = [at for at in range(length) if mask[at] and not (at and mask[at - 1])]
+        for start in starts:
+            end = next((at for at in range(start, length) if not mask[at]), length)
+            trained.append((tuple(prompt + ids[:start]), tuple(ids[start:end])))
+    assert sorted(trained) == turns
+
+
+def test_replies_extend_one_sequence(engine: RecordingEngine, play: Play, tokenizer: Any) -> None:
+    groups = play(Games(Game))
+    completions = completions_of(groups)
+    assert all(len(one.turns) == 3 and not one.sequence_starts for one in completions)
+    batch = collate(groups)
+    assert len(batch) == GROUPS * REPEATS and batch.episode is None
+    assert_every_sampled_token_is_trained_once(engine, batch)
+    environment = batch.tokens.response_mask & ~batch.tokens.loss_mask
+    reply = tokenizer.encode("<user>+?<assistant>", add_special_tokens=False)
+    assert batch.tokens.response[environment].tolist() == reply * (2 * GROUPS * REPEATS)
+    assert (batch.sample_log_prob[environment] == 0).all()
+
+
+def test_rewritten_history_starts_sequences(engine: RecordingEngine, play: Play, model: Any) -> None:
+    groups = play(Games(Window))
+    completions = completions_of(groups)
+    assert {one.num_sequences for one in completions} == {3}
+    batch = collate(groups)
+    assert len(batch) == 3 * GROUPS * REPEATS
+    assert batch.episode is not None and batch.episode.flatten().unique().tolist() == list(range(GROUPS * REPEATS))
+    assert_every_sampled_token_is_trained_once(engine, batch)
+    with torch.no_grad():
+        scored = ResponseScorer(model, True, chunk_size=64)(batch.tokens).log_prob
+    mask = batch.tokens.loss_mask
+    torch.testing.assert_close(scored[mask], batch.sample_log_prob[mask], atol=1e-4, rtol=1e-4)
+
+
+def test_messages_of_the_reset_belong_to_the_prompt(engine: RecordingEngine, play: Play) -> None:
+    (group,) = play(Games(Opening, {"turns": 1}), groups=1)
+    batch = collate([group])
+    assert len(batch) == REPEATS and batch.episode is None
+    assert_every_sampled_token_is_trained_once(engine, batch)
+    prompts = {one.sequence_starts[0].prompt for one in group.completions}
+    assert len(prompts) == 1 and len(prompts.pop()) > len(group.prompt)
+
+
+def test_rewards_of_turns_are_the_verdict(play: Play) -> None:
+    for one in completions_of(play(Games(Game))):
+        assert one.verdict is not None
+        assert (one.verdict.score, one.verdict.components, one.verdict.outcome) == (0.75, {"steps": 3.0}, "scored")
+        assert [turn.reward for turn in one.turns] == [0.25] * 3 and one.finish_reason == "stop"
+
+
+def test_without_rewards_of_turns_the_task_scores(loop: EngineLoop, tokenizer: Any) -> None:
+    rollout = make_rollout(loop, tokenizer, Games(Game, {"reward": None}))
+    rewards = RecordingRewards()
+    rollout.score_completions = loop.make_scorer(rewards)  # type: ignore[arg-type]
+    (group,) = loop.run_all([rollout.run_group(addition_examples(1)[0], 0)])
+    assert [verdict.score for verdict in group.verdicts] == [1.0] * REPEATS
+    for shown in rewards.scored_completions:
+        assert [message["role"] for message in shown.turns] == ["assistant", "user"] * 2 + ["assistant"]
+        assert shown.text == shown.turns[-1]["content"]
+
+
+def test_a_failure_is_the_outcome_of_its_episode(play: Play) -> None:
+    completions = completions_of(play(Games(Failing)))
+    failed = [one for one in completions if one.error]
+    assert failed and len(failed) < len(completions)
+    for one in completions:
+        assert one.verdict is not None
+        expected = ("error", "error") if one.error else ("scored", "stop")
+        assert (one.verdict.outcome, one.finish_reason) == expected
+    assert {one.error for one in failed} == {"Failing.step: division by zero"}
+
+
+def test_too_many_failures_end_the_run(play: Play) -> None:
+    class AlwaysFailing(Failing):
+        async def step(self, turn: dict[str, Any]) -> Any:
+            self.seen = [{"content": "0"}]
+            return await super().step(turn)
+
+    with pytest.raises(ConfigError, match="Failing.step: division by zero"):
+        play(Games(AlwaysFailing), groups=30, max_error_rate=0.1)
+
+
+def test_the_deadline_ends_only_its_episode(engine: RecordingEngine, play: Play) -> None:
+    limits = EpisodeLimits(64, 8, None, (), seconds=3.0, alive=512)
+    games = Games(Hanging)
+    for one in completions_of(play(games, limits, groups=2)):
+        assert one.verdict is not None
+        assert (one.finish_reason, one.verdict.outcome, one.verdict.score) == ("deadline", "scored", 0.25)
+    assert engine.in_flight == 0 and all(game.is_closed for game in games.made)
+
+
+def test_a_deadline_before_any_reward_is_invalid(play: Play) -> None:
+    limits = EpisodeLimits(64, 8, None, (), seconds=3.0, alive=512)
+    for one in completions_of(play(Games(Hanging, {"reward": None}), limits, groups=1)):
+        assert one.verdict is not None and (one.finish_reason, one.verdict.outcome) == ("deadline", "invalid")
+
+
+def test_limits_of_turns_and_tokens(engine: RecordingEngine, play: Play) -> None:
+    limits = EpisodeLimits(64, 2, 3, (), seconds=600.0, alive=3)
+    for one in completions_of(play(Games(Game, {"turns": 100}), limits)):
+        assert (one.finish_reason, len(one.turns)) == ("turns", 2)
+        assert all(turn.end - turn.start <= 3 for turn in one.turns)
+    unlimited = EpisodeLimits(64, 100, None, (), seconds=600.0, alive=512)
+    for one in completions_of(play(Games(Game, {"turns": 100}), unlimited, max_tokens=20)):
+        assert one.finish_reason == "length" and len(one.token_ids) <= 20 and one.sampled_mask[-1]
+
+
+def test_cut_turns_are_shown_as_truncated(play: Play) -> None:
+    games = Games(Game, {"turns": 2})
+    limits = EpisodeLimits(64, 8, 1, (), seconds=600.0, alive=512)
+    completions = completions_of(play(games, limits))
+    cut = [turn.get("truncated", False) for game in games.made for turn in game.seen]
+    ends = [one.token_ids[turn.end - 1] == EOS for one in completions for turn in one.turns]
+    assert sorted(cut) == sorted(not has_end for has_end in ends) and any(cut)
+
+
+def test_tokens_do_not_depend_on_other_episodes(play: Play) -> None:
+    together = play(Games(Window))
+    for number, group in enumerate(together):
+        limits = EpisodeLimits(64, 8, None, (), seconds=600.0, alive=1)
+        alone = play(Games(Window), limits, groups=number + 1)[number]
+        assert [one.token_ids for one in alone.completions] == [one.token_ids for one in group.completions]
