@@ -90,7 +90,11 @@ class GroupRollout:
         `max_tokens` bounds all turns together. A reply that leaves no room for a token ends the completion.
         """
         turn, last, completion.sampled_mask = 1, completion.token_ids, [True] * len(completion.token_ids)
-        while completion.finish_reason == "stop" and (reply := await conversation.reply(last, turn)):
+        while completion.finish_reason == "stop":
+            with self.sampler.outside_engine():
+                reply = await conversation.reply(last, turn)
+            if not reply:
+                return
             if request.sampling.max_tokens - len(completion.token_ids) <= len(reply):
                 completion.finish_reason = "length"
                 return
