@@ -3,8 +3,8 @@
     python benchmarks/episodes.py [--episodes 8 64 512] [--turns 4] [--tokens 8]
 
 The loop is real; the engine and the time are simulated (tests/rollout/virtual_clock.py). An episode waits about
-100 ms before each turn. Prints the share of the ideal rate at which episodes end, for an engine in this process and for a
-pool, and the CPU microseconds of a turn, with those of the simulation.
+100 ms before each turn. Prints the ideal time of an episode as a share of its actual time, for an engine in this
+process and for a pool, and the CPU microseconds of a turn, with those of the simulation.
 """
 
 import sys

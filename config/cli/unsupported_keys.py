@@ -70,7 +70,7 @@ _TEXTS = (
     ("no batch is trained on again in a later iteration; train.epochs sets the passes over a batch",
      "empty_replay_buffer"),
     ("an engine chooses its own kernels", "inference_model.attn_implementation"),
-    ("not needed: the end token or stop string is always part of its completion", "include_stop_str_in_output"),
+    ("not needed: a completion keeps its end token or stop string", "include_stop_str_in_output"),
     ("always on: the completions of a prompt share its keys and values", "enable_prefix_caching"),
     ("not supported: log-probs are used as the engine returns them; set policy.old_log_prob=trainer for the learner's "
      "log-probs",

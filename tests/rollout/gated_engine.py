@@ -1,4 +1,4 @@
-"""Fake engine of a pool that answers a request when the test creates a file for it."""
+"""Fake engine of a pool that answers when the test creates a file."""
 
 import time
 from pathlib import Path
@@ -8,7 +8,10 @@ from torchgrpo.rollout.engines.interface import Request, Response
 
 
 class GatedEngine(CountingEngine):
-    """Engine that answers request N when `folder` has a file `answer_N`, and creates `received_N` at its submission."""
+    """Engine that answers request N once `folder` has a file `answer_N`.
+
+    A submission creates `received_N`.
+    """
 
     def __init__(self, folder: Path) -> None:
         super().__init__()

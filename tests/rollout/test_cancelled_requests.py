@@ -1,4 +1,4 @@
-"""Tests of cancelled requests: they leave their engine at once, and the others are sampled as without them."""
+"""Tests that cancelled requests leave their engine and change no other request."""
 
 import asyncio
 import os
@@ -39,14 +39,17 @@ def token_ids(responses: list[Response]) -> dict[int, list[list[int]]]:
     return {response.request_id: [one.token_ids for one in response.completions] for response in responses}
 
 
-def run_with_cancellations(engine: Engine, requests: list[Request], cancelled: dict[int, int]) -> list[Response]:
-    """Runs requests; cancelled: for each request to cancel, the number of steps after which it is cancelled."""
+def run_with_cancellations(engine: Engine, requests: list[Request], cancel_steps: dict[int, int]) -> list[Response]:
+    """Runs requests and cancels some.
+
+    cancel_steps: by request id, the number of steps before its cancellation.
+    """
     for request in requests:
         engine.submit(request)
     responses: list[Response] = []
     steps = 0
-    while engine.in_flight or max(cancelled.values()) >= steps:
-        for request_id, step in cancelled.items():
+    while engine.in_flight or max(cancel_steps.values()) >= steps:
+        for request_id, step in cancel_steps.items():
             if step == steps:
                 before = engine.in_flight
                 engine.cancel(request_id)
@@ -141,11 +144,11 @@ def test_the_end_of_the_thread_cancels_requests_of_its_tasks() -> None:
 def test_rows_of_other_requests_continue_unchanged() -> None:
     """Requests are cancelled while they wait, run, and after others have ended."""
     requests = make_requests(9)
-    cancelled = {8: 0, 1: 3, 4: 3, 5: 14, 7: 20}
+    cancel_steps = {8: 0, 1: 3, 4: 3, 5: 14, 7: 20}
     engine = TransformersEngine(tiny_llama(), [EOS], max_num_seqs=12)
-    responses = run_with_cancellations(engine, requests, cancelled)
+    responses = run_with_cancellations(engine, requests, cancel_steps)
     expected = token_ids(generate(TransformersEngine(tiny_llama(), [EOS], max_num_seqs=12), requests))
-    assert token_ids(responses) == {one: ids for one, ids in expected.items() if one not in cancelled}
+    assert token_ids(responses) == {one: ids for one, ids in expected.items() if one not in cancel_steps}
     assert isinstance(engine.decoder, ContinuousBatchingDecoder)
     assert engine.decoder._cache.cohorts == []
 
@@ -186,6 +189,7 @@ def test_vllm_aborts_a_cancelled_request(start_engine: StartEngine, update: str)
     assert token_ids(responses) == {one: expected[one] for one in (0, 3, 4)}
     assert not engine._request_owners
     assert not engine._llm.has_unfinished_requests()
+    assert not engine._llm.output_processor.parent_requests
     scheduler = engine._llm.engine_core.engine_core.scheduler
     assert scheduler.get_num_unfinished_requests() == 0
 
@@ -241,7 +245,7 @@ def test_a_response_after_the_cancellation_is_dropped(open_pool: OpenPool, tmp_p
 
 
 def test_a_request_of_a_killed_engine_is_cancelled(open_pool: OpenPool, tmp_path: Path) -> None:
-    """Of the requests that return to the queue, the cancelled one reaches no other engine."""
+    """The other requests return to the queue and reach the next engine."""
     pool = open_pool(partial(GatedEngine, tmp_path))
     submit_and_dispatch(pool, make_requests(3))
     assert held_requests(pool) == [0, 1, 2]

@@ -1,4 +1,4 @@
-"""Tests of stop strings: every engine ends a completion with the token that completes a stop string."""
+"""Tests that every engine ends a completion at its first stop string."""
 
 import random
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ def quickstart_tokenizer() -> PreTrainedTokenizerBase:
 
 
 def byte_level_tokenizer() -> PreTrainedTokenizerBase:
-    """Trains a tokenizer on bytes with a space at the start of words, and with control tokens."""
+    """Trains a byte-level tokenizer with a control token and an added token."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -44,7 +44,10 @@ def byte_level_tokenizer() -> PreTrainedTokenizerBase:
 
 
 def word_piece_tokenizer() -> PreTrainedTokenizerBase:
-    """Trains a tokenizer on characters, with single bytes for unknown ones; decoding strips the first space."""
+    """Trains a tokenizer with bytes for unknown characters.
+
+    Decoding strips the first space.
+    """
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.decoder = decoders.Sequence(
@@ -59,7 +62,7 @@ def word_piece_tokenizer() -> PreTrainedTokenizerBase:
 
 
 def first_end(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int], stop: Sequence[str]) -> int | None:
-    """Returns the length of the shortest prefix whose whole text has a stop string, or None."""
+    """Returns the length of the shortest prefix with a stop string, or None."""
     vocabulary = set(tokenizer.get_vocab().values())
     for length in range(1, len(token_ids) + 1):
         known = [token for token in token_ids[:length] if token in vocabulary]
@@ -110,7 +113,10 @@ def test_stop_strings_without_a_tokenizer_are_refused() -> None:
 
 
 def mixed_requests(tokenizer: PreTrainedTokenizerBase, max_token: int) -> list[Request]:
-    """Makes requests of different limits, with the text of two or one sampled tokens as stop strings, or none."""
+    """Makes requests with different limits and stop strings.
+
+    Stop strings are the texts of one or two sampled tokens; every third request has none.
+    """
     chance = random.Random(1)
     letters = [tokenizer.decode([token]) for token in range(5, max_token) if token in tokenizer.get_vocab().values()]
     stops: list[tuple[str, ...]] = [
@@ -182,7 +188,7 @@ def test_engines_of_a_pool_cut_as_one_in_this_process(open_pool: OpenPool) -> No
 
 @pytest.mark.parametrize("update", ["keep", "abort"])
 def test_vllm_cuts_each_request_by_its_own_stop_strings(start_engine: StartEngine, update: str) -> None:
-    """The model has more ids than the tokenizer. A push in the middle of the completions changes no rule."""
+    """The model has more ids than the tokenizer, and a push interrupts completions."""
     tokenizer = quickstart_tokenizer()
     engine = start_engine(update=update, tokenizer=tokenizer)
     requests = mixed_requests(tokenizer, 263)

@@ -1,4 +1,4 @@
-"""Virtual clock for the engine loop, with simulated engines and episodes that wait outside the engine.
+"""Virtual clock with simulated engines and episodes for tests of the engine loop.
 
 Time passes only while asyncio sleeps and while a simulated engine steps, so results do not depend on the machine.
 """
@@ -20,9 +20,9 @@ from torchgrpo.rollout.engines.interface import Request, Response
 
 @dataclass
 class VirtualClock:
-    """Clock whose time is set by simulated engines and by a loop that sleeps. now: in seconds."""
+    """Clock that simulated engines and a sleeping loop advance. seconds: its time."""
 
-    now: float = 0.0
+    seconds: float = 0.0
 
     @contextmanager
     def loops(self) -> Iterator[None]:
@@ -53,7 +53,7 @@ class _VirtualSelector(selectors.DefaultSelector):  # type: ignore[valid-type, m
         if timeout is None and not ready:
             raise RuntimeError("nothing is scheduled, and the virtual clock would stand still")
         if timeout and not ready:
-            self.clock.now += timeout
+            self.clock.seconds += timeout
         return ready
 
 
@@ -63,7 +63,7 @@ class _VirtualLoop(asyncio.SelectorEventLoop):
         self.clock = clock
 
     def time(self) -> float:
-        return self.clock.now
+        return self.clock.seconds
 
 
 @dataclass
@@ -89,7 +89,7 @@ class VirtualEngine:
         return len(self._running)
 
     def submit(self, request: Request) -> None:
-        steps_before = -(-self.clock.now // self.step_s)
+        steps_before = -(-self.clock.seconds // self.step_s)
         ends_at = (steps_before + self.tokens) * self.step_s if self.is_remote else self.steps + self.tokens
         heapq.heappush(self._running, (ends_at, request.request_id))
 
@@ -100,10 +100,10 @@ class VirtualEngine:
     def step(self, timeout: float) -> list[Response]:
         self.steps += 1
         if not self.is_remote:
-            self.clock.now += self.step_s
+            self.clock.seconds += self.step_s
         elif self._running:
-            self.clock.now = max(self.clock.now, min(self._running[0][0], self.clock.now + timeout))
-        reached = self.clock.now if self.is_remote else self.steps
+            self.clock.seconds = max(self.clock.seconds, min(self._running[0][0], self.clock.seconds + timeout))
+        reached = self.clock.seconds if self.is_remote else self.steps
         responses = []
         while self._running and self._running[0][0] <= reached + 1e-9:
             _, request_id = heapq.heappop(self._running)
@@ -156,10 +156,10 @@ class VirtualEpisodes:
             await asyncio.sleep(chance.uniform(0, self.turns * self.wait_s))
         for _ in range(self.rounds):
             waits = [self.wait_s * chance.uniform(0.8, 1.2) for _ in range(self.turns)]
-            began = clock.now
+            began = clock.seconds
             for wait in waits:
                 with loop.outside_engine():
                     await asyncio.wait_for(asyncio.sleep(wait), 60)  # as the deadline of a tool
                 await loop.generate(Request(0, (), 1, Sampling(), seed=0))
             ideal = sum(waits) + self.turns * self.tokens * self.step_s
-            self.shares.append(ideal / (clock.now - began))
+            self.shares.append(ideal / (clock.seconds - began))

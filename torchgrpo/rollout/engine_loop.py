@@ -108,7 +108,7 @@ class EngineLoop:
 
     @contextmanager
     def outside_engine(self) -> Iterator[None]:
-        """Marks a wait for anything but the engine and the rewards: a timer, a tool, HTTP, a thread.
+        """Marks a wait for a timer, a tool, HTTP or a thread.
 
         A step of the engine blocks the loop. While any such wait is open, a step of a pool waits at most 2 ms for
         responses, and tasks whose timers are due continue before the next step. Without the mark, what the caller waits
@@ -185,7 +185,10 @@ class EngineLoop:
             self._pump_task = None
 
     async def _run_other_tasks(self) -> None:
-        """Lets the tasks run that can continue, and with a wait outside the engine those whose timers are due."""
+        """Lets other tasks run: those that can continue, and those whose timers are due.
+
+        Due timers count only while a task waits outside the engine.
+        """
         # Tasks that can continue precede the pump in asyncio's queue: new groups submit their requests now.
         await asyncio.sleep(0)
         if not self._num_outside:

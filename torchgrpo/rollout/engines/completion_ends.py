@@ -1,4 +1,4 @@
-"""Decides at which sampled token a completion ends: an end token, a stop string or the length limit.
+"""Finds the token that ends a completion: end token, stop string or length limit.
 
 Every engine finds stop strings here, so all engines cut at the same token. A completion keeps the whole token that
 completes a stop string. It is a prefix of what the engine would have sampled, so its log-probs stay exact.
@@ -43,9 +43,10 @@ class CompletionEnds:
         return "length" if len(token_ids) >= sampling.max_tokens else "abort"
 
     def _completes_stop(self, token_ids: Sequence[int], stop: tuple[str, ...]) -> bool:
-        """Whether the last token completes a stop string in the decoded text, which includes control tokens.
+        """Whether the last token completes a stop string in the decoded text.
 
-        Most tokens lack the last character of every stop string, which the text of the token alone shows.
+        The text includes control tokens. Most tokens lack the last character of every stop string, as the text of the
+        token alone shows.
         """
         text = self._token_text(token_ids[-1])
         if _PARTIAL_CHARACTER not in text and not any(string[-1] in text for string in stop):

@@ -75,7 +75,10 @@ class SteppedEngine(Protocol):
     def submit(self, request: Request) -> None: ...
 
     def cancel(self, request_id: int) -> None:
-        """Drops a request; no effect if it is not in flight. Other requests sample the same tokens as without it."""
+        """Drops a request, if it is in flight.
+
+        Other requests sample the same tokens as without it.
+        """
         ...
 
     def step(self, timeout: float) -> list[Response]:

@@ -1,4 +1,4 @@
-"""Applies temperature, min-p, top-k and top-p, samples tokens by per-row seeds, and appends tokens to completions."""
+"""Applies temperature, min-p, top-k and top-p, and samples tokens by per-row seeds."""
 
 from collections.abc import Sequence
 

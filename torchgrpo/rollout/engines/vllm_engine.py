@@ -16,7 +16,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -60,6 +60,18 @@ class _RunningGroup:
     unfinished_indices: set[int] = field(default_factory=set)
 
 
+class _RequestOwner(NamedTuple):
+    """Owner of a request in vLLM.
+
+    completion_index: of its only completion; None if it has all. vllm_id: vLLM's own id, also of a request with several
+    completions.
+    """
+
+    request_id: int
+    completion_index: int | None
+    vllm_id: str
+
+
 class VLLMEngine:
     """vLLM engine in this process. Raises ConfigError if it cannot start.
 
@@ -76,7 +88,7 @@ class VLLMEngine:
         self._groups: dict[int, _RunningGroup] = {}
         self._finished_responses: list[Response] = []
         self._score_outputs: dict[str, RequestOutput] = {}
-        self._request_owners: dict[str, tuple[int, int | None]] = {}
+        self._request_owners: dict[str, _RequestOwner] = {}
         self._num_requests = 0
         self._transferring = False
         self._shared_memory = SharedMemory()
@@ -136,7 +148,7 @@ class VLLMEngine:
                 self._queue_completion(request.request_id, index)
         else:
             params = self._sampling_params(request.sampling, request.n, base_seed(request.seed))
-            self._add_request((request.request_id, None), list(request.prompt), params)
+            self._add_request(request.request_id, None, list(request.prompt), params)
 
     def _queue_completion(self, request_id: int, index: int) -> None:
         """Queues one completion separately: its prompt and the tokens sampled so far."""
@@ -146,32 +158,30 @@ class VLLMEngine:
         params = self._sampling_params(
             group.request.sampling, 1, base_seed(seed + len(sampled_ids)) if sampled_ids else seed, len(sampled_ids)
         )
-        self._add_request((request_id, index), [*group.request.prompt, *sampled_ids], params)
+        self._add_request(request_id, index, [*group.request.prompt, *sampled_ids], params)
 
     def _streams(self, sampling: Sampling) -> bool:
-        """Whether vLLM gets each completion as a request of its own and returns each token at its step."""
+        """Whether each completion is a request of its own, whose tokens return one by one."""
         return self.settings.update == "abort" or bool(sampling.stop)
 
     def _sampling_params(self, sampling: Sampling, n: int, seed: int, num_sampled: int = 0) -> "SamplingParams":
         end_token_ids = self.settings.eos_token_ids
         return sampling_params(sampling, n, seed, end_token_ids, self._streams(sampling), num_sampled)
 
-    def _add_request(self, owner: tuple[int, int | None], prompt: list[int], params: "SamplingParams") -> None:
+    def _add_request(self, request_id: int, index: int | None, prompt: list[int], params: "SamplingParams") -> None:
         self._num_requests += 1
         internal = str(self._num_requests)
-        self._request_owners[internal] = owner
-        self._llm.add_request(internal, {"prompt_token_ids": prompt}, params, lora_request=self._adapter)
+        vllm_id = self._llm.add_request(internal, {"prompt_token_ids": prompt}, params, lora_request=self._adapter)
+        self._request_owners[internal] = _RequestOwner(request_id, index, vllm_id)
 
     def cancel(self, request_id: int) -> None:
         self._finished_responses = [one for one in self._finished_responses if one.request_id != request_id]
         if self._groups.pop(request_id, None) is not None:
-            self._abort([one for one, (owner, _) in self._request_owners.items() if owner == request_id])
+            self._abort([one for one, owner in self._request_owners.items() if owner.request_id == request_id])
 
-    def _abort(self, vllm_requests: list[str]) -> None:
-        """Makes vLLM drop requests of its own."""
-        self._llm.abort_request(vllm_requests)
-        for one in vllm_requests:
-            del self._request_owners[one]
+    def _abort(self, internals: list[str]) -> None:
+        """Makes vLLM drop some of its requests."""
+        self._llm.abort_request([self._request_owners.pop(internal).vllm_id for internal in internals], internal=True)
 
     def step(self, timeout: float = 0.0) -> list[Response]:
         if not self._finished_responses:
@@ -192,7 +202,7 @@ class VLLMEngine:
             if output.request_id not in self._request_owners:
                 self._score_outputs[output.request_id] = output
                 continue
-            request_id, index = self._request_owners[output.request_id]
+            request_id, index, _ = self._request_owners[output.request_id]
             for part in output.outputs:
                 self._append_output(self._groups[request_id], part.index if index is None else index, part)
             if output.finished:

@@ -39,7 +39,7 @@ def sampling_params(
 
 
 def score_params(last_token: int, use_cache: bool) -> "SamplingParams":
-    """Makes the parameters that score a sequence, whose last token is not part of the prompt.
+    """Makes the parameters that score a sequence whose last token the prompt lacks.
 
     use_cache: score the last token through the prefix cache, otherwise the prompt by a forward pass.
     """
