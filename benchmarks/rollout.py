@@ -52,7 +52,7 @@ def run_bare(engine: VLLMEngine, requests: list[Request]) -> int:
     """Runs the requests through vLLM without our engine; returns the number of tokens."""
     llm = engine._llm
     for request in requests:
-        params = engine._sampling(request.sampling, request.n, request.seed)
+        params = engine._sampling_params(request.sampling, request.n, request.seed)
         llm.add_request(str(request.request_id), {"prompt_token_ids": list(request.prompt)}, params)
     tokens = 0
     with torch.compiler.set_stance("force_eager"):

@@ -24,12 +24,23 @@ FINISH_REASONS: tuple[FinishReason, ...] = ("stop", "length", "abort", "turns", 
 
 @dataclass(frozen=True)
 class Sampling:
-    """Sampling parameters of an engine. `top_k=0` and `top_p=1` mean the full vocabulary; `temperature=0` is greedy."""
+    """Sampling parameters of an engine, in the order of their use; `temperature=0` is greedy.
+
+    Args:
+        top_p: 1 keeps the full vocabulary, as `top_k=0` and `min_p=0`.
+        min_p: least probability of a token relative to the most likely token, applied before top-k and top-p.
+        stop: strings whose completion in the decoded text ends a completion, with the token that completes them.
+    """
 
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
     max_tokens: int = 256
+    min_p: float = 0.0
+    stop: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "stop", tuple(self.stop))  # a list in JSON and in a config
 
 
 @dataclass(frozen=True)
@@ -114,7 +125,7 @@ class SampledCompletion:
 
     Args:
         token_ids: all tokens, including a sampled end token; those of several sequences one after the other.
-        log_probs: per token, in nats, of the sampling distribution (after temperature, top-p and top-k).
+        log_probs: per token, in nats, of the sampling distribution (after temperature, min-p, top-k and top-p).
         policy_versions: per token, the version of the weights that sampled the token.
         finish_reason: see `FinishReason`.
         sampled_mask: per token, False if the environment wrote the token (a tool's result); empty if the model sampled

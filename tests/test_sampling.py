@@ -120,3 +120,17 @@ def test_what_length_costs_is_logged(tmp_path: Path) -> None:
         LockstepRun,
     )
     assert all(-1.0 <= row["reward/overlong_penalty"] < 0.0 for row in read_metrics(tmp_path))
+
+
+def test_min_p_and_stop_strings_leave_engine_and_trainer_in_one_distribution(tmp_path: Path) -> None:
+    changed = ("inference_model.min_p=0.02", "inference_model.temperature=1.3", "inference_model.stop=['3','77']")
+    rollouts, _ = credited_rollouts(grpo, tmp_path, *SMALL, *changed, "optimizer.lr=0")
+    completions = [one for rollout in rollouts for group in rollout.groups for one in group.completions]
+    stopped = [one for one in completions if "3" in one.text or "77" in one.text]
+    assert 0 < len(stopped) < len(completions)
+    for one in stopped:
+        assert one.finish_reason == "stop"
+        assert one.text.endswith(("3", "77"))
+        assert not {"3", "77"} & {one.text[:-1], one.text[:-2]}
+    gaps = [row["logprob_diff/max"] for row in read_metrics(tmp_path)]
+    assert len(gaps) == 3 and max(gaps) < 1e-4

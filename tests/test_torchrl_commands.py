@@ -210,7 +210,7 @@ KEYS = {
     "inference_model.temperature": OURS,
     "inference_model.top_p": OURS,
     "inference_model.max_tokens": OURS,
-    "inference_model.include_stop_str_in_output": "not needed: the end token is always part of its completion",
+    "inference_model.include_stop_str_in_output": "not needed: a completion keeps its end token or stop string",
     "inference_model.enforce_eager": OURS,
     "inference_model.enable_prefix_caching": "always on",
     "inference_model.compile": "use inference_model.enforce_eager",

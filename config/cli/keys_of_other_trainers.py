@@ -179,6 +179,8 @@ _NAMES = {
         "vllm_tensor_parallel_size tensor_model_parallel_size inference.parallel.tp rollout_num_gpus_per_engine",
     "inference_model.top_p": "rollout_top_p",
     "inference_model.top_k": "rollout_top_k",
+    "inference_model.min_p": "min_p",
+    "inference_model.stop, a list of strings": "stop stop_strings stop_sequences rollout_stop",
     "eval.frequency, in iterations":
         "eval_steps eval_strategy val_check_interval check_val_every_n_epoch test_freq eval_interval val_period "
         "eval.interval eval.steps",

@@ -43,14 +43,16 @@ _TEXTS = (
      "skip_threshold"),
     (_NO_REWARD_MODEL, "reward_pretrain reward_model_path remote_rm_url reward_num_nodes reward_num_gpus_per_node"),
     ("env.reward names the reward function", "rm_type"),
-    (f"stop strings are not supported: {_END_TOKENS}", "stop stop_strings rollout_stop"),
-    (_END_TOKENS, "stop_token_ids rollout_stop_token_ids"),
+    (f"{_END_TOKENS}, or with the text of a token in inference_model.stop", "stop_token_ids rollout_stop_token_ids"),
     ("completions have no minimum length; penalise short completions with a reward of your own "
      "(env.reward=module:function)",
      "min_tokens min_new_tokens"),
-    ("tokens are sampled from the model's own distribution, without penalties",
-     "repetition_penalty presence_penalty frequency_penalty"),
-    ("inference_model.top_p and inference_model.top_k cut the distribution; min_p is not supported", "min_p"),
+    ("not supported: a penalty depends on the tokens sampled before, and the trainer's log-probs do not apply it, so "
+     "they would be of another distribution; penalise repetition with a reward of your own "
+     "(env.reward=module:function)",
+     "repetition_penalty presence_penalty frequency_penalty no_repeat_ngram_size length_penalty"),
+    ("not supported: the trainer's log-probs do not apply biases or masks of single tokens",
+     "logit_bias bad_words bad_words_ids allowed_token_ids"),
     ("policy.kl_coef is constant; no rule adapts the coefficient",
      "target_kl kl_target kl_horizon kl_ctrl.horizon kl_ctrl.type"),
     (_TEACHER, "use_opd opd_type"),
@@ -68,7 +70,7 @@ _TEXTS = (
     ("no batch is trained on again in a later iteration; train.epochs sets the passes over a batch",
      "empty_replay_buffer"),
     ("an engine chooses its own kernels", "inference_model.attn_implementation"),
-    ("not needed: the end token is always part of its completion", "include_stop_str_in_output"),
+    ("not needed: a completion keeps its end token or stop string", "include_stop_str_in_output"),
     ("always on: the completions of a prompt share its keys and values", "enable_prefix_caching"),
     ("not supported: log-probs are used as the engine returns them; set policy.old_log_prob=trainer for the learner's "
      "log-probs",
@@ -113,8 +115,8 @@ _TEXTS = (
     ("a run starts its engines itself and needs no server; inference_model.num_devices gives them GPUs",
      "vllm_server_host vllm_server_port vllm_server_base_url vllm_server_timeout vllm_group_port"),
     ("rewards are normalized within their group; set policy.baseline and policy.scale", "normalize_reward"),
-    ("sampling takes inference_model.temperature, inference_model.top_p, inference_model.top_k and "
-     "inference_model.max_tokens, and nothing else",
+    ("sampling takes inference_model.temperature, inference_model.top_p, inference_model.top_k, inference_model.min_p, "
+     "inference_model.stop and inference_model.max_tokens, and nothing else",
      "generation_kwargs"),
     ("dropout is off for the model; set train_model.lora.dropout for adapters",
      "disable_dropout attention_dropout hidden_dropout"),

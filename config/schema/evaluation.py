@@ -9,7 +9,7 @@ from typing import Any
 from config.schema.curriculum import CurriculumConfig
 from config.schema.env import EnvConfig
 from config.schema.errors import ConfigError
-from config.schema.values import build_section, check_fields, check_minimum
+from config.schema.values import build_section, check_fields, check_minimum, is_share
 
 
 @dataclass
@@ -35,6 +35,8 @@ class EvalSetConfig:
     """Samples from the smallest set of tokens with this total probability; 1 keeps all tokens."""
     top_k: int = 0
     """Samples only from the k most likely tokens; 0 keeps all tokens."""
+    min_p: float = 0.0
+    """Samples only from tokens whose probability is at least this share of the most likely token's; 0 keeps all."""
     max_tokens: int | None = None
     """Maximum response length in tokens. Unset: `inference_model.max_tokens`."""
     limit: int | None = None
@@ -58,6 +60,7 @@ class EvalSetConfig:
         for key, least in (("n", 1), ("max_tokens", 1), ("limit", 1), ("temperature", 0), ("top_k", 0)):
             check_minimum(f"{place}.{key}", vars(self)[key], least)
         check_fields(place, self, ("top_p",), lambda value: 0 < value <= 1, "must lie in (0, 1]")
+        check_fields(place, self, ("min_p",), is_share, "must lie in [0, 1]")
         if self.temperature == 0 and self.n > 1:
             raise ConfigError(
                 f"{place}.n={self.n} with {place}.temperature=0: greedy decoding gives the same completion "

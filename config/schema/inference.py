@@ -1,11 +1,11 @@
 """The `inference_model` section: rollout engines, their devices and limits, sampling parameters."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from config.schema.errors import ConfigError
 from config.schema.registry import Registry
-from config.schema.values import check_choice, check_fields, is_positive
+from config.schema.values import check_choice, check_fields, is_positive, is_share
 
 ENGINES = Registry("inference_model.backend", "torchgrpo.rollout.engines.backends", "engine_factory")
 
@@ -54,6 +54,12 @@ class InferenceModelConfig:
     """Samples from the smallest set of tokens with this total probability; 1 keeps all tokens."""
     top_k: int = 0
     """Samples only from the k most likely tokens; 0 keeps all tokens."""
+    min_p: float = 0.0
+    """Samples only from tokens whose probability is at least this share of the most likely token's, before `top_k` and
+    `top_p` apply; 0 keeps all tokens."""
+    stop: list[str] = field(default_factory=list)
+    """Strings that end a completion, such as `['</answer>']`, also in evaluations. The completion keeps the token that
+    completes the string. The text that is searched includes control tokens, and only what the model samples."""
     max_tokens: int = 1024
     """Maximum response length in tokens."""
     colocate: bool = False
@@ -81,6 +87,12 @@ class InferenceModelConfig:
         check_fields("inference_model", self, shares, lambda value: 0 < value <= 1, "must lie in (0, 1]")
         limits = ("kv_cache_gib", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "temperature_end")
         check_fields("inference_model", self, limits, is_positive, "must be above 0, or null")
+        check_fields("inference_model", self, ("min_p",), is_share, "must lie in [0, 1]")
+        if "" in self.stop:
+            raise ConfigError(
+                f"inference_model.stop={self.stop}: an empty string would end every completion at its first token; "
+                "leave it out"
+            )
         if self.temperature < 0 or self.top_k < 0:
             raise ConfigError(
                 f"inference_model.temperature={self.temperature}, inference_model.top_k={self.top_k}: "

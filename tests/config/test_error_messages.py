@@ -273,7 +273,11 @@ EXPECTED_ADVICE = {
         "actor_rollout_ref.rollout.val_kwargs.do_sample",
     "use env.max_steps, with env.tools": "env.max_turns",
     "use env.max_steps": "actor_rollout_ref.rollout.multi_turn.max_assistant_turns",
-    "stop strings are not supported": "stop inference_model.stop_strings rollout_stop",
+    "use inference_model.stop, a list of strings": "stop inference_model.stop_strings rollout_stop",
+    "use inference_model.min_p": "min_p sampling.min_p",
+    "not supported: a penalty depends on the tokens sampled before": (
+        "repetition_penalty inference_model.presence_penalty sampling.frequency_penalty"
+    ),
     "a completion ends with an end token": "policy.generation.stop_token_ids",
     "use optimizer.betas": "optimizer.beta",
     "use optimizer.eps": "optimizer.epsilon",

@@ -21,6 +21,7 @@ from tests.config.test_schema import make_config, quickstart_error_message
     ("eval.sets={a/b:{dataset:x}}", r"eval\.sets\.a/b: the name of a set becomes the name of a folder"),
     ("eval.sets={a:{dataset:x,n:0}}", r"eval\.sets\.a\.n=0: must be at least 1"),
     ("eval.sets={a:{dataset:x,top_p:2}}", r"eval\.sets\.a\.top_p=2\.0: must lie in"),
+    ("eval.sets={a:{dataset:x,min_p:2}}", r"eval\.sets\.a\.min_p=2\.0: must lie in"),
     ("eval.sets={a:{dataset:x,temperature:-1}}", r"eval\.sets\.a\.temperature=-1\.0"),
     ("eval.sets={a:{dataset:x,n:2,temperature:0}}", r"the same completion 2 times"),
     ("eval.frequency=3", r"eval\.frequency=3: there are no evaluation sets; set eval\.sets"),

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -285,6 +286,9 @@ class FixedEngine:
 
     async def generate(self, request: Request) -> list[SampledCompletion]:
         return [self.completion]
+
+    def outside_engine(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
 
 @pytest.mark.parametrize("name", list(RESPONSES))

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,9 @@ def test_the_limit_applies_to_the_teachers_prompt(tokenizer: PreTrainedTokenizer
 class _FixedEngine:
     async def generate(self, request: Request) -> list[SampledCompletion]:
         return [SampledCompletion([9, 2], [0.0, 0.0], [0, 0], "stop") for _ in range(request.n)]
+
+    def outside_engine(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
 
 async def _judge(completions: Sequence[Completion], examples: Sequence[Example]) -> list[Verdict]:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
 from envs.group import SINGLE_ENGINE_NAME, Sampling
 from torchgrpo.cluster.runtime import DeviceSlot
@@ -112,8 +112,8 @@ def start_engine(tiny_folders: dict[bool, Path]) -> Iterator[StartEngine]:
         pytest.skip("vLLM is not installed")
     engines: list[VLLMEngine] = []
 
-    def start(tied: bool = False, **changes: object) -> VLLMEngine:
-        engines.append(VLLMEngine(tiny_settings(tiny_folders[tied], **changes)))
+    def start(tied: bool = False, tokenizer: PreTrainedTokenizerBase | None = None, **changes: object) -> VLLMEngine:
+        engines.append(VLLMEngine(tiny_settings(tiny_folders[tied], **changes), tokenizer))
         return engines[-1]
 
     yield start

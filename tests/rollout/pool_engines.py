@@ -36,6 +36,9 @@ class CountingEngine:
             raise ValueError(f"request {request.request_id}: no negative seeds here")
         self.requests.append(request)
 
+    def cancel(self, request_id: int) -> None:
+        self.requests = [one for one in self.requests if one.request_id != request_id]
+
     def step(self, timeout: float) -> list[Response]:
         time.sleep(self.delay_s)
         requests, self.requests = self.requests, []

@@ -13,13 +13,15 @@ from torchgrpo.rollout.engines.interface import Request, Response
 class ScriptedEngine:
     """Engine that answers a request after `answer` was called with its seed.
 
-    seeds: of all requests, in the order of submission. timeouts: of all steps. version: if given, every request is
+    seeds: of all requests, in the order of submission. timeouts: of all steps. cancelled_ids: arguments of `cancel`.
+    version: if given, every request is
     answered at once, with one token of this policy version for each completion.
     """
 
     version: int | None = None
     seeds: list[int] = field(default_factory=list)
     timeouts: list[float] = field(default_factory=list)
+    cancelled_ids: list[int] = field(default_factory=list)
     _pending: dict[int, Request] = field(default_factory=dict)
     _answers: dict[int, Sequence[list[int]]] = field(default_factory=dict)
 
@@ -32,6 +34,10 @@ class ScriptedEngine:
         self._pending[request.request_id] = request
         if self.version is not None:
             self._answers[request.seed] = [[self.version]] * request.n
+
+    def cancel(self, request_id: int) -> None:
+        self.cancelled_ids.append(request_id)
+        self._pending.pop(request_id, None)
 
     def answer(self, seed: int, *versions: list[int]) -> None:
         self._answers[seed] = versions or [[0]]

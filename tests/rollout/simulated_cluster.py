@@ -79,6 +79,9 @@ class SimulatedEngines:
     def submit(self, request: Request) -> None:
         self.dispatcher.submit(request)
 
+    def cancel(self, request_id: int) -> None:
+        self.dispatcher.cancel(request_id)
+
     def step(self, timeout: float) -> list[Response]:
         """Advances the clock to the next event; returns the response that finishes then, if any."""
         assigned_requests = self.dispatcher.assign(self.clock)

@@ -32,7 +32,11 @@ def fresh_log_probs(
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize(
-    "sampling", [{}, {"temperature": 0.7}, {"top_k": 5}, {"top_p": 0.8}, {"temperature": 1.3, "top_p": 0.9, "top_k": 9}]
+    "sampling",
+    [
+        *[{}, {"temperature": 0.7}, {"top_k": 5}, {"top_p": 0.8}, {"temperature": 1.3, "top_p": 0.9, "top_k": 9}],
+        *[{"min_p": 0.1}, {"temperature": 1.3, "top_p": 0.9, "top_k": 9, "min_p": 0.05}],
+    ],
 )
 def test_log_probs_equal_a_fresh_forward_for_every_token(tied: bool, sampling: dict[str, float]) -> None:
     model = tiny_llama(tied)
@@ -42,6 +46,21 @@ def test_log_probs_equal_a_fresh_forward_for_every_token(tied: bool, sampling: d
         for completion in answer.completions:
             expected = fresh_log_probs(model, request, completion, SamplingFilter([request.sampling], model.device))
             torch.testing.assert_close(torch.tensor(completion.log_probs), expected, atol=1e-4, rtol=0)
+
+
+def test_min_p_keeps_the_tokens_near_the_likeliest_before_top_p_applies() -> None:
+    logits = torch.tensor([[0.4, 0.3, 0.2, 0.06, 0.04]]).log()
+    for sampling, kept in (
+        (Sampling(min_p=0.3), [0.4, 0.3, 0.2]),
+        (Sampling(min_p=1.0), [0.4]),
+        (Sampling(min_p=0.3, top_p=0.76), [0.4, 0.3]),
+        (Sampling(top_p=0.76), [0.4, 0.3, 0.2]),
+        (Sampling(min_p=0.3, top_k=2), [0.4, 0.3]),
+    ):
+        probabilities = SamplingFilter([sampling], torch.device("cpu")).log_probs(logits)[0].exp()
+        expected = torch.tensor(kept) / sum(kept)
+        torch.testing.assert_close(probabilities[: len(kept)], expected)
+        assert not probabilities[len(kept) :].any()
 
 
 def test_equal_seeds_give_equal_tokens_whatever_else_runs() -> None:

@@ -49,15 +49,17 @@ def test_sampled_log_probs_are_those_of_transformers(vllm_engine: VLLMEngine, ti
             assert len(completion.policy_versions) == len(completion.token_ids)
 
 
-def test_log_probs_follow_temperature_and_truncation(vllm_engine: VLLMEngine, tied: bool) -> None:
+@pytest.mark.parametrize("min_p", [0.0, 0.1])
+def test_log_probs_follow_temperature_and_truncation(vllm_engine: VLLMEngine, tied: bool, min_p: float) -> None:
     prompt = random_tokens(9, seed=5)
-    sampling = Sampling(temperature=0.7, top_k=20, top_p=0.9, max_tokens=6)
+    sampling = Sampling(temperature=0.7, top_k=20, top_p=0.9, max_tokens=6, min_p=min_p)
     (response,) = generate(vllm_engine, [Request(1, tuple(prompt), 8, sampling, seed=3)])
     for completion in response.completions:
         sequence = prompt + completion.token_ids
         rows = model_log_probs(tiny_llama(tied), sequence, temperature=0.7)[len(prompt) - 1 : -1]
         for row, token, log_prob in zip(rows, completion.token_ids, completion.log_probs, strict=True):
             values, ids = row.topk(20)
+            values = values.masked_fill(values.softmax(-1) < min_p * values.softmax(-1)[0], -torch.inf)
             probabilities = values.softmax(-1)
             kept = probabilities.cumsum(-1) - probabilities < 0.9
             position = (ids == token).nonzero()

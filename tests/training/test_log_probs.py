@@ -1,5 +1,7 @@
 """Compares chunked log-probs, entropies and gradients to computations with full logits."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -9,7 +11,10 @@ from torchgrpo.rollout.engines.token_sampling import SamplingFilter
 from torchgrpo.training import log_probs
 from torchgrpo.training.log_probs import selected_log_probs
 
-RESTRICTIONS = [(0, 1.0), (4, 1.0), (0, 0.8), (6, 0.9), (1, 1.0), (100, 0.999)]
+RESTRICTIONS = [
+    *[{}, {"top_k": 4}, {"top_p": 0.8}, {"top_k": 6, "top_p": 0.9}, {"top_k": 1}, {"top_k": 100, "top_p": 0.999}],
+    *[{"min_p": 0.1}, {"min_p": 1.0}, {"min_p": 0.15, "top_k": 6, "top_p": 0.8}],
+]
 
 
 def make_inputs(
@@ -51,14 +56,14 @@ def test_equals_full_logits(chunk_size: int | None, temperature: float, with_bia
     torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize(("top_k", "top_p"), [(0, 1.0), (6, 0.9)])
-def test_rows_with_temperatures_equal_separate_calls(top_k: int, top_p: float) -> None:
+@pytest.mark.parametrize("restriction", [{}, {"top_k": 6, "top_p": 0.9, "min_p": 0.05}])
+def test_rows_with_temperatures_equal_separate_calls(restriction: dict[str, Any]) -> None:
     hidden_states, weight, bias, targets = make_inputs()
     temperatures = torch.linspace(0.5, 1.6, len(hidden_states), dtype=torch.float64)
 
     def score_rows(temperature: float | Tensor, rows: slice) -> Tensor:
         log_prob, entropy = selected_log_probs(
-            hidden_states[rows], weight, bias, targets[rows], temperature, 4, True, top_k=top_k, top_p=top_p
+            hidden_states[rows], weight, bias, targets[rows], temperature, 4, True, **restriction
         )
         assert entropy is not None
         return (log_prob + 0.3 * entropy).square().sum()
@@ -70,38 +75,37 @@ def test_rows_with_temperatures_equal_separate_calls(top_k: int, top_p: float) -
     torch.testing.assert_close(torch.autograd.grad(together, inputs), torch.autograd.grad(sum(rows), inputs))
 
 
-@pytest.mark.parametrize(("top_k", "top_p"), RESTRICTIONS)
+@pytest.mark.parametrize("restriction", RESTRICTIONS)
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_gradients_by_finite_differences(top_k: int, top_p: float, temperature: float) -> None:
+def test_gradients_by_finite_differences(restriction: dict[str, Any], temperature: float) -> None:
     hidden_states, weight, bias, targets = make_inputs(rows=5, width=3, vocabulary=9)
 
     def log_prob_and_entropy(hidden_states: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor | None]:
-        return selected_log_probs(hidden_states, weight, bias, targets, temperature, 2, True, top_k=top_k, top_p=top_p)
+        return selected_log_probs(hidden_states, weight, bias, targets, temperature, 2, True, **restriction)
 
     assert torch.autograd.gradcheck(log_prob_and_entropy, (hidden_states, weight, bias))
     assert torch.autograd.gradcheck(lambda *inputs: log_prob_and_entropy(*inputs)[0], (hidden_states, weight, bias))
     assert torch.autograd.gradcheck(lambda *inputs: log_prob_and_entropy(*inputs)[1], (hidden_states, weight, bias))
 
 
-@pytest.mark.parametrize(("top_k", "top_p"), RESTRICTIONS)
-def test_restricted_distribution_is_the_samplers(top_k: int, top_p: float) -> None:
+@pytest.mark.parametrize("restriction", RESTRICTIONS)
+def test_restricted_distribution_is_the_samplers(restriction: dict[str, Any]) -> None:
     hidden_states, weight, bias, _ = make_inputs(rows=40, dtype=torch.float32)
     logits = torch.nn.functional.linear(hidden_states, weight, bias).detach()
-    sampling = Sampling(temperature=0.8, top_k=top_k, top_p=top_p)
+    sampling = Sampling(temperature=0.8, **restriction)
     theirs = SamplingFilter([sampling] * len(hidden_states), torch.device("cpu")).log_probs(logits)
     targets = theirs.exp().multinomial(1, generator=torch.Generator().manual_seed(1))[:, 0]
-    ours, entropy = selected_log_probs(
-        hidden_states, weight, bias, targets, 0.8, 7, with_entropy=True, top_k=top_k, top_p=top_p
-    )
+    ours, entropy = selected_log_probs(hidden_states, weight, bias, targets, 0.8, 7, with_entropy=True, **restriction)
     torch.testing.assert_close(ours, theirs.gather(1, targets[:, None])[:, 0], rtol=1e-5, atol=1e-5)
     assert entropy is not None
     torch.testing.assert_close(entropy, torch.special.entr(theirs.exp()).sum(1), rtol=1e-5, atol=1e-5)
 
 
-def test_a_target_outside_the_kept_set_stays_finite() -> None:
+@pytest.mark.parametrize("restriction", [{"top_k": 2, "top_p": 0.5}, {"min_p": 0.9}])
+def test_a_target_outside_the_kept_set_stays_finite(restriction: dict[str, Any]) -> None:
     hidden_states, weight, bias, _ = make_inputs()
     rarest = torch.nn.functional.linear(hidden_states, weight, bias).argmin(1)
-    log_prob, entropy = selected_log_probs(hidden_states, weight, bias, rarest, with_entropy=True, top_k=2, top_p=0.5)
+    log_prob, entropy = selected_log_probs(hidden_states, weight, bias, rarest, with_entropy=True, **restriction)
     assert entropy is not None
     (log_prob.sum() + entropy.sum()).backward()
     for tensor in (log_prob, entropy, hidden_states.grad, weight.grad):

@@ -5,11 +5,12 @@ One thread drives the loop: the caller's thread, or a thread that the loop start
     groups (tasks)                          pump (a task), turn by turn while anything is pending
     ──────────────                          ─────────────────────────────────────────────────────
     start, continue ◀───────────────────    before_step, then the groups that it started
-    await generate(request) ── submit ──▶   engine.step          waits 0.05 s at most for a response
+    await generate(request) ── submit ──▶   engine.step          waits 0.05 s at most for a response, or 0.002 s
                             ◀─ tokens ───   the group continues before the next step
+    a cancelled generate ────── cancel ──▶  the request leaves the engine before the next step
     await scorer(completions) ─ submit ─▶   reward services      polled; waits 0.05 s at most if the engine is idle
                             ◀─ verdicts ─   the group continues before the next step
-    await anything else (a tool, HTTP) ◀─   runs between two steps;
+    await anything else (a tool, HTTP) ◀─   runs between two steps, which are short while it waits in `outside_engine`;
                                             with nothing pending, no pump runs before a submit or a wake-up
 
     in lockstep                             in overlap
@@ -44,6 +45,10 @@ from torchgrpo.rollout.group_rollout import CompletionScorer
 
 Result = TypeVar("Result")
 _STEP_TIMEOUT_S = 0.05
+_SHORT_STEP_TIMEOUT_S = 0.002
+"""Timeout of a step while a task waits outside the engine, since the step blocks the whole loop."""
+_TASK_CHAIN_LENGTH = 4
+"""Tasks that await one another, such as a timeout around a task group, each of which needs a turn of asyncio."""
 _CHECK_INTERVAL_S = 0.5
 _STOP_TIMEOUT_S = 30.0
 
@@ -66,6 +71,7 @@ class EngineLoop:
         self._request_ids = count()
         self._pending_requests: dict[int, asyncio.Future[list[SampledCompletion]]] = {}
         self._pending_scores: dict[asyncio.Future[list[Verdict]], tuple[RewardService, RewardTicket]] = {}
+        self._num_outside = 0
         self._last_progress = 0.0
         self._loop = asyncio.new_event_loop()
         self._failure: asyncio.Future[None] = self._loop.create_future()
@@ -80,7 +86,8 @@ class EngineLoop:
     async def generate(self, request: Request) -> list[SampledCompletion]:
         """Generates the completions of one request, as `Sampler.generate`.
 
-        The engine receives the request under an id of the loop, so that callers' ids need not be unique.
+        The engine receives the request under an id of the loop, so that callers' ids need not be unique. If the caller
+        is cancelled, the engine drops the request.
         """
         request_id = next(self._request_ids)
         self.engine.submit(Request(request_id, request.prompt, request.n, request.sampling, request.seed))
@@ -92,8 +99,26 @@ class EngineLoop:
         self._resume()
         try:
             return await answer
+        except asyncio.CancelledError:
+            if not self._failure.done():  # a failed engine is not called again
+                self.engine.cancel(request_id)
+            raise
         finally:
-            del self._pending_requests[request_id]  # a response to a cancelled request is ignored
+            del self._pending_requests[request_id]
+
+    @contextmanager
+    def outside_engine(self) -> Iterator[None]:
+        """Marks a wait for a timer, a tool, HTTP or a thread.
+
+        A step of the engine blocks the loop. While any such wait is open, a step of a pool waits at most 2 ms for
+        responses, and tasks whose timers are due continue before the next step. Without the mark, what the caller waits
+        for may be late by two steps of 50 ms.
+        """
+        self._num_outside += 1
+        try:
+            yield
+        finally:
+            self._num_outside -= 1
 
     def make_scorer(self, reward_service: RewardService) -> CompletionScorer:
         """Returns an async scorer that awaits the verdicts of this reward service."""
@@ -144,13 +169,13 @@ class EngineLoop:
             while self._wake_requested or self._pending_requests or self._pending_scores:
                 self._wake_requested = False
                 self.before_step()
-                # Tasks that can continue precede the pump in asyncio's queue: new groups submit their requests now.
-                await asyncio.sleep(0)
+                await self._run_other_tasks()
+                timeout = _SHORT_STEP_TIMEOUT_S if self._num_outside else _STEP_TIMEOUT_S
                 if self._pending_requests:
-                    answered = self._step() | self._poll(0.0)
+                    answered = self._step(timeout) | self._poll(0.0)
                 else:
                     self.idle_clock.begin()
-                    answered = self._poll(_STEP_TIMEOUT_S)
+                    answered = self._poll(timeout)
                 if answered:
                     await asyncio.sleep(0)  # finished groups free their room before `before_step` runs
         except (Exception, KeyboardInterrupt, SystemExit) as error:
@@ -159,9 +184,26 @@ class EngineLoop:
             self.idle_clock.begin()
             self._pump_task = None
 
-    def _step(self) -> bool:
+    async def _run_other_tasks(self) -> None:
+        """Lets other tasks run: those that can continue, and those whose timers are due.
+
+        Due timers count only while a task waits outside the engine.
+        """
+        # Tasks that can continue precede the pump in asyncio's queue: new groups submit their requests now.
+        await asyncio.sleep(0)
+        if not self._num_outside:
+            return
+        # asyncio puts tasks with due timers behind the tasks that can continue, and so behind the pump. A timer of the
+        # pump's own is the last of the due ones.
+        last_timer = asyncio.Event()
+        self._loop.call_later(0, last_timer.set)
+        await last_timer.wait()
+        for _ in range(_TASK_CHAIN_LENGTH):
+            await asyncio.sleep(0)
+
+    def _step(self, timeout: float) -> bool:
         """Steps the engine once; returns whether any request finished."""
-        responses = self.engine.step(_STEP_TIMEOUT_S)
+        responses = self.engine.step(timeout)
         now = time.monotonic()
         if responses:
             self._last_progress = now

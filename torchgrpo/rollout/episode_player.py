@@ -13,10 +13,7 @@ environment is the outcome of its episode and does not end the run.
 import asyncio
 import hashlib
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from config.schema.errors import ConfigError
 from envs.chat import ChatEncoder
@@ -112,7 +109,6 @@ class EpisodePlayer:
         append_history: whether replies are appended where the chat template rewrites earlier messages; otherwise a new
             sequence begins.
         error_counts: counts failures of environments, and raises above `env.max_error_rate`.
-        outside_engine: context in which an environment runs, while engine steps must be short.
     """
 
     sampler: Sampler
@@ -122,7 +118,6 @@ class EpisodePlayer:
     limits: EpisodeLimits
     append_history: bool
     error_counts: OutcomeCounts
-    outside_engine: Callable[[], AbstractContextManager[Any]] = nullcontext
     num_alive: int = 0
     _places: asyncio.Semaphore = field(init=False)
 
@@ -149,7 +144,7 @@ class EpisodePlayer:
         completion, environment = episode.completion, None
         try:
             async with asyncio.timeout(self.limits.seconds) as deadline:
-                with self.outside_engine():
+                with self.sampler.outside_engine():
                     environment = await self.environments.make()
                 episode = await self._reset(environment, episode, request.prompt)
                 completion = episode.completion
@@ -162,7 +157,7 @@ class EpisodePlayer:
             completion.finish_reason, completion.error = "error", str(error)
         finally:
             if environment is not None:
-                with self.outside_engine():
+                with self.sampler.outside_engine():
                     await environment.close()
         completion.verdict = episode.environment_verdict()
         if (verdict := completion.verdict) is not None:
@@ -175,7 +170,7 @@ class EpisodePlayer:
 
     async def _reset(self, environment: Environment, episode: _Episode, group_prompt: tuple[int, ...]) -> _Episode:
         """Resets the environment; returns the episode with the messages and tools of the observation."""
-        with self.outside_engine():
+        with self.sampler.outside_engine():
             observation = await environment.reset(episode.example)
         if not observation.messages and not observation.tools:
             return episode
@@ -210,7 +205,7 @@ class EpisodePlayer:
                 return sample.finish_reason
             is_cut = sample.finish_reason != "stop"
             notes = {"malformed": list(parsed.malformed)} if parsed.malformed else {}
-            with self.outside_engine():
+            with self.sampler.outside_engine():
                 step = await environment.step(parsed.message | notes | ({"truncated": True} if is_cut else {}))
             turn.env_seconds = time.perf_counter() - sampled_at
             self._record_step(episode, turn, step)

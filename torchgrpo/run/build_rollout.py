@@ -93,7 +93,14 @@ def make_group_rollout(
         make_encoder(config, tokenizer),
         loop.make_scorer(rewards),
         conversation,
-        Sampling(inference.temperature, inference.top_p, inference.top_k, inference.max_tokens),
+        Sampling(
+            inference.temperature,
+            inference.top_p,
+            inference.top_k,
+            config.response_tokens,
+            inference.min_p,
+            tuple(inference.stop),
+        ),
         config.env.candidates,
         config.env.repeats,
         config.train.seed,
@@ -119,7 +126,14 @@ def make_evaluation(
     def make_set_rollout(eval_set: EvalSet, rewards: RewardService, seed: int) -> GroupRollout:
         settings = eval_set.settings
         max_tokens = settings.max_tokens or config.response_tokens
-        sampling = Sampling(settings.temperature, settings.top_p, settings.top_k, max_tokens)
+        sampling = Sampling(
+            settings.temperature,
+            settings.top_p,
+            settings.top_k,
+            max_tokens,
+            settings.min_p,
+            tuple(config.inference_model.stop),
+        )
         return GroupRollout(
             loop, encoder, loop.make_scorer(rewards), conversation, sampling, settings.n, settings.n, seed
         )

@@ -59,6 +59,7 @@ def learner_log_probs(model: nn.Module, request: Request, completion: SampledCom
     with evaluation_mode(model):
         logits = model(ids).logits[0, -count - 1 : -1].float().cpu() / sampling.temperature
     values, order = logits.sort(descending=True)
+    values[values.softmax(-1) < sampling.min_p * values.softmax(-1)[:, :1]] = -torch.inf
     if sampling.top_k:
         values[:, sampling.top_k :] = -torch.inf
     if sampling.top_p < 1:
@@ -87,14 +88,14 @@ def check_weight_push(
 
 
 def check_sampling(workspace: CheckWorkspace, overrides: Sequence[str] = ()) -> str:
-    """Samples with temperature, top-k, top-p and seeds; compares log-probs with the learner's."""
+    """Samples with temperature, min-p, top-k, top-p and seeds; compares log-probs with the learner's."""
     gap = 0.0
     with open_run(workspace, VLLM, *overrides) as run:
         engine, dtype = run.rollout_components.engine, run.plan.engine.dtype
         run.rollout_components.weight_pusher.push()
         plain = Sampling(max_tokens=8)
         warm = replace(plain, temperature=0.7)
-        for sampling in (plain, warm, replace(warm, top_k=20, top_p=0.9)):
+        for sampling in (plain, warm, replace(warm, min_p=0.02), replace(warm, top_k=20, top_p=0.9)):
             gaps = log_prob_gap(policy_model(run), engine, sampling)
             is_cut = gaps.isinf()  # half precision may swap the last kept token and the next
             assert not is_cut.any() or dtype != "float32", f"{sampling}: an excluded token was sampled"

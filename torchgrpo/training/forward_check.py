@@ -34,7 +34,7 @@ def check_forward(
     pairs = [(row.prompt[row.prompt_mask], row.response[row.response_mask]) for row in tokens]
     sequences = [[*prompt.tolist(), *response.tolist()] for prompt, response in pairs]
     # Compare without the sampling distribution of the engines.
-    plain_sampling = replace(scorer, temperature=1.0, top_p=1.0, top_k=0)
+    plain_sampling = replace(scorer, temperature=1.0, top_p=1.0, top_k=0, min_p=0.0)
     # On a GPU the attention compiled here serves the training steps too. On a CPU only layers would be
     # compiled, slowly.
     stance = "force_eager" if causal.device.type == "cpu" else "default"

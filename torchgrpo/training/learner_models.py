@@ -203,6 +203,7 @@ def make_scorer(
         temperature=inference.temperature if inference.temperature_end is None else None,
         top_p=inference.top_p,
         top_k=inference.top_k,
+        min_p=inference.min_p,
         autocast_dtype=autocast,
         unsharded_context=unsharded_context,
     )

@@ -5,6 +5,7 @@ of the last chunk. The backward pass begins with this chunk and recomputes the l
 one more matrix product than with stored logits, but no memory that grows with M times V.
 """
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -19,21 +20,26 @@ CHUNK_ELEMENTS = {"cpu": 1 << 24, "cuda": 1 << 27}
 
 @dataclass(frozen=True)
 class _Sampling:
-    """Sampling distribution: temperature first, then top-k, then top-p among the top-k tokens."""
+    """Sampling distribution: temperature first, then min-p, top-k, and top-p among the tokens that are left."""
 
     temperature: float | Tensor
     top_k: int
     top_p: float
+    min_p: float
 
     @property
     def restricts(self) -> bool:
-        """Whether top-k or top-p excludes tokens."""
+        """Whether min-p, top-k or top-p excludes tokens."""
+        return self.min_p > 0 or self.has_top_filter
+
+    @property
+    def has_top_filter(self) -> bool:
         return self.top_k > 0 or self.top_p < 1.0
 
     def apply(self, logits: Tensor, targets: Tensor, chunk: slice) -> Tensor:
         """Applies the distribution to the logits [C, V] of the rows `chunk`, in place.
 
-        Logits are divided by the temperature; tokens outside top-k and top-p get -inf. The target token is never
+        Logits are divided by the temperature; tokens outside min-p, top-k and top-p get -inf. The target token is never
         excluded: it was sampled, and its log-prob must stay finite even if rounding or newer weights would
         exclude it.
         """
@@ -44,7 +50,10 @@ class _Sampling:
         if self.restricts:
             indices = targets[chunk, None]
             target_logits = logits.gather(1, indices)
-            self._mask_outside_top(logits)
+            if self.min_p > 0:
+                logits.masked_fill_(logits < logits.amax(1, keepdim=True) + math.log(self.min_p), -torch.inf)
+            if self.has_top_filter:
+                self._mask_outside_top(logits)
             logits.scatter_(1, indices, target_logits)
         return logits
 
@@ -71,12 +80,13 @@ def selected_log_probs(
     *,
     top_k: int = 0,
     top_p: float = 1.0,
+    min_p: float = 0.0,
 ) -> tuple[Tensor, Tensor | None]:
     """Computes the log-prob of each target and, if requested, the entropy of each distribution.
 
     hidden_states: [M, D]. weight: [V, D] and bias: [V] or None, of the output head. targets: [M] int64.
-    temperature (a number, or [M]), top_k (0: all), top_p (1: all): of the distribution that the targets were
-        sampled from.
+    temperature (a number, or [M]), top_k (0: all), top_p (1: all), min_p (0: all): of the distribution that the
+        targets were sampled from.
     chunk_size: rows whose logits exist at one time; None: `automatic_chunk_size`.
     with_entropy: also return the entropy in nats.
 
@@ -89,7 +99,7 @@ def selected_log_probs(
     """
     if not (temperature.gt(0).all() if isinstance(temperature, Tensor) else temperature > 0):
         raise ValueError(f"temperature={temperature}: log-probs need a temperature above 0")
-    sampling = _Sampling(temperature, top_k, top_p)
+    sampling = _Sampling(temperature, top_k, top_p, min_p)
     rows = chunk_size or automatic_chunk_size(weight.shape[0], weight.shape[1], hidden_states.device)
     needs_backward = torch.is_grad_enabled() and (hidden_states.requires_grad or weight.requires_grad)
     with torch.autocast(hidden_states.device.type, enabled=False):

@@ -41,8 +41,8 @@ class ResponseScorer:
         packs: whether rows go through the model as one packed sequence; false if the model does not support
             packing.
         chunk_size: response tokens whose logits exist at one time; None: from the size of the output head.
-        temperature: of the distribution that the engine sampled from, as `top_p` and `top_k`. None: each call
-            passes the temperature of each row.
+        temperature: of the distribution that the engine sampled from, as `top_p`, `top_k` and `min_p`. None: each
+            call passes the temperature of each row.
         autocast_dtype: autocast dtype of the forward pass; None: no autocast.
         unsharded_context: runs a function with unsharded parameters.
     """
@@ -53,6 +53,7 @@ class ResponseScorer:
     temperature: float | None = 1.0
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0
     autocast_dtype: torch.dtype | None = None
     unsharded_context: UnshardedContext = no_sharding
 
@@ -111,6 +112,7 @@ class ResponseScorer:
                 with_entropy=with_entropy,
                 top_p=self.top_p,
                 top_k=self.top_k,
+                min_p=self.min_p,
             )
 
     def count_positions(self, tokens: Tokens) -> int:

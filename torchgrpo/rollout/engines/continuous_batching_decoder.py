@@ -10,7 +10,7 @@ the place of finished rows.
 """
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import groupby
 
@@ -19,6 +19,7 @@ import torch
 from transformers import PreTrainedModel
 
 from envs.group import SampledCompletion
+from torchgrpo.rollout.engines.completion_ends import CompletionEnds
 from torchgrpo.rollout.engines.group_kv_cache import GroupKVCache, PrefilledSequence, RowCohort, group_by_length
 from torchgrpo.rollout.engines.interface import Request, Response
 from torchgrpo.rollout.engines.prefill import Prefill
@@ -50,10 +51,10 @@ class ContinuousBatchingDecoder:
         model: its architecture must have `plain_attention`; its attention function is replaced.
     """
 
-    def __init__(self, model: PreTrainedModel, eos_token_ids: Collection[int], max_num_seqs: int) -> None:
+    def __init__(self, model: PreTrainedModel, ends: CompletionEnds, max_num_seqs: int) -> None:
         model.set_attn_implementation(ATTENTION_NAME)
         self.model = model
-        self.eos_token_ids = eos_token_ids
+        self.ends = ends
         self.max_num_seqs = max_num_seqs
         self._waiting: deque[Request] = deque()
         self._rows: list[_Row] = []
@@ -75,6 +76,13 @@ class ContinuousBatchingDecoder:
 
     def submit(self, request: Request) -> None:
         self._waiting.append(request)
+
+    def cancel(self, request_id: int) -> None:
+        """Drops a request with its rows."""
+        self._waiting = deque(one for one in self._waiting if one.request_id != request_id)
+        if self._groups.pop(request_id, None) is not None:
+            self._interrupted_rows = [row for row in self._interrupted_rows if row.request.request_id != request_id]
+            self._drop_rows(lambda row: row.request.request_id == request_id)
 
     def step(self, version: int) -> list[Response]:
         """Samples one token for every row, including the rows of admitted requests; returns finished groups."""
@@ -139,7 +147,7 @@ class ContinuousBatchingDecoder:
         self._rows += rows
         self._sample(rows, SamplingFilter([row.request.sampling for row in rows], self.model.device), logits)
         self._filter = SamplingFilter([row.request.sampling for row in self._rows], self.model.device)
-        self._drop_finished_rows()
+        self._drop_rows(lambda row: row.is_finished)
 
     def _decode(self) -> None:
         """Samples one token for every row.
@@ -163,19 +171,18 @@ class ContinuousBatchingDecoder:
         ).logits
         self._cache.end_step()
         self._sample(self._rows, self._filter, logits[:, -1])
-        self._drop_finished_rows()
+        self._drop_rows(lambda row: row.is_finished)
 
     def _sample(self, rows: list[_Row], sampling_filter: SamplingFilter, logits: torch.Tensor) -> None:
         seeds = np.array([row.seed for row in rows], dtype=np.uint64)
         counters = np.array([len(row.completion.token_ids) for row in rows], dtype=np.uint64)
         tokens, log_probs = sample_tokens(sampling_filter.log_probs(logits), seeds, counters)
         for row, token, log_prob in zip(rows, tokens.tolist(), log_probs.tolist(), strict=True):
-            limit = row.request.sampling.max_tokens
-            append_token(row.completion, token, log_prob, self._version, self.eos_token_ids, limit)
+            append_token(row.completion, token, log_prob, self._version, row.request.sampling, self.ends)
 
-    def _drop_finished_rows(self) -> None:
-        """Removes finished rows from the batch and the cache."""
-        if not any(row.is_finished for row in self._rows):
+    def _drop_rows(self, is_dropped: Callable[[_Row], bool]) -> None:
+        """Removes rows from the batch and the cache."""
+        if not any(is_dropped(row) for row in self._rows):
             return
         begin, rows = 0, []
         for cohort in self._cache.cohorts:
@@ -183,7 +190,7 @@ class ContinuousBatchingDecoder:
             begin += cohort.rows
             rows += [
                 cohort_rows[index]
-                for index in cohort.drop_rows([i for i, row in enumerate(cohort_rows) if row.is_finished])
+                for index in cohort.drop_rows([i for i, row in enumerate(cohort_rows) if is_dropped(row)])
             ]
         self._cache.cohorts = [cohort for cohort in self._cache.cohorts if cohort.rows]
         self._rows = rows

@@ -1,8 +1,8 @@
 """Ray actor of one engine, whose calls and engine steps run in one thread.
 
-    pool ── submit, load, score ──▶ commands ─┐
-                                              ├─▶ the engine's own thread: a command, else one engine step
-    pool ◀── poll ── finished responses ◀─────┘
+    pool ── submit, cancel, load, score ──▶ commands ─┐
+                                                      ├─▶ the engine's own thread: a command, else one engine step
+    pool ◀── poll ── finished responses ◀─────────────┘
 
 The engine is built and used in that one thread. The thread consumes commands, waits for one only while no request is in
 flight, and is unblocked by any command. `poll` consumes finished responses and waits for one at most `timeout`
@@ -74,6 +74,9 @@ class EngineActor:
                 self._engine.submit(request)
 
         self._run_in_engine_thread(submit_all)
+
+    def cancel(self, request_id: int) -> None:
+        self._run_in_engine_thread(lambda: self._engine.cancel(request_id))
 
     def poll(self, timeout: float) -> PollReport:
         """Returns the responses finished since the last call; waits at most `timeout` seconds for one.

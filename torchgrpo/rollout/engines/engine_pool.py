@@ -3,6 +3,7 @@
     submit ─▶ waiting ──least loaded engine──▶ on one engine ─▶ step() returns finished requests
                  ▲                                │
                  └── the engine died or hangs ────┘  a new engine starts, loads the last push, continues
+    cancel ─▶ the request leaves the queue or its engine; a response that is under way does not count
 
     load ─▶ direct transfer to every live engine, if available ─▶ host copy ─▶ engines that lack the push
 
@@ -60,6 +61,12 @@ class RayEnginePool:
     def submit(self, request: Request) -> None:
         self._dispatcher.submit(request)
 
+    def cancel(self, request_id: int) -> None:
+        engine = self._dispatcher.cancel(request_id)
+        for slot in self.supervisor.slots:
+            if slot.number == engine:
+                slot.request_calls.append(slot.actor.cancel.remote(request_id))
+
     def step(self, timeout: float) -> list[Response]:
         """Dispatches waiting requests and returns responses that finish within `timeout` seconds.
 
@@ -76,7 +83,7 @@ class RayEnginePool:
         assigned_requests = self._dispatcher.assign(time.monotonic())
         for slot in self.supervisor.slots if assigned_requests else ():
             if slot.number in assigned_requests:
-                slot.submit_calls.append(slot.actor.submit.remote(assigned_requests[slot.number]))
+                slot.request_calls.append(slot.actor.submit.remote(assigned_requests[slot.number]))
 
     def _handle_answers(self, timeout: float) -> list[Response]:
         """Waits at most `timeout` seconds for an engine's answer; handles all answers that have arrived."""
@@ -99,7 +106,7 @@ class RayEnginePool:
                     elif ref == slot.pending_call:
                         self.supervisor.finish_pending_call(slot, value)
                     else:
-                        slot.submit_calls.remove(ref)
+                        slot.request_calls.remove(ref)
         return responses
 
     def _handle_report(self, slot: EngineSlot, report: PollReport) -> list[Response]:

@@ -67,6 +67,7 @@ class EngineSlot:
     """Engine of a pool on its device slot, with its actor and state.
 
     number: identifies the engine; never recurs. pending_call: the call of its start or load, if any.
+    request_calls: calls of `submit` and `cancel` without an answer.
     steps: engine steps since its start. loss_reason: cause of its loss, empty while it lives.
     consecutive_losses: engines lost on this device slot since one of them finished a group.
     is_replacement: the engine replaces a lost one and is not live yet. is_overdue: its delay was logged.
@@ -80,7 +81,7 @@ class EngineSlot:
     state_since: float = field(default_factory=time.monotonic)
     pid: int = 0
     poll_call: CallReference = None
-    submit_calls: list[CallReference] = field(default_factory=list)
+    request_calls: list[CallReference] = field(default_factory=list)
     steps: int = 0
     loss_reason: str = ""
     consecutive_losses: int = 0
@@ -97,7 +98,7 @@ class EngineSlot:
 
     @property
     def pending_calls(self) -> list[CallReference]:
-        return [ref for ref in (self.pending_call, self.poll_call, *self.submit_calls) if ref is not None]
+        return [ref for ref in (self.pending_call, self.poll_call, *self.request_calls) if ref is not None]
 
 
 class EngineSupervisor:
@@ -280,7 +281,7 @@ class EngineSupervisor:
         log.warning("%s is lost with %d groups in flight: %s", slot.device_slot, len(groups), reason)
         ray.kill(slot.actor)
         slot.loss_reason = reason
-        slot.pending_call, slot.poll_call, slot.submit_calls = None, None, []
+        slot.pending_call, slot.poll_call, slot.request_calls = None, None, []
         in_a_row = slot.consecutive_losses + 1
         losses = [in_a_row, *(self.dispatcher.engine_losses[group.request_id] for group in groups)]
         if max(losses) >= self.settings.max_attempts:

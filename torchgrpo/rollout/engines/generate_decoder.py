@@ -6,7 +6,6 @@ Prompts of one call have one length, so nothing is padded and the model needs no
 its last row has ended; weights are pushed between calls only.
 """
 
-from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from transformers import GenerationConfig, LogitsProcessor, PreTrainedModel, Sto
 
 from config.schema.errors import ConfigError
 from envs.group import SampledCompletion
+from torchgrpo.rollout.engines.completion_ends import CompletionEnds
 from torchgrpo.rollout.engines.interface import Request, Response
 from torchgrpo.rollout.engines.token_sampling import SamplingFilter, append_token, row_seeds, sample_tokens
 
@@ -28,9 +28,9 @@ class GenerateDecoder:
         ConfigError: `generate` does not support the model.
     """
 
-    def __init__(self, model: PreTrainedModel, eos_token_ids: Collection[int], max_num_seqs: int) -> None:
+    def __init__(self, model: PreTrainedModel, ends: CompletionEnds, max_num_seqs: int) -> None:
         self.model: Any = model
-        self.eos_token_ids = eos_token_ids
+        self.ends = ends
         self.max_num_seqs = max_num_seqs
         self._waiting: list[Request] = []
         # The generation config of the model's files would change the sampling distribution.
@@ -60,6 +60,10 @@ class GenerateDecoder:
     def submit(self, request: Request) -> None:
         self._waiting.append(request)
 
+    def cancel(self, request_id: int) -> None:
+        """Drops a waiting request."""
+        self._waiting = [one for one in self._waiting if one.request_id != request_id]
+
     def step(self, version: int) -> list[Response]:
         """Generates waiting groups with prompts of the first one's length, up to `max_num_seqs` rows."""
         same_length_requests: list[Request] = []
@@ -78,7 +82,7 @@ class GenerateDecoder:
         prompts = torch.tensor(
             [one.prompt for one in same_length_requests for _ in range(one.n)], device=self.model.device
         )
-        sampling = _Sampling(same_length_requests, self.eos_token_ids, version, prompts.device)
+        sampling = _Sampling(same_length_requests, self.ends, version, prompts.device)
         self.model.generate(
             prompts,
             attention_mask=torch.ones_like(prompts),
@@ -102,26 +106,24 @@ class GenerateDecoder:
 class _Sampling(LogitsProcessor):
     """Logits processor that samples every row's token and forces `generate` to take that token."""
 
-    def __init__(
-        self, requests: list[Request], eos_token_ids: Collection[int], version: int, device: torch.device
-    ) -> None:
+    def __init__(self, requests: list[Request], ends: CompletionEnds, version: int, device: torch.device) -> None:
         counts = [request.n for request in requests]
-        self._limits = [request.sampling.max_tokens for request in requests for _ in range(request.n)]
-        self._filter = SamplingFilter([one.sampling for one in requests for _ in range(one.n)], device)
+        self._samplings = [request.sampling for request in requests for _ in range(request.n)]
+        self._filter = SamplingFilter(self._samplings, device)
         self._seeds = np.array(row_seeds([request.seed for request in requests], counts), dtype=np.uint64)
-        self._end_token_ids = eos_token_ids
+        self._ends = ends
         self._version = version
         self._count = 0
-        self.completions = [SampledCompletion([], [], [], "abort") for _ in self._limits]
+        self.completions = [SampledCompletion([], [], [], "abort") for _ in self._samplings]
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         counters = np.full(len(self._seeds), self._count, dtype=np.uint64)
         tokens, log_probs = sample_tokens(self._filter.log_probs(scores), self._seeds, counters)
         self._count += 1
-        rows = zip(self.completions, self._limits, tokens.tolist(), log_probs.tolist(), strict=True)
-        for one, limit, token, log_prob in rows:
+        rows = zip(self.completions, self._samplings, tokens.tolist(), log_probs.tolist(), strict=True)
+        for one, sampling, token, log_prob in rows:
             if one.finish_reason == "abort":
-                append_token(one, token, log_prob, self._version, self._end_token_ids, limit)
+                append_token(one, token, log_prob, self._version, sampling, self._ends)
         return torch.full_like(scores, -torch.inf).scatter(1, tokens[:, None], 0.0)
 
 

@@ -4,6 +4,7 @@ Every engine (transformers, vLLM, a pool of either) implements two protocols, so
 
     SteppedEngine   submit(request)            any number of times, at any moment
                     step() -> responses        advances; whole requests return as they finish, in any order
+                    cancel(request_id)         between two steps; the request is never returned
     WeightTarget    load(weights, version)     between two steps; requests in flight continue with the new version
                     score                      for the weight check
                     sleep, wake                if learner and engines take turns on a GPU
@@ -13,6 +14,7 @@ This module contains no model code.
 
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -52,6 +54,10 @@ class Sampler(Protocol):
         """Samples the `n` completions of one request, in sampling order."""
         ...
 
+    def outside_engine(self) -> AbstractContextManager[None]:
+        """Marks a wait for anything but the engine and the rewards; see `EngineLoop.outside_engine`."""
+        ...
+
 
 class SteppedEngine(Protocol):
     """Engine that samples tokens step by step: an engine in this process, or a pool."""
@@ -63,10 +69,17 @@ class SteppedEngine(Protocol):
 
     @property
     def in_flight(self) -> int:
-        """Number of requests submitted and not yet returned."""
+        """Number of requests submitted and neither returned nor cancelled."""
         ...
 
     def submit(self, request: Request) -> None: ...
+
+    def cancel(self, request_id: int) -> None:
+        """Drops a request, if it is in flight.
+
+        Other requests sample the same tokens as without it.
+        """
+        ...
 
     def step(self, timeout: float) -> list[Response]:
         """Advances generation; returns the requests that finished (often none).

@@ -5,8 +5,8 @@
                  └─ engine lost ───────┘
 
 No request is lost, and none is answered twice. A request is one group. The dispatcher is bookkeeping only: it calls no
-engine, reads no clock and never waits. Every operation takes constant time, except the loss of an engine, which goes
-through all assigned requests.
+engine, reads no clock and never waits. Every operation takes constant time, with two exceptions: the loss of an engine
+goes through all assigned requests, and the cancellation of a waiting request through all waiting ones.
 """
 
 from collections import OrderedDict, defaultdict, deque
@@ -111,6 +111,16 @@ class RequestDispatcher:
         self.engine_losses.pop(request_id, None)
         self._set_load(engine, self._load[engine] - assignment.request.n)
         return True
+
+    def cancel(self, request_id: int) -> int | None:
+        """Removes a request, wherever it is; returns the engine that holds it, or None."""
+        assignment = self._assignments.get(request_id)
+        if assignment is not None:
+            self.finish(assignment.engine, request_id)
+            return assignment.engine
+        self.waiting_requests = deque(one for one in self.waiting_requests if one.request_id != request_id)
+        self.engine_losses.pop(request_id, None)
+        return None
 
     def oldest_assignment(self) -> AssignedRequest | None:
         """Returns the request that has been on an engine for the longest time, or None."""

@@ -1,11 +1,12 @@
-"""Applies temperature, top-k and top-p, samples tokens by per-row seeds, and appends tokens to completions."""
+"""Applies temperature, min-p, top-k and top-p, and samples tokens by per-row seeds."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 
 from envs.group import SampledCompletion, Sampling
+from torchgrpo.rollout.engines.completion_ends import CompletionEnds
 
 _BLOCK_TOKENS = 256
 """Tokens of a block of the vocabulary; a cumulative sum over the whole vocabulary would be slow."""
@@ -38,16 +39,13 @@ def row_seeds(seeds: Sequence[int], counts: Sequence[int]) -> list[int]:
 
 
 def append_token(
-    completion: SampledCompletion, token: int, log_prob: float, version: int, end_token_ids: Collection[int], limit: int
+    completion: SampledCompletion, token: int, log_prob: float, version: int, sampling: Sampling, ends: CompletionEnds
 ) -> None:
-    """Appends a sampled token; an end token, or the `limit`-th token, finishes the completion."""
+    """Appends a sampled token, which may finish the completion."""
     completion.token_ids.append(token)
     completion.log_probs.append(log_prob)
     completion.policy_versions.append(version)
-    if token in end_token_ids:
-        completion.finish_reason = "stop"
-    elif len(completion.token_ids) >= limit:
-        completion.finish_reason = "length"
+    completion.finish_reason = ends.finish_reason(completion.token_ids, sampling)
 
 
 class SamplingFilter:
@@ -62,11 +60,14 @@ class SamplingFilter:
 
         self.any_greedy = any(s.temperature == 0 for s in samplings)
         self.plain_temperature = all(s.temperature in (0, 1) for s in samplings)
+        self.has_min_p = any(s.min_p > 0 for s in samplings)
         self.has_top_filter = any(s.top_p < 1 or s.top_k > 0 for s in samplings)
         if self.any_greedy:
             self.greedy = column([float(s.temperature == 0) for s in samplings]).bool()
         if not self.plain_temperature:
             self.temperature = column([s.temperature or 1.0 for s in samplings])
+        if self.has_min_p:
+            self.log_min_p = column([s.min_p for s in samplings]).log()
         if self.has_top_filter:
             self.top_p = column([s.top_p for s in samplings])
             self.top_k = column([float(s.top_k) for s in samplings]).long()
@@ -76,6 +77,8 @@ class SamplingFilter:
         logits = logits.float()
         if not self.plain_temperature:
             logits = logits / self.temperature
+        if self.has_min_p:
+            logits = logits.masked_fill(logits < logits.amax(-1, keepdim=True) + self.log_min_p, -torch.inf)
         if self.has_top_filter:
             logits = self._restrict(logits)
         if self.any_greedy:

@@ -13,10 +13,11 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from envs.group import SINGLE_ENGINE_NAME
 from torchgrpo.plan.model_shape import plain_attention
+from torchgrpo.rollout.engines.completion_ends import CompletionEnds
 from torchgrpo.rollout.engines.continuous_batching_decoder import ContinuousBatchingDecoder
 from torchgrpo.rollout.engines.generate_decoder import GenerateDecoder
 from torchgrpo.rollout.engines.interface import Request, Response, SequenceScores
@@ -35,10 +36,16 @@ class TransformersEngine:
         max_num_seqs: rows that run together; further requests wait.
         update: treatment of running requests at a push. "wait" finishes them with the old weights first. "keep" and
             "abort" are the same here: the push copies weights, and the next step computes the cache again.
+        tokenizer: finds stop strings; None if no request has any.
     """
 
     def __init__(
-        self, model: PreTrainedModel, eos_token_ids: Sequence[int], max_num_seqs: int = 256, update: str = "keep"
+        self,
+        model: PreTrainedModel,
+        eos_token_ids: Sequence[int],
+        max_num_seqs: int = 256,
+        update: str = "keep",
+        tokenizer: PreTrainedTokenizerBase | None = None,
     ) -> None:
         self.model = model.eval()
         self.update = update
@@ -47,9 +54,8 @@ class TransformersEngine:
         decoder_class: type[ContinuousBatchingDecoder] | type[GenerateDecoder] = (
             ContinuousBatchingDecoder if plain else GenerateDecoder
         )
-        self.decoder = decoder_class(
-            self.model, frozenset(eos_token_ids), max_num_seqs
-        )  # must be called in inference mode
+        self.ends = CompletionEnds(eos_token_ids, tokenizer)
+        self.decoder = decoder_class(self.model, self.ends, max_num_seqs)  # must be called in inference mode
         self._finished_responses: list[Response] = []
         self._weights: dict[str, torch.Tensor] = self.model.state_dict()
         self._constants: dict[str, Hashable] = {}
@@ -63,7 +69,14 @@ class TransformersEngine:
         return self.decoder.in_flight + len(self._finished_responses)
 
     def submit(self, request: Request) -> None:
+        """Queues a request. Raises ValueError for stop strings without a tokenizer."""
+        self.ends.check_request(request)
         self.decoder.submit(request)
+
+    def cancel(self, request_id: int) -> None:
+        with torch.inference_mode():
+            self.decoder.cancel(request_id)
+        self._finished_responses = [one for one in self._finished_responses if one.request_id != request_id]
 
     def step(self, timeout: float = 0.0) -> list[Response]:
         finished, self._finished_responses = self._finished_responses, []

@@ -9,7 +9,6 @@ a push. Log-probs are those of the distribution that is sampled from (`processed
 logits whatever the dtype of the weights.
 """
 
-import hashlib
 import os
 import tempfile
 import time
@@ -17,12 +16,14 @@ from collections.abc import Hashable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from config.schema.errors import ConfigError, DeadlineError, RunError
 from envs.group import SINGLE_ENGINE_NAME, SampledCompletion, Sampling
+from torchgrpo.rollout.engines.completion_ends import CompletionEnds
 from torchgrpo.rollout.engines.interface import Request, Response, SequenceScores
 from torchgrpo.rollout.engines.vllm_engine_args import engine_arguments, inspect_model_in_process
 from torchgrpo.rollout.engines.vllm_process import (
@@ -35,6 +36,7 @@ from torchgrpo.rollout.engines.vllm_process import (
     set_environment,
     shared_memory_files_of_workers,
 )
+from torchgrpo.rollout.engines.vllm_sampling import base_seed, flat_log_probs, sampling_params, score_params
 from torchgrpo.rollout.engines.vllm_settings import VLLMSettings
 from torchgrpo.rollout.weights.transports.shared_memory import SharedMemory
 from torchgrpo.rollout.weights.weight_update import WeightUpdate
@@ -58,19 +60,35 @@ class _RunningGroup:
     unfinished_indices: set[int] = field(default_factory=set)
 
 
-class VLLMEngine:
-    """vLLM engine in this process. Raises ConfigError if it cannot start."""
+class _RequestOwner(NamedTuple):
+    """Owner of a request in vLLM.
 
-    def __init__(self, settings: VLLMSettings) -> None:
+    completion_index: of its only completion; None if it has all. vllm_id: vLLM's own id, also of a request with several
+    completions.
+    """
+
+    request_id: int
+    completion_index: int | None
+    vllm_id: str
+
+
+class VLLMEngine:
+    """vLLM engine in this process. Raises ConfigError if it cannot start.
+
+    tokenizer: finds stop strings; None if no request has any.
+    """
+
+    def __init__(self, settings: VLLMSettings, tokenizer: PreTrainedTokenizerBase | None = None) -> None:
         check_version()
         set_environment()
         self.settings = settings
+        self.ends = CompletionEnds(settings.eos_token_ids, tokenizer)
         self.policy_version = 0
         self._constants: dict[str, Hashable] = {}
         self._groups: dict[int, _RunningGroup] = {}
         self._finished_responses: list[Response] = []
         self._score_outputs: dict[str, RequestOutput] = {}
-        self._request_owners: dict[str, tuple[int, int | None]] = {}
+        self._request_owners: dict[str, _RequestOwner] = {}
         self._num_requests = 0
         self._transferring = False
         self._shared_memory = SharedMemory()
@@ -111,8 +129,10 @@ class VLLMEngine:
     def submit(self, request: Request) -> None:
         """Queues a request.
 
-        Raises ValueError if prompt and response cannot fit `max_model_len`, or if the id is in flight already.
+        Raises ValueError if prompt and response cannot fit `max_model_len`, if the id is in flight already, or for stop
+        strings without a tokenizer.
         """
+        self.ends.check_request(request)
         longest = len(request.prompt) + request.sampling.max_tokens
         if longest > self.settings.max_model_len:
             raise ValueError(
@@ -123,48 +143,45 @@ class VLLMEngine:
             raise ValueError(f"request {request.request_id} is already in flight")
         completions = [SampledCompletion([], [], [], "abort") for _ in range(request.n)]
         self._groups[request.request_id] = _RunningGroup(request, completions, set(range(request.n)))
-        if self.settings.update == "abort":
+        if self._streams(request.sampling):
             for index in range(request.n):
                 self._queue_completion(request.request_id, index)
         else:
-            params = self._sampling(request.sampling, request.n, _base_seed(request.seed))
-            self._add_request((request.request_id, None), list(request.prompt), params)
+            params = self._sampling_params(request.sampling, request.n, base_seed(request.seed))
+            self._add_request(request.request_id, None, list(request.prompt), params)
 
     def _queue_completion(self, request_id: int, index: int) -> None:
         """Queues one completion separately: its prompt and the tokens sampled so far."""
         group = self._groups[request_id]
         sampled_ids = group.completions[index].token_ids
-        seed = _base_seed(group.request.seed) + index
-        params = self._sampling(
-            group.request.sampling, 1, _base_seed(seed + len(sampled_ids)) if sampled_ids else seed, len(sampled_ids)
+        seed = base_seed(group.request.seed) + index
+        params = self._sampling_params(
+            group.request.sampling, 1, base_seed(seed + len(sampled_ids)) if sampled_ids else seed, len(sampled_ids)
         )
-        self._add_request((request_id, index), [*group.request.prompt, *sampled_ids], params)
+        self._add_request(request_id, index, [*group.request.prompt, *sampled_ids], params)
 
-    def _sampling(self, sampling: Sampling, n: int, seed: int, num_sampled: int = 0) -> "SamplingParams":
-        from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind
+    def _streams(self, sampling: Sampling) -> bool:
+        """Whether each completion is a request of its own, whose tokens return one by one."""
+        return self.settings.update == "abort" or bool(sampling.stop)
 
-        stream = self.settings.update == "abort"
-        return SamplingParams(
-            n=n,
-            seed=seed,
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            max_tokens=sampling.max_tokens - num_sampled,
-            ignore_eos=True,  # the end token of the model's config; ours are the stop tokens
-            stop_token_ids=list(self.settings.eos_token_ids),
-            logprobs=0,
-            flat_logprobs=True,
-            detokenize=False,
-            output_kind=RequestOutputKind.DELTA if stream else RequestOutputKind.FINAL_ONLY,
-        )
+    def _sampling_params(self, sampling: Sampling, n: int, seed: int, num_sampled: int = 0) -> "SamplingParams":
+        end_token_ids = self.settings.eos_token_ids
+        return sampling_params(sampling, n, seed, end_token_ids, self._streams(sampling), num_sampled)
 
-    def _add_request(self, owner: tuple[int, int | None], prompt: list[int], params: "SamplingParams") -> None:
+    def _add_request(self, request_id: int, index: int | None, prompt: list[int], params: "SamplingParams") -> None:
         self._num_requests += 1
         internal = str(self._num_requests)
-        self._request_owners[internal] = owner
-        self._llm.add_request(internal, {"prompt_token_ids": prompt}, params, lora_request=self._adapter)
+        vllm_id = self._llm.add_request(internal, {"prompt_token_ids": prompt}, params, lora_request=self._adapter)
+        self._request_owners[internal] = _RequestOwner(request_id, index, vllm_id)
+
+    def cancel(self, request_id: int) -> None:
+        self._finished_responses = [one for one in self._finished_responses if one.request_id != request_id]
+        if self._groups.pop(request_id, None) is not None:
+            self._abort([one for one, owner in self._request_owners.items() if owner.request_id == request_id])
+
+    def _abort(self, internals: list[str]) -> None:
+        """Makes vLLM drop some of its requests."""
+        self._llm.abort_request([self._request_owners.pop(internal).vllm_id for internal in internals], internal=True)
 
     def step(self, timeout: float = 0.0) -> list[Response]:
         if not self._finished_responses:
@@ -185,25 +202,26 @@ class VLLMEngine:
             if output.request_id not in self._request_owners:
                 self._score_outputs[output.request_id] = output
                 continue
-            request_id, index = self._request_owners[output.request_id]
+            request_id, index, _ = self._request_owners[output.request_id]
             for part in output.outputs:
                 self._append_output(self._groups[request_id], part.index if index is None else index, part)
             if output.finished:
                 del self._request_owners[output.request_id]
+            elif index is not None and index not in self._groups[request_id].unfinished_indices:
+                self._abort([output.request_id])  # a stop string ended the completion
             if not self._groups[request_id].unfinished_indices:
                 self._finished_responses.append(Response(request_id, self._groups.pop(request_id).completions))
 
     def _append_output(self, group: _RunningGroup, index: int, part: "CompletionOutput") -> None:
         """Appends an output of vLLM to a completion.
 
-        The output is the whole completion at its end, or single tokens with `update=abort`.
+        The output is the whole completion at its end, or one token of a request that `_streams`.
         """
-        completion = group.completions[index]
+        completion, sampling = group.completions[index], group.request.sampling
         tokens = list(part.token_ids)
-        greedy = group.request.sampling.temperature == 0
         completion.token_ids += tokens
-        completion.log_probs += [0.0] * len(tokens) if greedy else _flat_log_probs(part.logprobs)
-        if self.settings.update == "abort":
+        completion.log_probs += [0.0] * len(tokens) if sampling.temperature == 0 else flat_log_probs(part.logprobs)
+        if self._streams(sampling):
             completion.policy_versions += [self.policy_version] * len(tokens)
         else:
             for span in part.weight_versions or ():
@@ -212,6 +230,9 @@ class VLLMEngine:
             if part.finish_reason not in ("stop", "length"):
                 raise RuntimeError(f"vLLM ended a completion with finish_reason={part.finish_reason!r}")
             completion.finish_reason = "stop" if part.finish_reason == "stop" else "length"
+        if sampling.stop:
+            completion.finish_reason = self.ends.finish_reason(completion.token_ids, sampling)
+        if completion.finish_reason != "abort":
             group.unfinished_indices.discard(index)
 
     def load(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
@@ -247,8 +268,7 @@ class VLLMEngine:
                         "inference_model.request_timeout_s, or set inference_model.update=keep"
                     )
         if self.settings.update == "abort":
-            self._llm.abort_request(list(self._request_owners))
-            self._request_owners.clear()
+            self._abort(list(self._request_owners))
         self._finish_async_steps()
 
     def _finish_async_steps(self) -> None:
@@ -290,29 +310,17 @@ class VLLMEngine:
         others = self._score_pass(sequences, use_cache=False)
         # vLLM omits position 0 of the prompt, which has no log-prob, from the flat list.
         scores = [
-            [*_flat_log_probs(rest.prompt_logprobs), _flat_log_probs(end.outputs[0].logprobs)[1]]
+            [*flat_log_probs(rest.prompt_logprobs), flat_log_probs(end.outputs[0].logprobs)[1]]
             for end, rest in zip(last, others, strict=True)
         ]
         return {SINGLE_ENGINE_NAME: SequenceScores(scores, sum(end.num_cached_tokens or 0 for end in last))}
 
     def _score_pass(self, sequences: Sequence[Sequence[int]], use_cache: bool) -> list["RequestOutput"]:
-        from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind
-
         waiting = []
         for sequence in sequences:
             self._num_requests += 1
             waiting.append(f"score{self._num_requests}")
-            params = SamplingParams(
-                max_tokens=1,
-                seed=0,
-                ignore_eos=True,
-                logprob_token_ids=[sequence[-1]],
-                prompt_logprobs=None if use_cache else 0,
-                flat_logprobs=True,
-                detokenize=False,
-                output_kind=RequestOutputKind.FINAL_ONLY,
-            )
+            params = score_params(sequence[-1], use_cache)
             prompt = {"prompt_token_ids": list(sequence[:-1])}
             self._llm.add_request(waiting[-1], prompt, params, lora_request=self._adapter)
         while not self._score_outputs.keys() >= set(waiting):
@@ -375,14 +383,3 @@ class VLLMEngine:
             self._llm.engine_core.shutdown()
         for file in self._worker_files:
             file.unlink(missing_ok=True)
-
-
-def _base_seed(seed: int) -> int:
-    """Returns the first of a request's consecutive seeds, far from those of other requests."""
-    digest = hashlib.blake2b(seed.to_bytes(16, "little", signed=True), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> 2
-
-
-def _flat_log_probs(log_probs: Any) -> list[float]:
-    """Returns the log-probs of vLLM's flat container (`flat_logprobs=True`), in the order of positions."""
-    return cast(list[float], log_probs.logprobs)

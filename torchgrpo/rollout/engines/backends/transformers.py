@@ -24,10 +24,10 @@ def engine_factory(
 ) -> Callable[[], Engine]:
     """Returns a picklable function that builds one engine; see `build_engine`."""
     eos = tuple(saved_eos_token_ids(config.model.name, tokenizer))
-    return partial(_build_engine, config, eos, plan)
+    return partial(_build_engine, config, eos, plan, tokenizer)
 
 
-def _build_engine(config: Config, eos: tuple[int, ...], plan: Plan) -> Engine:
+def _build_engine(config: Config, eos: tuple[int, ...], plan: Plan, tokenizer: PreTrainedTokenizerBase) -> Engine:
     """Builds the engine in the learner's process or inside an actor.
 
     In an actor it uses `ray.num_cpus_per_engine` threads, so that engines of one machine do not slow each other down,
@@ -39,4 +39,4 @@ def _build_engine(config: Config, eos: tuple[int, ...], plan: Plan) -> Engine:
         if plan.devices.on_cpu:
             torch.set_num_threads(config.ray.num_cpus_per_engine)
     model = load_model(config.model, device)
-    return TransformersEngine(model, eos, plan.engine.max_num_seqs, config.inference_model.update)
+    return TransformersEngine(model, eos, plan.engine.max_num_seqs, config.inference_model.update, tokenizer)

@@ -28,7 +28,7 @@ def engine_factory(
 
     eos = tuple(saved_eos_token_ids(config.model.name, tokenizer))
     log = None if run_dir is None else str(run_dir.resolve() / ENGINE_LOG)
-    return partial(VLLMEngine, replace(make_vllm_settings(config, eos, plan, adapter), log=log))
+    return partial(VLLMEngine, replace(make_vllm_settings(config, eos, plan, adapter), log=log), tokenizer)
 
 
 def make_vllm_settings(
