@@ -18,9 +18,9 @@ _OPEN_THOUGHT = re.compile(r"<think>\s*\Z")
 def encode_prompt(tokenizer: PreTrainedTokenizerBase, example: Example) -> list[int]:
     """Encodes the prompt of an example as token ids.
 
-    Only the chat template adds control tokens and other added tokens such as `<tool_call>`; a token spelled in a message
-    or in a tool's schema is encoded as plain text. A prefill may hold added tokens that are no control tokens, such as
-    `<think>`. Without a template (`model.chat_template=none`) tokens in the text are tokens.
+    Only the chat template adds control tokens and other added tokens such as `<tool_call>`; a token spelled in a
+    message or in a tool's schema is encoded as plain text. A prefill may hold added tokens that are no control tokens,
+    such as `<think>`. Without a template (`model.chat_template=none`) tokens in the text are tokens.
 
     Raises:
         ConfigError: as `render_prompt`.

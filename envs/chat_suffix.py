@@ -1,4 +1,4 @@
-"""Encodes what a chat template writes between an answer of the model and the next answer.
+"""Encodes the text that a chat template writes between two answers of the model.
 
 A conversation is one stream of token ids as long as the template only extends it: prompt, sampled answer, suffix, next
 answer, and so on. Sampled tokens stay as they were sampled. If the template rewrites an earlier part of the chat, for
@@ -58,11 +58,11 @@ def suffix_ids(
     else:
         whole = chat.render(before, add_generation_prompt=False)
         names = [call.get("function", call)["name"] for call in calls]
-        written = whole[len(prompt) :] if whole.startswith(prompt) else ""
-        if not all(part in written for part in (content, thoughts, *names)):
+        answer_text = whole[len(prompt) :] if whole.startswith(prompt) else ""
+        if not all(part in answer_text for part in (content, thoughts, *names)):
             return None
         last = "" if calls else content or thoughts
-        suffix = chat.continuation(written, rest, end, last)
+        suffix = chat.continuation(answer_text, rest, end, last)
     if suffix is None:
         return None
     missing = _missing_messages(after[len(before) :], suffix)
@@ -78,7 +78,7 @@ def appended_suffix_ids(
     tools: Sequence[dict[str, Any]],
     end_token: int | None,
 ) -> list[int]:
-    """Encodes what the template writes between the answer and the next answer, whatever it rewrites before.
+    """Encodes the text between two answers, even if the template rewrites what precedes it.
 
     The arguments are those of `suffix_ids`. If the template ends an answer with another token than `end_token`, the ids
     begin with the template's end.
@@ -93,17 +93,17 @@ def appended_suffix_ids(
         marks = whole.count(_MARK)
         if not marks or text.count(_MARK) < marks:
             continue
-        written, rest = whole.split(_MARK)[-1], text.split(_MARK, marks)[-1]
-        suffix = chat.continuation(written, rest, chat.token_text(end_token))
+        answer_text, rest = whole.split(_MARK)[-1], text.split(_MARK, marks)[-1]
+        suffix = chat.continuation(answer_text, rest, chat.token_text(end_token))
         if suffix is None:  # another end token: it stays in the stream, and the template's end follows
-            suffix = chat.continuation(written, rest, "")
+            suffix = chat.continuation(answer_text, rest, "")
         if suffix is not None and not _missing_messages(new_messages, suffix):
             return chat.encode_after(end_token, suffix)
     raise _cannot_render(tokenizer, new_messages)
 
 
 class _Chat:
-    """Text of a chat, in which the template's tokens have private names if a message spells one.
+    """Renders a chat, with private names for the template's tokens if a message spells one.
 
     messages: the longest chat to render.
     """
@@ -126,24 +126,24 @@ class _Chat:
         """Returns the text of an end token in the rendered chat; empty for None."""
         if token is None:
             return ""
-        text = self.control.texts.get(token) or self.tokenizer.decode([token])
+        text = self.control.texts.get(token) or str(self.tokenizer.decode([token]))
         return self.control.private_name(text) if self.has_names and token in self.control.texts else text
 
-    def continuation(self, written: str, rest: str, end: str, last: str = "") -> str | None:
-        """Returns the part of `rest` that follows an answer, or None if `rest` does not begin with the answer.
+    def continuation(self, answer_text: str, rest: str, end: str, last: str = "") -> str | None:
+        """Returns the part of `rest` behind an answer; None without the answer before it.
 
         Args:
-            written: the answer at the end of a chat. Control tokens and white space at its end may be the template's.
+            answer_text: the answer at the end of a chat, where control tokens and white space may be the template's.
             rest: the answer and everything after it in the longer chat.
             end: text of the sampled end token; empty: the answer was cut off.
             last: last text of an answer that was cut off, if known.
         """
         if not end:
-            stop = written.rfind(last) + len(last) if last else len(self._without_end(written))
-            return rest[stop:] if rest.startswith(written[:stop]) else None
+            stop = answer_text.rfind(last) + len(last) if last else len(self._without_end(answer_text))
+            return rest[stop:] if rest.startswith(answer_text[:stop]) else None
         # A template may write more at the end of a chat than between turns, or end an answer with the next role's mark.
-        stays = [written + end]
-        head, found, tail = written.rpartition(end)
+        stays = [answer_text + end]
+        head, found, tail = answer_text.rpartition(end)
         while found and not self._without_end(tail):
             stays.append(head + end)
             head, found, more = head.rpartition(end)
@@ -151,7 +151,10 @@ class _Chat:
         return next((rest[len(text) :] for text in stays[1:] + stays[:1] if rest.startswith(text)), None)
 
     def encode_after(self, token: int | None, text: str) -> list[int]:
-        """Encodes a text that follows an end token. Some tokens and tokenizers change the text next to them."""
+        """Encodes a text that follows an end token.
+
+        The token takes part in the encoding, since some tokens and tokenizers change the text next to them.
+        """
         token = self.tokenizer.eos_token_id if token is None else token
         before = self.token_text(token)
         if self.has_names:
@@ -170,7 +173,7 @@ class _Chat:
 
 
 def _marked_answers(answer: Message) -> list[Message]:
-    """Returns copies of an answer whose content, or else whose last call, is a mark; without thoughts."""
+    """Returns copies of an answer with a mark in the content or the last call."""
     plain = {key: value for key, value in answer.items() if key != "reasoning_content"}
     marked = [plain | {"content": _MARK}]
     if calls := plain.get("tool_calls"):
@@ -181,7 +184,10 @@ def _marked_answers(answer: Message) -> list[Message]:
 
 
 def _missing_messages(messages: Sequence[Message], suffix: str) -> list[Message]:
-    """Returns the new messages whose first word is missing in the suffix. Templates may quote or trim a text."""
+    """Returns the new messages whose first word is missing in the suffix.
+
+    Templates may quote or trim the whole text.
+    """
     words = [re.search(r"[A-Za-z0-9]+", message.get("content") or "") for message in messages]
     return [message for message, word in zip(messages, words, strict=True) if word and word[0] not in suffix]
 

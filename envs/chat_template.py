@@ -88,7 +88,10 @@ def render_chat(
 
 
 def template_text(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Returns the text of the chat template, of all templates where the tokenizer has several; empty without one."""
+    """Returns the text of the chat template.
+
+    The text of all templates where the tokenizer has several; empty without one.
+    """
     templates: str | dict[str, str] = tokenizer.chat_template or ""
     return templates if isinstance(templates, str) else "\n".join(templates.values())
 

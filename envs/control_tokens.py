@@ -62,11 +62,11 @@ class ControlTokens:
         self._has_normalized_tokens = has_normalizer and any(added[token].normalized for token in self._template_texts)
         self._key = secrets.token_hex(8)  # random, so that no text can contain a private name
         self._control = SpelledTokens(self.texts.values())
-        self._spelled = SpelledTokens(self._template_texts.values())
+        self._marks = SpelledTokens(self._template_texts.values())
 
     def spells_control_token(self, *values: Any) -> bool:
-        """Whether messages or tools spell a token of the template, or may spell one after normalization."""
-        return self._has_normalized_tokens or self._spelled.is_spelled(values, template_text(self.tokenizer))
+        """Whether messages or tools may spell a token of the template."""
+        return self._has_normalized_tokens or self._marks.is_spelled(values, template_text(self.tokenizer))
 
     def first_spelled_token(self, values: Any) -> str | None:
         """Returns the first control token spelled in messages or tools, without normalization, or None."""
@@ -81,17 +81,17 @@ class ControlTokens:
         add_generation_prompt: whether the text ends with the beginning of the model's answer.
         """
         with_thoughts = separate_thoughts(self.tokenizer, messages, tools)
-        marked_messages, marked_tools = self._spelled.mark([with_thoughts, tools], template_text(self.tokenizer))
+        marked_messages, marked_tools = self._marks.mark([with_thoughts, tools], template_text(self.tokenizer))
         text = render_chat(self.tokenizer, marked_messages, marked_tools, add_generation_prompt)
-        return self._spelled.unmark(self._spelled.pattern.sub(lambda match: self.private_name(match[0]), text))
+        return self._marks.unmark(self._marks.pattern.sub(lambda match: self.private_name(match[0]), text))
 
     def name_prefill(self, prefill: str) -> str:
-        """Gives private names to the tokens in a prefill that are no control tokens, such as `<think>`.
+        """Gives private names to tokens such as `<think>` in a prefill.
 
         Control tokens stay text.
         """
         control = set(self.texts.values())
-        return self._spelled.pattern.sub(
+        return self._marks.pattern.sub(
             lambda match: match[0] if match[0] in control else self.private_name(match[0]), prefill
         )
 
@@ -130,7 +130,7 @@ class ControlTokens:
 
     @cached_property
     def _private_tokenizer(self) -> Tokenizer:
-        """Copy of the tokenizer whose tokens of the template have private names and the same ids."""
+        """Copy of the tokenizer with private names for the template's tokens, and equal ids."""
         backend = getattr(self.tokenizer, "backend_tokenizer", None)
         if backend is None:
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""Marks tokens that are spelled in messages, so that they stay text when a chat template is rendered.
+"""Marks tokens spelled in messages, so that they stay text in the rendered chat.
 
 A message can spell a token as a whole, or spell a part of it that the template's text completes: a function named
 `<|im_end|` before the template's `>`. In both cases one character of the message becomes a mark, so that the rendered
@@ -15,8 +15,10 @@ import jinja2
 
 _MARK_DIGITS = 6  # hexadecimal digits of the largest code point
 _LOOKED_UP_KEYS = frozenset(
-    "role content reasoning_content tool_calls tool_call_id name id type function arguments description parameters "
-    "properties required items enum".split()
+    (
+        *("role", "content", "reasoning_content", "tool_calls", "tool_call_id", "name", "id", "type", "function"),
+        *("arguments", "description", "parameters", "properties", "required", "items", "enum"),
+    )
 )
 """Keys that templates look up in messages and tools; a change would hide their values."""
 
@@ -36,7 +38,7 @@ class SpelledTokens:
         self._mark_pattern = re.compile(f"{self._key}([0-9a-f]{{{_MARK_DIGITS}}})")
 
     def is_spelled(self, values: Any, template: str) -> bool:
-        """Whether a string in messages or tools spells a token, alone or together with the template's text."""
+        """Whether a string spells a token, alone or together with the template's text."""
         edges = token_edges(self.tokens, template)
         return any(
             self.pattern.search(text) is not None or (has_edges and edges.touches(text))
@@ -112,7 +114,7 @@ def token_edges(tokens: tuple[str, ...], template: str) -> TokenEdges:
 
 
 def template_literals(template: str) -> Iterator[str]:
-    """Yields the texts that a Jinja template can write: text between tags, and strings in expressions."""
+    """Yields the text between the tags of a Jinja template, and its string constants."""
     lexer = jinja2.Environment(trim_blocks=True, lstrip_blocks=True).lexer
     for _, kind, value in lexer.wrap(lexer.tokeniter(template, None)):
         if kind in ("data", "string"):
@@ -120,9 +122,9 @@ def template_literals(template: str) -> Iterator[str]:
 
 
 def _strings(value: Any, has_edges: bool = True) -> Iterator[tuple[str, bool]]:
-    """Yields every string in a JSON value, and whether the template may complete the string to a token.
+    """Yields every string in a JSON value, and whether its edges can matter.
 
-    Roles and the keys that templates look up are completed by design: `<|` + role + `|>`.
+    The template completes roles and the keys that it looks up to tokens by design: `<|` + role + `|>`.
     """
     if isinstance(value, str):
         yield value, has_edges

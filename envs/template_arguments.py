@@ -21,7 +21,7 @@ _RENDERING_ARGUMENTS = ("messages", "tools", "documents", "add_generation_prompt
 class _GenerationTag(Extension):
     """Parses `{% generation %}`, with which templates enclose the text of an assistant message."""
 
-    tags = {"generation"}
+    tags = {"generation"}  # noqa: RUF012, an attribute of the library's class
 
     def parse(self, parser: Parser) -> list[jinja2.nodes.Node]:
         """Returns the nodes inside of the tag."""

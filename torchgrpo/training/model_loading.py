@@ -109,7 +109,7 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
 
 
 def load_saved_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
-    """Loads a tokenizer as an export saves it, with the template of `model.chat_template`'s file and its arguments.
+    """Loads a tokenizer as an export saves it, with the configured template and its arguments.
 
     Raises:
         ConfigError: the tokenizer cannot be loaded, the template cannot render a message, or the template does not read
