@@ -7,7 +7,7 @@ from itertools import groupby
 from transformers import PreTrainedTokenizerBase
 
 from config.schema.errors import ConfigError
-from envs.chat_template import render_prompt
+from envs.chat_template import convert_refusals, example_place, render_prompt
 from envs.control_tokens import control_tokens
 from envs.group import SampledCompletion
 from envs.task import Completion, Example
@@ -18,25 +18,26 @@ _OPEN_THOUGHT = re.compile(r"<think>\s*\Z")
 def encode_prompt(tokenizer: PreTrainedTokenizerBase, example: Example) -> list[int]:
     """Encodes the prompt of an example as token ids.
 
-    Only the chat template adds control tokens; a control token spelled in a message is encoded as plain text. Without a
-    template (`model.chat_template=none`) control tokens in the text are control tokens.
+    Only the chat template adds control tokens and other added tokens such as `<tool_call>`; a token spelled in a
+    message or in a tool's schema is encoded as plain text. A prefill may hold added tokens that are no control tokens,
+    such as `<think>`. Without a template (`model.chat_template=none`) tokens in the text are tokens.
 
     Raises:
         ConfigError: as `render_prompt`.
     """
-    text = render_prompt(tokenizer, example)
     if not tokenizer.chat_template:  # a document: one begin token and no end token
+        text = render_prompt(tokenizer, example)
         plain: list[int] = tokenizer.encode(text)
         if len(plain) > 1 and plain[0] == plain[1] == tokenizer.bos_token_id:
             plain = plain[1:]
         ends = plain[-1:] == [tokenizer.eos_token_id] and not text.endswith(tokenizer.eos_token)
         return plain[:-1] if ends else plain
     control = control_tokens(tokenizer)
-    if control.spells_control_token(example.messages, example.tools, example.prefill):
-        return control.encode_rendered(
-            control.render_with_private_names(example.messages, example.tools) + example.prefill
-        )
-    ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
+    if control.spells_control_token(example.messages, example.tools) or control.first_spelled_token(example.prefill):
+        with convert_refusals(example_place(example), example.messages):
+            rendered = control.render_with_private_names(example.messages, example.tools)
+        return control.encode_rendered(rendered + control.name_prefill(example.prefill))
+    ids: list[int] = tokenizer.encode(render_prompt(tokenizer, example), add_special_tokens=False)
     return ids
 
 

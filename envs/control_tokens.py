@@ -1,11 +1,12 @@
-"""Finds control tokens in texts and turns, and encodes spelled ones as plain text.
+"""Finds control tokens in texts and turns, and encodes spelled tokens as plain text.
 
-A chat template writes control tokens as text. So a tokenizer cannot distinguish control tokens of the template from
-control tokens spelled in a message. If a message spells one, the encoding takes these steps:
+A chat template writes control tokens as text. So a tokenizer cannot distinguish tokens of the template from tokens
+spelled in a message, in the arguments of a call or in the schema of a tool. If a chat spells one, the encoding takes
+these steps:
 
-1. The template is rendered with marks in place of the spelled control tokens.
-2. The template's own control tokens get private names, and the marks become the spelled text again.
-3. A copy of the tokenizer, whose control tokens have only the private names, encodes the text.
+1. The template is rendered with marks in the spelled tokens (`SpelledTokens`).
+2. The template's own tokens get private names, and the marks become the spelled text again.
+3. A copy of the tokenizer, whose tokens have only the private names, encodes the text.
 
 All other chats are encoded by the tokenizer itself.
 """
@@ -13,7 +14,7 @@ All other chats are encoded by the tokenizer itself.
 import json
 import re
 import secrets
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from itertools import groupby
 from typing import Any
@@ -22,21 +23,25 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase
 
 from config.schema.errors import ConfigError
-from envs.chat_template import render_chat
+from envs.chat_template import render_chat, separate_thoughts, template_text
 from envs.example import Message
+from envs.spelled_tokens import SpelledTokens
 
 _ANSWER = "the-answer-goes-here"
-_OPEN, _CLOSE = (
-    "\U000f0000",
-    "\U000f0001",
-)  # delimiters of private names and marks; no tokenizer splits or changes them
+_OPEN, _CLOSE = "\U000f0000", "\U000f0001"  # delimiters of private names; no tokenizer splits or changes them
+_WORDS = re.compile(r"[\w\s\u2581]*")
 
 
 class ControlTokens:
-    """Special tokens of one tokenizer; other added tokens such as `<think>` are ordinary text.
+    """Tokens of one tokenizer that only the chat template may write into a prompt.
 
-    ids: ids of the control tokens. texts: id -> text. vocabulary: ids of all tokens. A model whose embedding has more
-    rows can sample ids without a token, which count as control tokens.
+    ids: ids of the control tokens, which are the special tokens. texts: id -> text of the control tokens. vocabulary:
+    ids of all tokens. A model whose embedding has more rows can sample ids without a token, which count as control
+    tokens.
+
+    Other added tokens, such as `<think>` and `<tool_call>`, are ordinary text for a model that samples them. In a
+    prompt only the template may write them: a message that spells one is encoded as plain text. Added tokens of words
+    or white space are text everywhere.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -47,34 +52,48 @@ class ControlTokens:
         self.ids = frozenset(special)
         self.vocabulary = frozenset(tokenizer.get_vocab().values()) | self.ids
         self._text_ids = self.vocabulary - self.ids
-        self._has_normalized_tokens = any(added[token].normalized for token in self.texts)
+        others = {
+            token: str(entry)
+            for token, entry in sorted(added.items())
+            if token not in special and not _WORDS.fullmatch(str(entry))
+        }
+        self._template_texts = self.texts | others
+        has_normalizer = getattr(getattr(tokenizer, "backend_tokenizer", None), "normalizer", None) is not None
+        self._has_normalized_tokens = has_normalizer and any(added[token].normalized for token in self._template_texts)
         self._key = secrets.token_hex(8)  # random, so that no text can contain a private name
-        longest_first = sorted(self.texts.values(), key=len, reverse=True)
-        self._token_pattern = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+        self._control = SpelledTokens(self.texts.values())
+        self._marks = SpelledTokens(self._template_texts.values())
 
     def spells_control_token(self, *values: Any) -> bool:
-        """Whether messages or tools spell a control token, or may spell one after normalization."""
-        return self._has_normalized_tokens or self.first_spelled_token(values) is not None
+        """Whether messages or tools may spell a token of the template."""
+        return self._has_normalized_tokens or self._marks.is_spelled(values, template_text(self.tokenizer))
 
     def first_spelled_token(self, values: Any) -> str | None:
         """Returns the first control token spelled in messages or tools, without normalization, or None."""
-        found = (self._token_pattern.search(text) for text in texts_in(values))
+        found = (self._control.pattern.search(text) for text in texts_in(values))
         return next((match[0] for match in found if match), None)
 
-    def render_with_private_names(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] = ()) -> str:
-        """Renders a chat up to the answer, with private names for the template's control tokens."""
-        marks: dict[str, str] = {}
+    def render_with_private_names(
+        self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] = (), add_generation_prompt: bool = True
+    ) -> str:
+        """Renders a chat with private names for the template's tokens.
 
-        def add_mark(match: re.Match[str]) -> str:
-            marks[self._private_name(f"mark {len(marks)}")] = match[0]
-            return list(marks)[-1]
+        add_generation_prompt: whether the text ends with the beginning of the model's answer.
+        """
+        with_thoughts = separate_thoughts(self.tokenizer, messages, tools)
+        marked_messages, marked_tools = self._marks.mark([with_thoughts, tools], template_text(self.tokenizer))
+        text = render_chat(self.tokenizer, marked_messages, marked_tools, add_generation_prompt)
+        return self._marks.unmark(self._marks.pattern.sub(lambda match: self.private_name(match[0]), text))
 
-        marked_values = map_texts([messages, tools], lambda text: self._token_pattern.sub(add_mark, text))
-        text = render_chat(self.tokenizer, *marked_values)
-        text_with_names = self._token_pattern.sub(lambda match: self._private_name(match[0]), text)
-        if not marks:
-            return text_with_names
-        return re.sub("|".join(map(re.escape, marks)), lambda match: marks[match[0]], text_with_names)
+    def name_prefill(self, prefill: str) -> str:
+        """Gives private names to tokens such as `<think>` in a prefill.
+
+        Control tokens stay text.
+        """
+        control = set(self.texts.values())
+        return self._marks.pattern.sub(
+            lambda match: match[0] if match[0] in control else self.private_name(match[0]), prefill
+        )
 
     def encode_rendered(self, text: str) -> list[int]:
         """Encodes the text of `render_with_private_names`, or a segment of the text.
@@ -105,12 +124,13 @@ class ControlTokens:
                 text += "".join(f"<no token: {token}>" for token in run)
         return text
 
-    def _private_name(self, name: str) -> str:
+    def private_name(self, name: str) -> str:
+        """Returns the private name of a token's text."""
         return f"{_OPEN}{self._key}.{name.encode().hex()}{_CLOSE}"
 
     @cached_property
     def _private_tokenizer(self) -> Tokenizer:
-        """Copy of the tokenizer whose control tokens have private names and the same ids."""
+        """Copy of the tokenizer with private names for the template's tokens, and equal ids."""
         backend = getattr(self.tokenizer, "backend_tokenizer", None)
         if backend is None:
             raise ConfigError(
@@ -119,7 +139,7 @@ class ControlTokens:
                 "(tokenizer.json) can encode as plain text; remove such rows from the data"
             )
         state = json.loads(backend.to_str())
-        names = {text: self._private_name(text) for text in self.texts.values()}
+        names = {text: self.private_name(text) for text in self._template_texts.values()}
         for token in state["added_tokens"]:
             token["content"] = names.get(token["content"], token["content"])
         # Vocabulary entries get the private names too, so that no text can be split into a control token.
@@ -135,7 +155,7 @@ class ControlTokens:
             model["merges"] = [pair for pair in pairs if not names.keys() & {pair[0], pair[1], pair[0] + pair[1]}]
         state["post_processor"] = state["truncation"] = state["padding"] = None
         copy = Tokenizer.from_str(json.dumps(state))
-        wrong = [text for token, text in self.texts.items() if copy.token_to_id(names[text]) != token]
+        wrong = [text for token, text in self._template_texts.items() if copy.token_to_id(names[text]) != token]
         assert not wrong, f"{wrong[0]} has another id in the copy of the tokenizer"
         return copy
 
@@ -173,14 +193,3 @@ def texts_in(value: Any) -> Iterator[str]:
     elif isinstance(value, list | tuple):
         for inside in value:
             yield from texts_in(inside)
-
-
-def map_texts(value: Any, change: Callable[[str], str]) -> Any:
-    """Copies a JSON value with `change` applied to every string, including the keys of objects."""
-    if isinstance(value, str):
-        return change(value)
-    if isinstance(value, Mapping):
-        return {change(key): map_texts(inside, change) for key, inside in value.items()}
-    if isinstance(value, list | tuple):
-        return [map_texts(inside, change) for inside in value]
-    return value

@@ -38,6 +38,7 @@ BANNED_WORDS = {
 ALLOWED_NAMES = {
     "solved": "key env.curriculum.solved",
     "flipped": "key rollouts.flipped",
+    "malformed": "outcome of a call",
     "next": "TensorDict's key of the step after",
 }
 """Name -> reason."""

@@ -22,6 +22,8 @@ _NAMES = {
         "inference.model.name",
     "env.data_files, with env.dataset": "data.train_files prompt_data",
     "model.chat_template": "chat_template_path custom_chat_template apply_chat_template input_template chat_template",
+    "model.chat_template_kwargs, such as {enable_thinking: false}":
+        "chat_template_kwargs apply_chat_template_kwargs enable_thinking",
     "model.dtype and model.attn_implementation": "model_init_kwargs",
     "env.dataset": "dataset_name",
     "env.data_revision": "dataset_revision",

@@ -23,8 +23,6 @@ _TEXTS = (
     ("a reward receives every column by its name; set env.dataset=mixture for one reward per data set",
      "reward_fn_key"),
     ("a reward receives every column by its name", "remove_unused_columns"),
-    ("set enable_thinking in a template of your own: model.chat_template=FILE", "enable_thinking"),
-    ("set the arguments in a template of your own: model.chat_template=FILE", "chat_template_kwargs"),
     ("set env.dataset=module:Class for a task of your own", "custom_cls.path"),
     ("8-bit weights are not supported; set train_model.lora.quantization=nf4 for 4-bit weights", "load_in_8bit"),
     ("the compute dtype is the dtype of train.mixed_precision, or else model.dtype", "bnb_4bit_compute_dtype"),

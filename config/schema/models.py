@@ -26,9 +26,17 @@ class ModelConfig:
     """A Jinja file that replaces the tokenizer's chat template, or `none`: a prompt is then the unchanged text
     of its messages, including control tokens. Unset: the tokenizer's template, or `none` where the tokenizer
     has none."""
+    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+    """Arguments of the chat template, such as `{enable_thinking: false}`, set in every rendering and in exported
+    models."""
 
     def __post_init__(self) -> None:
         check_choice("model.dtype", self.dtype, ("float32", "bfloat16"))
+        if self.chat_template == "none" and self.chat_template_kwargs:
+            raise ConfigError(
+                f"model.chat_template_kwargs={self.chat_template_kwargs}: there are no arguments without a chat "
+                "template; leave out model.chat_template=none"
+            )
 
 
 @dataclass

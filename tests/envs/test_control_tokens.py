@@ -81,7 +81,7 @@ def make_tokenizer(
     tokenizer: Tokenizer, control: Sequence[str], template: str, is_normalized: bool = False
 ) -> PreTrainedTokenizerBase:
     wrapped_tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=template)
-    added = [AddedToken(text, special=True, is_normalized=is_normalized) for text in control]
+    added = [AddedToken(text, special=True, normalized=is_normalized) for text in control]
     wrapped_tokenizer.add_special_tokens({"additional_special_tokens": added})
     return wrapped_tokenizer
 

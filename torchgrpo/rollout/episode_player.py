@@ -197,8 +197,9 @@ class EpisodePlayer:
             (sample,) = await self.sampler.generate(self._turn_request(request, row, number, context, limit))
             sampled_at = time.perf_counter()
             episode.append_sample(sample)
-            tail = self.encoder.prompt_text(context[-8:])
-            parsed = self.parser.parse(sample.token_ids, tail, episode.example.tools)
+            prefill = "" if number else episode.example.prefill
+            prompt_text = self.encoder.prompt_text(context)
+            parsed = self.parser.parse(sample.token_ids, prompt_text, episode.example.tools, prefill)
             turn = Turn(parsed.message, start, len(completion.token_ids), engine_seconds=sampled_at - started_at)
             completion.turns.append(turn)
             if self.encoder.control.has_control_tokens(sample.token_ids, self.encoder.ends):

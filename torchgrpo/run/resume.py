@@ -28,7 +28,7 @@ FIXED_SETTINGS = (
     *("env.curriculum.column", "env.curriculum.order", "env.curriculum.bins"),
     *("env.options", "env.max_prompt_tokens", "env.system_prompt", "env.tools", "env.repeats"),
     *("env.environment", "env.environment_options", "env.tool_format", "env.tool_parser", "env.history"),
-    *("train.seed", "train.epochs", "model.dtype", "optimizer.name"),
+    *("train.seed", "train.epochs", "model.dtype", "model.chat_template_kwargs", "optimizer.name"),
     *("train_model.lora.enabled", "train_model.lora.r", "train_model.lora.alpha"),
     *("train_model.lora.quantization", "ref_model.name", "ref_model.dtype"),
 )
@@ -207,7 +207,7 @@ class SettingChange:
 def find_changes(old_config: dict[str, Any], new_config: dict[str, Any], prefix: str = "") -> list[SettingChange]:
     """Returns every setting that differs between two configs, with its dotted key.
 
-    A section that only one config has counts as one setting.
+    A section that only one config has counts as one setting. An empty section is as good as none in the old config.
     """
     found: list[SettingChange] = []
     for key in dict.fromkeys([*old_config, *new_config]):
@@ -215,7 +215,7 @@ def find_changes(old_config: dict[str, Any], new_config: dict[str, Any], prefix:
         old, new = (list(value) if isinstance(value, tuple) else value for value in (old, new))
         if isinstance(old, dict) and isinstance(new, dict):
             found += find_changes(old, new, f"{prefix}{key}.")
-        elif old != new:
+        elif old != new and (old, new) != (ABSENT, {}):
             found.append(SettingChange(f"{prefix}{key}", old, new))
     return found
 

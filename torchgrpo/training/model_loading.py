@@ -27,6 +27,7 @@ from config.schema.config import Config
 from config.schema.errors import ConfigError
 from config.schema.models import ModelConfig
 from envs.control_tokens import turn_end_token
+from envs.template_arguments import set_template_arguments
 from torchgrpo.plan.model_shape import find_model_config, model_path
 from torchgrpo.training.quantization import dequantize_weight, is_quantized
 
@@ -108,22 +109,27 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
 
 
 def load_saved_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
-    """Loads a tokenizer as an export saves it, with the template of `model.chat_template`'s file.
+    """Loads a tokenizer as an export saves it, with the configured template and its arguments.
 
     Raises:
-        ConfigError: the tokenizer cannot be loaded, or the template cannot render a message.
+        ConfigError: the tokenizer cannot be loaded, the template cannot render a message, or the template does not read
+            an argument of `model.chat_template_kwargs`.
     """
     with convert_loading_errors("its tokenizer", config.name):
         tokenizer = AutoTokenizer.from_pretrained(model_path(config.name), trust_remote_code=False)
     name = config.chat_template
     if name is None or name == NO_TEMPLATE:
+        set_template_arguments(tokenizer, config.chat_template_kwargs)
         return tokenizer
     setting, path = f"model.chat_template={name}", Path(name).expanduser()
     if not path.is_file():
         raise ConfigError(f"{setting}: no such file (looked from {Path.cwd()}); give a file of Jinja, or {NO_TEMPLATE}")
     try:
         tokenizer.chat_template = path.read_text(encoding="utf-8")
+        set_template_arguments(tokenizer, config.chat_template_kwargs)
         rendered = tokenizer.apply_chat_template([{"role": "user", "content": "question"}], tokenize=False)
+    except ConfigError:
+        raise
     except Exception as error:  # a template is a program and may raise anything
         raise ConfigError(f"{setting}: the template cannot render a message ({error}); correct the file") from error
     if "question" not in str(rendered):

@@ -47,7 +47,7 @@ def check_same_tokens(tokenizer: PreTrainedTokenizerBase, config: Config) -> Pre
         ConfigError: an id is another token for the reference model, no token, or beyond its embedding.
     """
     with name_reference_in_errors(config):
-        own = load_saved_tokenizer(replace(config.reference_model, chat_template=None))
+        own = load_saved_tokenizer(replace(config.reference_model, chat_template=None, chat_template_kwargs={}))
     policy_tokens, own_tokens = _token_by_id(tokenizer), _token_by_id(own)
     different = next((one for one in sorted(policy_tokens) if own_tokens.get(one) != policy_tokens[one]), None)
     if different is not None:
