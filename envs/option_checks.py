@@ -7,6 +7,7 @@ from config.schema.env import EnvConfig
 from config.schema.errors import ConfigError
 from envs.data import data_files
 from envs.duplicates import distinct_examples
+from envs.environments.make import find_environment
 from envs.example import Example
 from envs.prompts import PromptSource
 from envs.rewards import find_fallback_reward, find_rewards
@@ -20,7 +21,7 @@ def option_problems(config: Config) -> list[str]:
     """Returns the problems of `env` and `eval.sets`, one message each, without reading rows."""
     found = []
     for place, env in _sections(config):
-        for check in (data_files, find_rewards, find_fallback_reward, make_task, _check_tools):
+        for check in (data_files, find_rewards, find_fallback_reward, find_environment, make_task, _check_tools):
             try:
                 check(env)
             except ConfigError as error:

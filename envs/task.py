@@ -13,7 +13,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from config.schema.env import EnvConfig
+from config.schema.env import ENVIRONMENT_PROMPTS, EnvConfig
 from config.schema.errors import ConfigError
 from envs.data import Row, usable_columns
 from envs.example import SYSTEM_ROLES, Completion, Example, Message, Outcome, Reward
@@ -118,16 +118,17 @@ class Task(ABC):
 
     @property
     def has_only_user_rewards(self) -> bool:
-        """Whether all rewards are user rewards, so that reference answers may have any form."""
-        return bool(self.env.reward) and all(is_user_code(name) for name in all_reward_names(self.env))
+        """Whether only code of the user scores, so that reference answers may have any form."""
+        names = all_reward_names(self.env) or [self.env.environment or ""]
+        return all(is_user_code(name) for name in names)
 
     def row_data(self, row: Row) -> Mapping[str, Any]:
         """Returns the columns for `Example.row_data`.
 
-        With a user task or user reward these are all usable columns, else only `curriculum_columns`. Built-in rewards
-        read no columns, so large columns are then neither stored nor sent to workers.
+        With a task, reward or environment of the user these are all usable columns, else only `curriculum_columns`.
+        Built-in rewards read no columns, so large columns are then neither stored nor sent to workers.
         """
-        names = [self.env.dataset, *all_reward_names(self.env)]
+        names = [self.env.dataset, self.env.environment or "", *all_reward_names(self.env)]
         return (
             usable_columns(row.values)
             if any(is_user_code(name) for name in names)
@@ -228,7 +229,7 @@ def load_examples(task: Task, split: str) -> Sequence[Example]:
         ConfigError: an example of a user task is wrong, a prompt has a lone surrogate, or a reward takes a column that
             no row has.
     """
-    is_user_task = is_user_code(task.env.dataset)
+    is_user_task = is_user_code(task.env.dataset) or task.env.dataset == ENVIRONMENT_PROMPTS
     try:
         examples = task.examples(split)
     except ConfigError:

@@ -1,4 +1,4 @@
-"""The `env` section: data, group size, rewards, reward workers, sandbox, turns and tools."""
+"""The `env` section: data, group size, rewards, reward workers, sandbox, turns, tools and environment."""
 
 import math
 from dataclasses import dataclass, field
@@ -16,6 +16,11 @@ TOOLS = Registry("env.tools", "envs.tools.builtin", "tool")
 TOOL_FORMATS = ("native", "tags")
 MIN_RESULT_CHARACTERS = 100
 """Smallest `env.tool_result_characters`, which has room for the note on a cut."""
+ENVIRONMENTS = Registry("env.environment", "envs.environments.builtin", "environment")
+"""Names of the built-in environments; a user's environment is `module:Class` or `module:function`."""
+ENVIRONMENT_PROMPTS = "environment"
+"""Value of `env.dataset` for the prompts of the environment itself."""
+DEFAULT_ENVIRONMENT_TURNS = 16
 
 
 @dataclass
@@ -101,7 +106,7 @@ class EnvConfig:
     """Maximum wall-clock seconds to score one completion; then the worker is killed and the completion is
     invalid."""
     reward_memory_gib: float = 4.0
-    """Maximum address space of a reward worker in GiB."""
+    """Maximum address space of a reward worker, and of a worker of the environment, in GiB."""
     max_error_rate: float = 0.1
     """Maximum share of recently scored completions that fail through bad data or a bug in a reward; beyond it,
     the run stops."""
@@ -111,10 +116,34 @@ class EnvConfig:
     describes the protection of each."""
     sandbox_url: str | None = None
     """Server with SandboxFusion's interface for `env.sandbox=remote`, such as `http://HOST:8080`."""
-    max_steps: int = 1
+    environment: str | None = None
+    """Environment that replies to every turn of the model: a built-in name, or your own class or function,
+    `module:Class` or `module:function` (docs/environments.md). Unset: the tools and `reasoning` reply."""
+    environment_options: dict[str, Any] = field(default_factory=dict)
+    """Keyword arguments of the environment's class, or of its function after the first two parameters."""
+    environment_workers: int | None = None
+    """Number of processes that run the environments. Unset: the process of the run, where `async` methods run in the
+    event loop and others in threads. Set it for environments that compute long."""
+    step_timeout_s: float = 60.0
+    """Maximum seconds of one call of the environment. Then its episode ends as an error."""
+    episode_timeout_s: float = 600.0
+    """Maximum seconds of an episode with its environment. Then the episode ends."""
+    episodes: int | None = None
+    """Maximum number of unfinished episodes of one engine. Unset: derived from the number of groups in flight."""
+    turn_tokens: int | None = None
+    """Maximum number of tokens that the model samples in one turn. Unset: the rest of the episode's tokens."""
+    max_episode_tokens: int | None = None
+    """Maximum number of tokens of an episode after its prompt, with all replies. Unset:
+    `inference_model.max_tokens`."""
+    turn_ends: list[str] = field(default_factory=list)
+    """Texts that end a turn, such as `[</search>]`: sampled tokens after such a text are cut off."""
+    history: str = "template"
+    """Messages that the model reads in later turns. `template`: as the chat template renders them; a template that
+    rewrites earlier turns begins a new sequence. `append`: earlier turns stay as sampled."""
+    max_steps: int | None = None
     """Maximum number of turns of the model in one completion, not of training steps. Above 1, the environment
     replies between turns (docs/turns.md), and `inference_model.max_tokens` limits all turns and replies
-    together."""
+    together. Unset: 1, or 16 with `env.environment`."""
     reasoning: bool = False
     """Sends `reasoning_prompt` to the model after every turn without a tool call."""
     reasoning_prompt: str = "Think again: check your answer, then give the final one in the form you were asked for."
@@ -152,8 +181,8 @@ class EnvConfig:
                 "env.sandbox_url=http://HOST:PORT"
             )
         check_fields("env", self, ("holdout",), lambda value: 0 <= value < 1, "must be a share from 0 to below 1")
-        seconds_and_bytes = ("reward_timeout_s", "reward_memory_gib", "tool_timeout_s")
-        check_fields("env", self, seconds_and_bytes, is_positive, "must be above 0")
+        seconds = ("reward_timeout_s", "tool_timeout_s", "step_timeout_s", "episode_timeout_s")
+        check_fields("env", self, (*seconds, "reward_memory_gib"), is_positive, "must be above 0")
         check_fields("env", self, ("max_error_rate",), is_share, "must be a share from 0 to 1")
         skips_prompts = self.difficulty.low > 0 or self.difficulty.high < 1
         self.curriculum.check_data(self.dataset, self.mixture, skips_prompts)
@@ -164,17 +193,59 @@ class EnvConfig:
                 f"env.tools={unknown}: no such tool; choose from {', '.join(TOOLS.names)}, or name a tool of "
                 "your own as module:function, or an MCP server as mcp:COMMAND"
             )
-        replies = self.reasoning or self.tools
+        self._check_turns()
+        self._check_environment()
+
+    def _check_turns(self) -> None:
+        """Checks that the number of turns and the replies between them agree."""
         check_minimum("env.max_steps", self.max_steps, 1)
-        if self.max_steps > 1 and not replies:
+        replies = self.reasoning or self.tools
+        if self.environment is not None:
+            return
+        if self.turn_limit > 1 and not replies:
             raise ConfigError(
                 f"env.max_steps={self.max_steps}: there is no reply between turns; set env.reasoning=true or "
                 "env.tools=[calculator], or leave env.max_steps at 1"
             )
-        if self.max_steps == 1 and replies:
+        if self.turn_limit == 1 and replies:
             raise ConfigError(
                 f"env.reasoning={self.reasoning}, env.tools={self.tools}: a reply needs a second turn; set "
                 "env.max_steps=2 or more"
+            )
+
+    def _check_environment(self) -> None:
+        """Checks the environment's name, and that its settings are in use."""
+        for key in ("environment_workers", "episodes", "turn_tokens", "max_episode_tokens"):
+            check_minimum(f"env.{key}", vars(self)[key], 1)
+        check_choice("env.history", self.history, ("template", "append"))
+        if not all(self.turn_ends):
+            raise ConfigError(f"env.turn_ends={self.turn_ends}: an empty text ends every turn; remove it")
+        if self.turn_tokens and self.max_episode_tokens and self.turn_tokens > self.max_episode_tokens:
+            raise ConfigError(
+                f"env.turn_tokens={self.turn_tokens} is above env.max_episode_tokens={self.max_episode_tokens}: lower "
+                "env.turn_tokens"
+            )
+        if self.environment is None:
+            if self.environment_options or self.environment_workers:
+                raise ConfigError(
+                    f"env.environment_options={self.environment_options}, env.environment_workers="
+                    f"{self.environment_workers}: there is no environment; set env.environment"
+                )
+            if self.dataset == ENVIRONMENT_PROMPTS:
+                raise ConfigError(
+                    f"env.dataset={self.dataset}: these are the prompts of env.environment, which is unset; set "
+                    "env.environment, or another env.dataset"
+                )
+            return
+        if ":" not in self.environment and self.environment not in ENVIRONMENTS.names:
+            raise ConfigError(
+                f"env.environment={self.environment!r}: no such environment; choose one of "
+                f"{', '.join(ENVIRONMENTS.names)}, or name your own as module:Class or module:function"
+            )
+        if self.reasoning:
+            raise ConfigError(
+                f"env.reasoning=true with env.environment={self.environment}: both reply to the model; set "
+                "env.reasoning=false"
             )
 
     def _check_rewards(self) -> None:
@@ -228,3 +299,10 @@ class EnvConfig:
     def candidates(self) -> int:
         """Number of completions generated for a prompt."""
         return self.oversample or self.repeats
+
+    @property
+    def turn_limit(self) -> int:
+        """Maximum number of turns of the model in one completion."""
+        if self.max_steps is not None:
+            return self.max_steps
+        return 1 if self.environment is None else DEFAULT_ENVIRONMENT_TURNS

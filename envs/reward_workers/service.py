@@ -24,11 +24,12 @@ from config.schema.errors import ConfigError, DeadlineError
 from envs.example import Completion, Example, as_completion_in_run, without_run_fields
 from envs.group import Verdict
 from envs.reward_workers.crash_attribution import CrashAttribution, RewardTicket, Verification
+from envs.reward_workers.fork_server_process import ForkServerDied
 from envs.reward_workers.outcome_counts import OutcomeCounts
 from envs.reward_workers.scoring import ScoringResult, crash_result, score_completion
 from envs.reward_workers.task_scorer import can_score_in_process, make_scorer, minimum_score
 from envs.reward_workers.worker import IDLE
-from envs.reward_workers.worker_pool import PROCESS_DIED, ForkServerDied, LostWorker, WorkerHandle, WorkerPool
+from envs.reward_workers.worker_pool import PROCESS_DIED, LostWorker, WorkerHandle, WorkerPool
 from envs.rewards import reads_progress
 from envs.task import Task
 

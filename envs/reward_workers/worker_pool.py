@@ -3,38 +3,25 @@
 `fork_server` forks the processes; `worker` is their main loop.
 """
 
-import json
 import mmap
-import os
 import pickle
-import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 
-from config.schema.errors import ConfigError, DeadlineError
+from config.schema.errors import ConfigError
 from envs.example import Completion, Example
-from envs.reward_workers.fork_server import FORK, KILL
+from envs.reward_workers.fork_server_process import ForkServerProcess
 from envs.reward_workers.scoring import ScoringResult
 from envs.reward_workers.worker import IDLE, PROGRESS, pack_batch, unpack_results
 from envs.task import Task
 
-START_SECONDS = 120.0
-REPLY_SECONDS = 30.0
 AHEAD_BYTES = 48 << 10
 """Largest batch for a busy worker, far below the smallest default buffer of a Unix socket."""
-_FORK_SERVER_CODE = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from envs.reward_workers.fork_server import serve; serve(int(sys.argv[2]))"
-)
+_SERVE = "envs.reward_workers.fork_server:serve"
 PROCESS_DIED = "the worker process died"
-
-
-class ForkServerDied(Exception):
-    """Death of the fork server, killed from outside or by a verification."""
 
 
 @dataclass(frozen=True)
@@ -136,23 +123,17 @@ class WorkerPool:
                 f"task {name}: reward workers cannot import the class by name from {module}; define the "
                 "class at the top level of a separate module"
             )
-        self._task = (module, name, task.env, int(memory_gib * 2**30))
+        self._setup = (module, name, task.env, int(memory_gib * 2**30))
         self.workers: list[WorkerHandle] = []
         self._start()
 
     def _start(self) -> None:
-        self.control, fork_server_end = socket.socketpair()
-        with fork_server_end:
-            self.process = subprocess.Popen(
-                [sys.executable, "-c", _FORK_SERVER_CODE, json.dumps(sys.path), str(fork_server_end.fileno())],
-                pass_fds=[fork_server_end.fileno()],
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
-            )
-        self._handshake = Connection(os.dup(self.control.fileno()))
-        self._handshake.send(self._task)
-        self._ready = False
+        self._fork_server = ForkServerProcess(_SERVE, self._setup)
+
+    @property
+    def process(self) -> "subprocess.Popen[bytes]":
+        """Process of the fork server."""
+        return self._fork_server.process
 
     def restart(self) -> None:
         """Replaces a dead fork server, whose workers died with it, by a new one."""
@@ -161,42 +142,17 @@ class WorkerPool:
 
     def is_ready(self) -> bool:
         """Whether workers can be forked without waiting for the fork server's imports."""
-        return self._ready or self._handshake.poll(0)
-
-    def _wait_until_ready(self) -> None:
-        if self._ready:
-            return
-        if not self._handshake.poll(START_SECONDS):
-            raise DeadlineError(f"the reward service waited {START_SECONDS:.0f} s for its first process to start")
-        try:
-            problem = self._handshake.recv()
-        except (EOFError, ConnectionError):
-            problem = f"the process ended with exit code {self.process.wait(REPLY_SECONDS)}"
-        self._handshake.close()
-        if problem is not None:
-            raise ConfigError(f"env.reward: the reward cannot be loaded in a worker process: {problem}")
-        self._ready = True
-        self.control.settimeout(REPLY_SECONDS)
+        return self._fork_server.is_ready()
 
     def add_worker(self) -> WorkerHandle:
         """Forks a worker, once the fork server is ready."""
-        self._wait_until_ready()
-        pid, (connection, page) = self._send_request(FORK)
-        worker = WorkerHandle(int(pid), Connection(connection), mmap.mmap(page, mmap.PAGESIZE))
-        os.close(page)
+        problem = self._fork_server.wait_until_ready("the reward service")
+        if problem is not None:
+            raise ConfigError(f"env.reward: the reward cannot be loaded in a worker process: {problem}")
+        pid, connection, page = self._fork_server.fork()
+        worker = WorkerHandle(pid, Connection(connection), page)
         self.workers.append(worker)
         return worker
-
-    def _send_request(self, message: bytes) -> tuple[bytes, list[int]]:
-        """Sends a request to the fork server; returns the reply and its descriptors."""
-        try:
-            self.control.sendall(message)
-            reply, descriptors, _, _ = socket.recv_fds(self.control, 64, 2)
-        except ConnectionError as error:
-            raise ForkServerDied from error
-        if not reply:
-            raise ForkServerDied
-        return reply, descriptors
 
     def remaining_workers(self, workers: Iterable[WorkerHandle]) -> Iterator[WorkerHandle]:
         """Yields the workers that still belong to the pool when their turn comes.
@@ -213,17 +169,11 @@ class WorkerPool:
         """
         self.workers.remove(worker)
         worker.close()
-        self._send_request(KILL + str(worker.pid).encode())
+        self._fork_server.kill(worker.pid)
 
     def close(self) -> None:
         """Ends every process. Safe to call twice."""
         for worker in self.workers:
             worker.close()
         self.workers = []
-        self._handshake.close()
-        self.control.close()
-        try:
-            self.process.wait(REPLY_SECONDS)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        self._fork_server.close()

@@ -67,9 +67,9 @@ def prompt_problem(config: Config) -> str | None:
 
 def make_conversation(config: Config, tokenizer: PreTrainedTokenizerBase) -> Conversation | None:
     """Builds the conversation that replies between turns; None for single-turn completions."""
-    if config.env.max_steps == 1:
+    if config.env.turn_limit == 1:
         return None
-    return Conversation(tokenizer, make_responders(config.env), config.env.max_steps)
+    return Conversation(tokenizer, make_responders(config.env), config.env.turn_limit)
 
 
 def make_encoder(config: Config, tokenizer: PreTrainedTokenizerBase) -> ChatEncoder:
