@@ -101,6 +101,7 @@ def test_a_group_for_a_person() -> None:
     verdict = {"score": 0.25, "components": {"accuracy": 0.0, "brief": 0.25}, "outcome": "invalid"}
     one = {"sample": 0, "verdict": verdict, "advantage": -0.5, "chosen": True}
     one |= {"token_ids": [1, 2, 3], "finish_reason": "length", "text": "so long " * 200}
+    one |= {"sequence_starts": [], "turns": [], "error": ""}
     record = {"kind": "train", "set": "", "iteration": 3, "optimizer_steps": [5, 6], "fate": "trained", "row": 12}
     record |= {"group_id": 77, "prompt_id": "0123456789abcdef", "answer": "42", "completions": [one]}
     record["messages"] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "6 * 7 = ?"}]
