@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from envs.example import Message
 from envs.group import SampledCompletion, SequenceStart, Turn
-from envs.task import Message
 from tests.groups import make_completion
 
 
@@ -17,7 +17,7 @@ def tool_result(content: str, identifier: str = "call_1") -> Message:
 
 
 def tool_episode() -> SampledCompletion:
-    """Returns an episode of one sequence: two calls with results and a malformed one, then the answer."""
+    """Returns an episode of two calls with results and a malformed one, then the answer."""
     calls = [tool_call("mul", a=12, b=7), tool_call("lookup", "call_2", query="84", deep={"limit": None})]
     first = Turn(
         {"role": "assistant", "content": "I multiply.", "reasoning_content": "12 * 7", "tool_calls": calls},
@@ -41,9 +41,9 @@ def tool_episode() -> SampledCompletion:
 
 
 def rewritten_episode() -> SampledCompletion:
-    """Returns an episode of three turns in two sequences; the third turn begins the second one.
+    """Returns an episode of three turns that the deadline ended.
 
-    The deadline ended it.
+    The third turn begins the second sequence.
     """
     hint: Message = {"role": "user", "content": "41+1="}
     turns = [
@@ -68,3 +68,19 @@ def failed_episode() -> SampledCompletion:
     turn = Turn({"role": "assistant", "content": "5"}, 0, 2, engine_seconds=0.5, env_seconds=0.25)
     error = "Game.step raised KeyError: 'board'"
     return make_completion(2, outcome="error", finish_reason="error", turns=[turn], text="5", error=error)
+
+
+def hostile_episode() -> SampledCompletion:
+    """Returns an episode whose texts, arguments and error hold markup and lone surrogates."""
+    markup = "</script><script>alert(1)</script>\x1b \u202e"
+    call = tool_call(markup, **{markup: "\ud800", "number": 10**30})
+    turn = Turn(
+        {"role": "assistant", "content": markup, "reasoning_content": markup, "tool_calls": [call]},
+        0,
+        3,
+        (tool_result(markup), {"role": "user", "content": markup}),
+        tool_outcomes=("unknown",),
+    )
+    return make_completion(
+        3, outcome="error", finish_reason="error", turns=[turn], text=markup, error=f"{markup} \udc80"
+    )

@@ -1,59 +1,52 @@
 """Conversion between completions and their objects in a line of the ledger.
 
-The messages of turns are JSON texts: the arguments of tool calls differ in names and types, while a field of a line has
-the same type in all lines. This module does not import torch.
+Turns, starts of sequences and messages are lists of JSON texts. A field of a line has the same type in all lines, while
+the arguments of tool calls differ, and Arrow's reader cannot turn the type of an empty list into a list of objects.
+This module does not import torch.
 """
 
 import json
 from dataclasses import fields
 from typing import Any
 
-from envs.example import Completion, Message
+from envs.example import Completion
 from envs.group import SampledCompletion, SequenceStart, Turn, Verdict
 
 
 def completion_to_record(completion: SampledCompletion) -> SampledCompletion | dict[str, Any]:
-    """Returns a completion as orjson writes it; without messages and error this is the completion itself."""
+    """Returns a completion as orjson writes it, itself unless it has fields of an episode."""
     reward_input = completion.reward_input
     has_messages = completion.turns or (reward_input is not None and reward_input.turns)
-    if not has_messages and not completion.error:
+    if not has_messages and not completion.sequence_starts and not completion.error:
         return completion
     record = {entry.name: getattr(completion, entry.name) for entry in fields(SampledCompletion)}
-    record["turns"] = [
-        {entry.name: getattr(turn, entry.name) for entry in fields(Turn)}
-        | {"message": _message_to_text(turn.message), "replies": [*map(_message_to_text, turn.replies)]}
-        for turn in completion.turns
-    ]
+    record["sequence_starts"] = [_to_text(_field_values(one)) for one in completion.sequence_starts]
+    record["turns"] = [_to_text(_field_values(turn)) for turn in completion.turns]
     if reward_input is not None:
-        turns = [_message_to_text(message) for message in reward_input.turns]
-        record["reward_input"] = vars(reward_input) | {"turns": turns}
+        record["reward_input"] = vars(reward_input) | {"turns": [_to_text(message) for message in reward_input.turns]}
     # An exception may hold bytes of a file name that are not UTF-8, as lone surrogates.
     return record | {"error": completion.error.encode(errors="backslashreplace").decode()}
 
 
-def _message_to_text(message: Message) -> str:
-    """Returns a message as JSON; ASCII, since the arguments of a call may hold lone surrogates."""
-    return json.dumps(message, default=str)
+def _field_values(entry: SequenceStart | Turn) -> dict[str, Any]:
+    return {one.name: getattr(entry, one.name) for one in fields(entry)}
+
+
+def _to_text(value: Any) -> str:
+    """Returns JSON in ASCII, since the arguments of a call may hold lone surrogates."""
+    return json.dumps(value, default=str)
 
 
 def parse_sequence_starts(record: dict[str, Any]) -> list[SequenceStart]:
     """Returns the starts of the sequences of a completion in a record of the ledger."""
-    return [SequenceStart(one["start"], tuple(one["prompt"])) for one in record["sequence_starts"]]
+    starts = [json.loads(text) for text in record["sequence_starts"]]
+    return [SequenceStart(one["start"], tuple(one["prompt"])) for one in starts]
 
 
 def parse_turns(record: dict[str, Any]) -> list[Turn]:
     """Returns the turns of a completion in a record of the ledger."""
-    return [
-        Turn(
-            **turn
-            | {
-                "message": json.loads(turn["message"]),
-                "replies": tuple(json.loads(reply) for reply in turn["replies"]),
-                "tool_outcomes": tuple(turn["tool_outcomes"]),
-            }
-        )
-        for turn in record["turns"]
-    ]
+    turns = [json.loads(text) for text in record["turns"]]
+    return [Turn(**turn | {name: tuple(turn[name]) for name in ("replies", "tool_outcomes")}) for turn in turns]
 
 
 def parse_reward_input(record: dict[str, Any]) -> Completion:

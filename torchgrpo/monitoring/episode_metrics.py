@@ -23,7 +23,9 @@ _TOOL_FAULTS: dict[ToolOutcome, str] = {
 
 
 def turn_metrics(completions: Sequence[SampledCompletion]) -> dict[str, float]:
-    """Returns the metrics of turns and sequences; empty if every completion has one turn without an environment.
+    """Returns the metrics of turns and sequences.
+
+    Without an environment, and with one turn in every completion, there are none.
 
     completions: of all groups of an optimizer step, without unselected candidates.
     """
@@ -72,7 +74,7 @@ def episode_metrics(completions: Sequence[SampledCompletion]) -> dict[str, float
 
 
 def _tool_metrics(completions: Sequence[SampledCompletion]) -> dict[str, float]:
-    """Returns the mean number of calls of an episode, and the shares of failed calls; empty without calls."""
+    """Returns the mean number of calls, and the shares of failed calls; empty without calls."""
     turns = [turn for one in completions for turn in one.turns]
     calls = sum(count_tool_calls(turn) for turn in turns)
     if not calls:
@@ -83,5 +85,5 @@ def _tool_metrics(completions: Sequence[SampledCompletion]) -> dict[str, float]:
 
 
 def count_tool_calls(turn: Turn) -> int:
-    """Returns the number of a turn's tool calls, malformed ones included where their outcomes are known."""
+    """Returns the number of a turn's tool calls, with malformed ones of known outcome."""
     return max(len(turn.tool_outcomes), len(turn.message.get("tool_calls") or ()))

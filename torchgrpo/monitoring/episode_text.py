@@ -45,8 +45,13 @@ def _compact_json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
+def escape_surrogates(text: str) -> str:
+    """Replaces lone surrogates, which JSON arguments may hold and UTF-8 cannot, by their codes."""
+    return text.encode(errors="backslashreplace").decode()
+
+
 def split_tool_calls(turn: Turn) -> tuple[list[ToolCall], list[Message]]:
-    """Returns the calls of a turn with their results, and the replies that are not results of a call.
+    """Returns the calls of a turn with their results, and the other replies.
 
     A result belongs to the call with its `tool_call_id`; without such a call, to the next call without a result.
     """
@@ -70,7 +75,7 @@ def split_tool_calls(turn: Turn) -> tuple[list[ToolCall], list[Message]]:
 
 
 def turns_with_new_sequence(turns: Sequence[Turn], starts: Sequence[SequenceStart]) -> set[int]:
-    """Returns the indices of the turns that begin a further sequence, which has a prompt of its own."""
+    """Returns the indices of the turns that begin a further sequence."""
     first_turns = [next((i for i, turn in enumerate(turns) if turn.end > one.start), None) for one in starts[1:]]
     return {number for number in first_turns if number is not None}
 
@@ -78,10 +83,18 @@ def turns_with_new_sequence(turns: Sequence[Turn], starts: Sequence[SequenceStar
 def format_turns(
     turns: Sequence[Turn], starts: Sequence[SequenceStart], indent: Callable[[str, int], list[str]]
 ) -> Iterator[str]:
-    """Yields the lines of an episode: a headline for each turn, then its texts, calls and replies.
+    """Yields the lines of an episode.
+
+    A turn has a headline, then its texts, calls and replies.
 
     starts: starts of the sequences. indent: returns the lines of a text, indented by a number of columns.
     """
+    for text, width in _turn_texts(turns, starts):
+        yield from indent(escape_surrogates(text), width)
+
+
+def _turn_texts(turns: Sequence[Turn], starts: Sequence[SequenceStart]) -> Iterator[tuple[str, int]]:
+    """Yields the texts of an episode with the width of their indent."""
     new_sequences = turns_with_new_sequence(turns, starts)
     for number, turn in enumerate(turns):
         calls, replies = split_tool_calls(turn)
@@ -90,13 +103,13 @@ def format_turns(
         malformed = turn.tool_outcomes[len(calls) :].count("malformed")
         words += [f"{malformed} malformed call{'s' * (malformed > 1)}"] if malformed else []
         words += ["new sequence"] if number in new_sequences else []
-        yield from indent(", ".join(words), 0)
+        yield ", ".join(words), 0
         reasoning, content = turn.message.get("reasoning_content"), turn.message.get("content")
         if reasoning:
-            yield from indent(f"reasoning: {reasoning}", 2)
+            yield f"reasoning: {reasoning}", 2
         if content or not calls:
-            yield from indent(content or "(empty)", 2)
+            yield content or "(empty)", 2
         for call in calls:
-            yield from indent(call.line, 2)
+            yield call.line, 2
         for reply in replies:
-            yield from indent(f"{reply['role']}: {reply['content']}", 2)
+            yield f"{reply['role']}: {reply['content']}", 2

@@ -1,4 +1,4 @@
-"""Sums values of batch rows by completion, since a completion with several sequences has several rows."""
+"""Gathers values of batch rows by completion; each of its sequences has a row."""
 
 from collections.abc import Sequence
 from itertools import accumulate
@@ -15,13 +15,18 @@ def first_rows(completions: Sequence[SampledCompletion]) -> list[int]:
 
 
 def completions_in_loss(completions: Sequence[SampledCompletion], mask: Tensor) -> list[bool]:
-    """Returns whether the loss has a token of each completion. mask: bool [N, R], the tokens in the loss."""
+    """Returns whether each completion has a token in the loss.
+
+    mask: bool [N, R], the tokens in the loss.
+    """
     rows_of_completions = mask.any(-1).split([one.num_sequences for one in completions])
     return [bool(rows.any()) for rows in rows_of_completions]
 
 
 def mean_advantages(completions: Sequence[SampledCompletion], advantage: Tensor, mask: Tensor) -> list[float]:
-    """Returns the mean advantage over the tokens in the loss of each completion; 0 without such tokens.
+    """Returns the mean advantage of each completion over its tokens in the loss.
+
+    This is 0 without such tokens.
 
     advantage: [N, 1] or [N, R]. mask: bool [N, R], the tokens in the loss.
     """

@@ -10,6 +10,7 @@ from typing import Any
 from config.cli.saved_settings import chosen_run
 from config.run_folder.folders import remove_unused_folder
 from config.schema.errors import RunOutcome
+from torchgrpo.monitoring.completion_record import parse_turns
 from torchgrpo.monitoring.diagnostics.diagnostics import Finding, diagnose_folder
 from torchgrpo.monitoring.diagnostics.rules import RULES
 from torchgrpo.monitoring.ledger_storage import read_records
@@ -92,7 +93,7 @@ def _is_wrong_and_rewarded(record: Record, completion: Record) -> bool:
 
 
 def _has_malformed_call(record: Record, completion: Record) -> bool:
-    return any("malformed" in turn["tool_outcomes"] for turn in completion["turns"])
+    return any("malformed" in turn.tool_outcomes for turn in parse_turns(completion))
 
 
 _EXAMPLE_TESTS: dict[str, Callable[[Record, Record], bool]] = {

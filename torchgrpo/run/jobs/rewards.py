@@ -150,7 +150,7 @@ def _with_lowest(lowest: MinimumScores, examples: Sequence[Example], verdicts: S
 
 
 def _read_ledger(run_dir: Path, examples: dict[int, Example]) -> list[tuple[Completion, Example]]:
-    """Returns the inputs of the reward that a run's ledger has, of all completions for training, with their examples.
+    """Returns the reward's inputs of completions for training in a ledger, with their examples.
 
     Raises:
         ConfigError: the folder has no ledger, or a row is not in the data.

@@ -169,7 +169,7 @@ def format_group(record: Record) -> str:
 
 
 def format_completion(completion: Record) -> list[str]:
-    """Returns the lines of a completion: its text, or as a chat where it has turns in an environment."""
+    """Returns the lines of a completion: its text, or a chat of recorded turns."""
     error = indent_text(f"error: {completion['error']}", 5) if completion["error"] else []
     turns = parse_turns(completion)
     if not turns:
