@@ -97,12 +97,13 @@ def _turn_texts(turns: Sequence[Turn], starts: Sequence[SequenceStart]) -> Itera
     """Yields the texts of an episode with the width of their indent."""
     new_sequences = turns_with_new_sequence(turns, starts)
     for number, turn in enumerate(turns):
+        if number in new_sequences:
+            yield "new sequence: earlier messages were rewritten", 0
         calls, replies = split_tool_calls(turn)
         words = [f"turn {number + 1}: reward {turn.reward:.3g}, {turn.end - turn.start} tokens"]
         words += [f"engine {turn.engine_seconds:.2f} s", f"environment {turn.env_seconds:.2f} s"]
         malformed = turn.tool_outcomes[len(calls) :].count("malformed")
         words += [f"{malformed} malformed call{'s' * (malformed > 1)}"] if malformed else []
-        words += ["new sequence"] if number in new_sequences else []
         yield ", ".join(words), 0
         reasoning, content = turn.message.get("reasoning_content"), turn.message.get("content")
         if reasoning:
