@@ -20,6 +20,8 @@ SINGLE_ENGINE_NAME = "the engine"
 """Name of an engine outside a pool."""
 OUTCOMES: tuple[Outcome, ...] = ("scored", "invalid", "error")
 FINISH_REASONS: tuple[FinishReason, ...] = ("stop", "length", "abort", "turns", "deadline", "error")
+ToolOutcome = Literal["ok", "error", "unknown", "malformed", "timeout"]
+"""Result of a tool call: answered, the tool failed, no such tool, a call that cannot be parsed, the time limit."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,8 @@ class Turn:
         replies: messages of the environment after the turn.
         reward: reward of the turn; 0 if the environment gives none.
         engine_seconds, env_seconds: time that engine and environment took.
+        tool_outcomes: outcome of each tool call, first those in the message's `tool_calls`, then malformed ones; empty
+            if the environment answers calls itself.
     """
 
     message: Message
@@ -115,6 +119,7 @@ class Turn:
     reward: float = 0.0
     engine_seconds: float = 0.0
     env_seconds: float = 0.0
+    tool_outcomes: tuple[ToolOutcome, ...] = ()
 
 
 @dataclass(slots=True)

@@ -7,7 +7,17 @@ from dataclasses import replace
 from transformers import PreTrainedModel
 
 from envs.chat import encode_prompt
-from envs.group import OUTCOMES, FinishReason, Group, GroupTimes, SampledCompletion, Sampling, Verdict
+from envs.group import (
+    OUTCOMES,
+    FinishReason,
+    Group,
+    GroupTimes,
+    SampledCompletion,
+    Sampling,
+    SequenceStart,
+    Turn,
+    Verdict,
+)
 from envs.task import Completion, Example, Outcome
 from tests.tiny_models import EOS, LetterTokenizer, numbered_examples, tiny_llama
 from torchgrpo.batches.batch import Batch
@@ -29,11 +39,16 @@ def make_completion(
     sampled_mask: Sequence[bool] = (),
     versions: int | Sequence[int] = 0,
     log_probs: float | Sequence[float] = -1.0,
+    sequence_starts: Sequence[SequenceStart] = (),
+    turns: Sequence[Turn] = (),
+    text: str = "",
+    error: str = "",
 ) -> SampledCompletion:
     """Makes a completion with a verdict.
 
     tokens: token ids, or their number. sampled_mask: per token, False for a token of the environment; empty if all are
-    sampled. versions, log_probs: one value for all tokens, or one per token.
+    sampled. versions, log_probs: one value for all tokens, or one per token. turns: their messages and replies are
+    also the messages in the input of the reward.
     """
     ids = list(range(1, tokens + 1)) if isinstance(tokens, int) else list(tokens)
     completion = SampledCompletion(
@@ -42,9 +57,15 @@ def make_completion(
         policy_versions=[versions] * len(ids) if isinstance(versions, int) else list(versions),
         finish_reason=finish_reason,
         sampled_mask=list(sampled_mask),
+        text=text,
         verdict=Verdict(score, components or {}, outcome),
+        sequence_starts=list(sequence_starts),
+        turns=list(turns),
+        error=error,
     )
-    return replace(completion, reward_input=Completion("", completion.num_sampled_tokens, finish_reason == "length"))
+    messages = tuple(message for turn in turns for message in (turn.message, *turn.replies))
+    truncated = finish_reason == "length"
+    return replace(completion, reward_input=Completion("", completion.num_sampled_tokens, truncated, turns=messages))
 
 
 def make_group(

@@ -19,7 +19,8 @@ from omegaconf import MISSING as UNSET
 
 from config.schema.config import Config
 from config.schema.evaluation import EvalSetConfig
-from torchgrpo.monitoring.diagnostics.rules import RULES, Bound, CustomCheck, Rule, Trend
+from torchgrpo.monitoring.diagnostics.rule import Bound, CustomCheck, Rule, Trend
+from torchgrpo.monitoring.diagnostics.rules import RULES
 from torchgrpo.monitoring.metric_table import METRICS, Metric
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"

@@ -6,16 +6,22 @@ import math
 import resource
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pyarrow.parquet
 import pytest
 
 from config.schema.errors import ConfigError
 from config.schema.rollouts import RolloutsConfig
+from tests.episodes import failed_episode, hostile_episode, rewritten_episode, tool_episode
+from tests.groups import make_completion, make_group
 from tests.script_runner import call_script
-from torchgrpo.monitoring.ledger_storage import read_records
+from torchgrpo.monitoring.episode_text import split_tool_calls
+from torchgrpo.monitoring.ledger_record import GroupFate, group_to_record
+from torchgrpo.monitoring.ledger_storage import parse_record, read_records
 from torchgrpo.run.jobs.rollouts import (
     extreme_groups,
     flipped_groups,
@@ -24,6 +30,7 @@ from torchgrpo.run.jobs.rollouts import (
     group_mean,
     matching_groups,
 )
+from torchgrpo.run.rollout_table import write_completion_table
 
 
 def matching_records(run: Path, **filters: Any) -> list[dict[str, Any]]:
@@ -101,6 +108,7 @@ def test_a_group_for_a_person() -> None:
     verdict = {"score": 0.25, "components": {"accuracy": 0.0, "brief": 0.25}, "outcome": "invalid"}
     one = {"sample": 0, "verdict": verdict, "advantage": -0.5, "chosen": True}
     one |= {"token_ids": [1, 2, 3], "finish_reason": "length", "text": "so long " * 200}
+    one |= {"sequence_starts": [], "turns": [], "error": ""}
     record = {"kind": "train", "set": "", "iteration": 3, "optimizer_steps": [5, 6], "fate": "trained", "row": 12}
     record |= {"group_id": 77, "prompt_id": "0123456789abcdef", "answer": "42", "completions": [one]}
     record["messages"] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "6 * 7 = ?"}]
@@ -117,6 +125,73 @@ def test_a_group_for_a_person() -> None:
     evaluated = format_group(record | {"kind": "eval", "set": "aime", "optimizer_steps": []})
     assert evaluated.startswith("aime after iteration 3: row 12") and "advantage" not in evaluated
     assert ", stale: row 12" in format_group(record | {"fate": "stale", "optimizer_steps": []})
+
+
+def episode_records() -> list[dict[str, Any]]:
+    """Returns the records of a trained group of episodes and of a plain group."""
+    episodes = [tool_episode(), rewritten_episode(), failed_episode(), hostile_episode()]
+    groups = [make_group(3, episodes), make_group(4, [make_completion(2, text="plain")])]
+    option = orjson.OPT_SERIALIZE_NUMPY
+    return [
+        parse_record(orjson.dumps(group_to_record(group, GroupFate("trained", 1)), option=option)) for group in groups
+    ]
+
+
+def test_an_episode_is_a_chat() -> None:
+    lines = format_group(episode_records()[0]).splitlines()
+    first, second, third, fourth = (index for index, line in enumerate(lines) if line.startswith("  #"))
+    assert lines[first:second] == [
+        "  #0 reward 1 (accuracy 1), 9 tokens, stop",
+        "     turn 1: reward 0.25, 4 tokens, engine 0.50 s, environment 0.12 s, 1",
+        "     malformed call",
+        "       reasoning: 12 * 7",
+        "       I multiply.",
+        "       mul(a=12, b=7) -> 84",
+        '       lookup(query="84", deep={"limit": null}) -> nothing found (error)',
+        "       tool: no JSON",
+        "     turn 2: reward 0.75, 2 tokens, engine 0.25 s, environment 0.00 s",
+        "       84",
+    ]
+    assert lines[second] == "  #1 reward 0 (accuracy 0), 6 tokens, deadline, 2 sequences"
+    assert lines[third - 3 : third] == [
+        "     new sequence: earlier messages were rewritten",
+        "     turn 3: reward 0, 1 tokens, engine 1.00 s, environment 3.00 s",
+        "       (empty)",
+    ]
+    assert lines[fourth - 1] == "     error: Game.step raised KeyError: 'board'"
+    assert max(map(len, lines)) <= 80
+    "\n".join(lines).encode()  # without lone surrogates
+    assert format_group(episode_records()[1]).splitlines()[-1] == "     plain"
+
+
+def test_results_belong_to_the_call_with_their_id() -> None:
+    (first, second), others = split_tool_calls(tool_episode().turns[0])
+    assert (first.result, second.result) == ("84", "nothing\nfound")
+    assert [message["content"] for message in others] == ["no JSON"]
+
+
+def test_results_without_an_id_belong_to_the_calls_in_order() -> None:
+    turn = tool_episode().turns[0]
+    replies = ({"role": "tool", "content": "84"}, {"role": "user", "content": "go on"})
+    (first, second), others = split_tool_calls(replace(turn, replies=replies))
+    assert (first.result, second.result) == ("84", "") and others == [replies[1]]
+
+
+@pytest.mark.parametrize("ending", ["csv", "jsonl", "parquet"])
+def test_a_table_of_episodes_has_their_turns_and_errors(ending: str, tmp_path: Path) -> None:
+    path = tmp_path / f"table.{ending}"
+    assert write_completion_table(episode_records(), path) == 5
+    if ending == "parquet":
+        table = pyarrow.parquet.read_table(path).to_pylist()
+    elif ending == "jsonl":
+        table = [json.loads(line) for line in path.read_text().splitlines()]
+    else:
+        table = list(csv.DictReader(path.open()))
+    assert [int(row["turns"]) for row in table[:4]] == [2, 3, 1, 1]
+    assert [int(row["sequences"]) for row in table[:4]] == [1, 2, 1, 1]
+    assert [row["error"] for row in table[:3]] == ["", "", "Game.step raised KeyError: 'board'"]
+    assert [row["finish_reason"] for row in table] == ["stop", "deadline", "error", "error", "stop"]
+    assert table[4].get("turns") in (None, "")
 
 
 def test_what_is_printed_is_limited(lockstep_run: Path) -> None:

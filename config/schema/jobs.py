@@ -8,7 +8,8 @@ class RewardsConfig:
     """Settings of `run=rewards`, which scores saved completions."""
 
     completions: str | None = None
-    """A JSONL file of {"row": index in the data file, "completion": text}."""
+    """A JSONL file of {"row": index in the data file, "completion": text}, or the folder of a run, whose
+    completions for training are scored again."""
 
 
 @dataclass

@@ -9,7 +9,8 @@ from config.schema.errors import RunError
 from tests.script_runner import compose_run_config
 from torchgrpo.monitoring.diagnostics.diagnostics import Diagnostics
 from torchgrpo.monitoring.diagnostics.metric_history import NO_GRADIENT_STEPS
-from torchgrpo.monitoring.diagnostics.rules import RULES, Bound, Rule, Trend
+from torchgrpo.monitoring.diagnostics.rule import Bound, Rule, Trend
+from torchgrpo.monitoring.diagnostics.rules import RULES
 
 HEALTHY = {
     "reward/mean": 0.4,
@@ -107,6 +108,10 @@ BOUNDS: dict[str, tuple[str, Any, Any]] = {
     "stale_groups": ("groups/dropped_stale", lambda step: 10 * step, lambda step: 8 * step),
     "invalid_not_penalized": ("reward/invalid_gap", 0.0, 0.5),
     "prompt_echo": ("completions/prompt_echo", 0.6, 0.5),
+    "environment_errors": ("agent/end/error", 0.01, 0.0),
+    "episode_deadline": ("agent/end/deadline", 0.2, 0.1),
+    "malformed_calls": ("tools/malformed", 0.3, 0.2),
+    "history_rewritten": ("agent/sequences", 2.0, 1.9),
 }
 """By rule with a bound: metric, value beyond the bound, value within the bound."""
 MORE_CHANGES = {"invalid_not_penalized": {"reward/mean": lambda step: 0.001 * step - 3}, "low_ess": {"ess/age_1": 0.5}}
@@ -126,6 +131,7 @@ CUSTOM_CHANGES: dict[str, dict[str, Any]] = {
     "idle_learner": {"idle/learner": 0.9, "idle/engines": 0.1},
     "idle_engines": {"idle/learner": 0.1, "idle/engines": 0.9},
     "idle_both": {"idle/learner": 0.9, "idle/engines": 0.9},
+    "waiting_episodes": {"idle/learner": 0.9, "idle/engines": 0.9, "episodes/alive": 64.0},
 }
 OTHER_FINDINGS = {"missing_end_token": {"truncation"}, "no_gradient": {"zero_variance"}}
 """Further rules that the same changes trigger."""
@@ -210,6 +216,34 @@ def test_evaluation_drop_needs_a_lower_interval_and_a_risen_reward(
         finding = diagnostics.findings["evaluation_drop"]
         assert finding.text.startswith("eval/sums/pass@1 went from 0.6 to 0.3 since its best evaluation while reward/")
         assert (finding.first_step, finding.last_step) == (20, 30)
+
+
+@pytest.mark.parametrize(
+    ("learner", "engines", "episodes", "has_finding"),
+    [(0.6, 0.4, 8.0, True), (0.6, 0.4, 0.0, False), (0.6, 0.2, 8.0, False), (0.2, 0.6, 8.0, False)],
+)
+def test_episodes_wait_if_engines_and_learner_do(
+    config: Config, learner: float, engines: float, episodes: float, has_finding: bool
+) -> None:
+    """A busy learner, or busy engines, is another bottleneck than the environment."""
+    changes = {"idle/learner": learner, "idle/engines": engines, "episodes/alive": episodes}
+    assert finding_lines(config, 9, **changes) == []
+    lines = finding_lines(config, 20, **changes)
+    assert len(lines) == has_finding
+    if has_finding:
+        assert lines[0].startswith("info: idle/learner is 0.60 and idle/engines 0.40 with 8 unfinished episodes at ")
+        assert lines[0].endswith("raise env.episodes or env.num_envs, or make the environment faster")
+
+
+def test_an_environment_that_gives_no_reward_is_named(config: Config) -> None:
+    always_zero = {"reward/mean": 0.0, "turns/max": 3.0, **NO_GRADIENT}
+    _, (line, *_) = diagnose_rows(config, NO_GRADIENT_STEPS, **always_zero)
+    assert line.startswith("alarm: ") and "had equal rewards (mean 0.00)" in line
+    assert "read episodes with run=rollouts: does the environment give rewards" in line
+    for others in ({"reward/mean": 0.5}, {"turns/max": None}):
+        rows = [{key: value for key, value in (always_zero | others).items() if value is not None}]
+        _, (line, *_) = diagnose_rows(config, NO_GRADIENT_STEPS, **rows[0])
+        assert "does the environment give rewards" not in line
 
 
 def test_overlapped_run_with_several_epochs_is_recognized_at_each_step() -> None:

@@ -1,6 +1,7 @@
 """Tests of the ledger: exact groups, complete lines, size limit, killed processes."""
 
 import errno
+import json
 import os
 import random
 import resource
@@ -17,6 +18,7 @@ import pytest
 import torch
 
 from envs.group import Group
+from tests.episodes import failed_episode, hostile_episode, rewritten_episode, tool_episode
 from tests.groups import make_completion, make_group, random_group
 from torchgrpo.batches.batch import collate
 from torchgrpo.batches.rollout import Rollout
@@ -49,6 +51,53 @@ def test_group_is_restored_exactly() -> None:
         assert [one.engine for one in restored.candidates] == [one.engine for one in group.candidates]
         assert restored == replace(group, replaces=None)
         assert collate([restored]).to_dict().keys() == collate([group]).to_dict().keys()
+
+
+def episode_group(number: int) -> Group:
+    """Returns a group of episodes, and a plain completion where the number is odd."""
+    episodes = [tool_episode(), rewritten_episode(), hostile_episode()]
+    return make_group(number, [*episodes, make_completion(2, 1.0) if number % 2 else failed_episode()])
+
+
+def test_episodes_are_restored_exactly() -> None:
+    """Restores turns, calls with any arguments, sequences, errors, and the messages in the input of the reward."""
+    for number in range(2):
+        group = episode_group(number)
+        restored = group_from_record(ledger_record(group, GroupFate("trained", 3)))
+        hostile = replace(group.completions[2], error=group.completions[2].error.replace("\udc80", "\\udc80"))
+        expected = [*group.completions[:2], hostile, group.completions[3]]
+        assert restored.completions == expected
+        arguments = restored.completions[2].turns[0].message["tool_calls"][0]["function"]["arguments"]
+        assert "\ud800" in arguments.values() and arguments["number"] == 10**30
+        batch, other = collate([restored]), collate([group])
+        assert batch.episode is not None and batch.episode[:, 0].tolist() == [0, 1, 1, 2, 3]
+        assert (batch.to_tensordict() == other.to_tensordict()).all()
+
+
+def test_lines_of_an_earlier_version_are_read() -> None:
+    """An earlier version wrote no fields of episodes, neither for a completion nor for the input of its reward."""
+    (group,) = random_groups(1)
+    record = orjson.loads(orjson.dumps(group_to_record(group, GroupFate("trained", 3))))
+    for one in record["completions"]:
+        for name in ("sequence_starts", "turns", "error"):
+            del one[name]
+        del one["reward_input"]["turns"]
+    assert group_from_record(parse_record(orjson.dumps(record))) == group
+
+
+def test_values_of_several_sequences_follow_each_other() -> None:
+    """The rows of a completion become one list of token values, in the order of its tokens."""
+    group = make_group(1, [make_completion(3), rewritten_episode()])
+    rollout = Rollout.from_groups([group])
+    rollout.batch.mask = rollout.batch.tokens.loss_mask.clone()
+    rollout.batch.mask[0] = False
+    numbers = torch.arange(15.0).reshape(3, 5)
+    (values,) = token_values(rollout, numbers, -numbers, numbers + 0.5)
+    assert values.advantage == [[0.0, 1.0, 2.0], [5.0, 6.0, 7.0, 8.0, 9.0, 10.0]]
+    assert values.log_ratio.tolist() == [-each for row in values.advantage for each in row]
+    assert values.in_loss == [False, True]
+    (values,) = token_values(rollout, torch.tensor([[0.25], [0.5], [0.5]]), -numbers, numbers)
+    assert values.advantage == [0.25, 0.5]
 
 
 def test_prompt_ids_are_equal_for_equal_messages() -> None:
@@ -242,6 +291,26 @@ def test_answer_may_have_any_type(tmp_path: Path, answer: Any) -> None:
     ledger.close()
     (record,) = read_records(tmp_path)
     assert record["group_id"] == group.group_id
+
+
+def test_arrow_reads_a_file_with_and_without_episodes(tmp_path: Path) -> None:
+    """Reads in small blocks, whose types are found one by one: episodes first come after many plain groups."""
+    import pyarrow.json
+
+    groups = [*random_groups(30), *(episode_group(number) for number in range(100, 104)), *random_groups(5, first=200)]
+    ledger = Ledger(tmp_path, GIB, FAIL_ON_WARNING)
+    ledger.write_iteration(1, groups)
+    (file,) = ledger_files(tmp_path)
+    lines = file.path.read_bytes()
+    longest = max(map(len, lines.splitlines())) + 1
+    ledger.close()
+    assert len(lines) > 5 * longest
+    options = pyarrow.json.ReadOptions(use_threads=False, block_size=longest)
+    table = pyarrow.json.read_json(pyarrow.BufferReader(lines), options).to_pylist()
+    assert [row["group_id"] for row in table] == [group.group_id for group in groups]
+    for row, group in zip(table, groups, strict=True):
+        turns = [[json.loads(turn)["message"] for turn in one["turns"]] for one in row["completions"]]
+        assert turns == [[turn.message for turn in one.turns] for one in group.candidates]
 
 
 def test_pandas_reads_a_file(tmp_path: Path) -> None:

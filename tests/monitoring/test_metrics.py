@@ -8,9 +8,13 @@ import torch
 
 from envs.group import Group, SampledCompletion
 from envs.task import Outcome
+from tests.episodes import failed_episode, rewritten_episode, tool_episode
 from tests.groups import make_completion, make_group
 from torchgrpo.batches.rollout import Rollout
+from torchgrpo.monitoring.episode_metrics import episode_metrics
+from torchgrpo.monitoring.metric_table import meaning_of
 from torchgrpo.monitoring.metrics import rollout_metrics, without_timings
+from torchgrpo.monitoring.monitor import completion_rows
 
 LENGTHS = [1, 2, 3, 4, 5, 6, 3, 2, 1]
 REWARDS = [1.0, 0.0, 9.0, 0.0, 0.0, 0.0, 9.0, 9.0, 9.0]
@@ -205,6 +209,100 @@ def test_turns_are_counted_with_environment_tokens() -> None:
     assert metrics["turns/sampled_tokens"] == pytest.approx((27 - 4) / 9)
 
 
+def episode_groups() -> list[Group]:
+    """Returns two groups of three: episodes with one or two sequences, and an unselected one without a score."""
+    first = make_group(1, [tool_episode(), rewritten_episode(), rewritten_episode()])
+    second = make_group(2, [tool_episode(), tool_episode(), rewritten_episode()])
+    return [replace(first, unselected_candidates=[failed_episode()]), second]
+
+
+def episode_rollout(advantages: Sequence[float], width: int = 1) -> Rollout:
+    """Returns the rollout of these groups, with one advantage for each completion.
+
+    width: 1 for an advantage of each row; otherwise the advantages of tokens, that of the last token 1 higher.
+    """
+    rollout = Rollout.from_groups(episode_groups())
+    batch = rollout.batch
+    assert batch.episode is not None and len(batch) == 9
+    batch.mask = batch.tokens.loss_mask & (batch.episode != 5)  # the last completion is not in the loss
+    batch.advantage = torch.tensor(advantages)[batch.episode[:, 0], None].repeat(1, width)
+    if width > 1:
+        last = batch.tokens.response_mask.sum(1) - 1
+        batch.advantage[torch.arange(9), last] += 1
+    return rollout
+
+
+def test_an_episode_counts_once_in_every_metric() -> None:
+    """Gives the episodes with two sequences other advantages and lengths, so that means by row would differ."""
+    advantages = [1.0, -2.0, -4.0, 3.0, 2.0, 9.0]
+    rollout = episode_rollout(advantages)
+    rollout.batch.length_reward = torch.tensor([-1.0, -2.0, -2.0, -3.0, -3.0, -4.0, -5.0, -6.0, -6.0])[:, None]
+    metrics = rollout_metrics(rollout, policy_version=0)
+    in_loss = advantages[:5]
+    mean = sum(in_loss) / 5
+    expected = {
+        "advantage/mean": mean,
+        "advantage/std": (sum((value - mean) ** 2 for value in in_loss) / 4) ** 0.5,
+        "sample_utilization": 5 / 7,
+        "length/response_mean": (3 * 9 + 3 * 6) / 6,
+        "length/response_max": 9.0,
+        "length/truncated": 0.0,
+        "reward/mean": 3 / 6,
+        "reward/overlong_penalty": -(1 + 2 + 3 + 4 + 5 + 6) / 6,
+        "turns/mean": (3 * 2 + 3 * 3) / 6,
+        "turns/max": 3.0,
+        "turns/sampled_tokens": (3 * 6 + 3 * 5) / 6,
+        "agent/sequences": (3 * 1 + 3 * 2) / 6,
+        "age/histogram/0": 3 * 6 + 2 * 5,
+    }
+    assert {name: metrics[name] for name in expected} == pytest.approx(expected)
+
+
+def test_token_advantages_of_turns_are_averaged_over_the_episode() -> None:
+    """The last token of both sequences has an advantage that is higher by 1."""
+    rollout = episode_rollout([0.0, 1.0, 1.0, 0.0, 0.0, 9.0], width=9)
+    values = [1 / 6, 1 + 2 / 5, 1 + 2 / 5, 1 / 6, 1 / 6]
+    assert rollout_metrics(rollout, 0)["advantage/mean"] == pytest.approx(sum(values) / 5)
+    assert rollout.batch.advantage is not None
+    rows = completion_rows(rollout, rollout.batch.advantage)
+    assert [row.advantage for row in rows] == pytest.approx([*values, 0.0])
+    assert [row.completion for row in rows[:2]] == ["I multiply. mul 84", "40 41"]
+
+
+def test_episodes_without_a_score_count_among_ends_and_turns() -> None:
+    metrics = rollout_metrics(episode_rollout([0.0] * 6), 0)
+    ends = {"stop": 3 / 7, "length": 0.0, "turns": 0.0, "deadline": 3 / 7, "error": 1 / 7}
+    seconds = {"engine_p50": 0.75, "engine_p95": 3.0, "environment_p50": 0.25, "environment_p95": 7.0}
+    tools = {"calls": 9 / 7, "errors": 1 / 3, "malformed": 1 / 3, "unknown": 0.0, "timeouts": 0.0}
+    expected = {f"agent/end/{name}": value for name, value in ends.items()}
+    expected |= {f"agent/seconds/{name}": value for name, value in seconds.items()}
+    expected |= {f"tools/{name}": value for name, value in tools.items()}
+    expected |= {"reward/turn/1": 0.75 / 7, "reward/turn/2": 2.25 / 6, "reward/turn/3": 0.0}
+    names = [name for name in metrics if name.startswith(("agent/end/", "agent/seconds/", "tools/", "reward/turn/"))]
+    assert {name: metrics[name] for name in names} == pytest.approx(expected)
+
+
+def test_calls_that_the_environment_answers_itself_are_counted() -> None:
+    episode = tool_episode()
+    episode.turns[0] = replace(episode.turns[0], tool_outcomes=())
+    metrics = episode_metrics([episode, failed_episode()])
+    assert metrics["tools/calls"] == 1.0 and metrics["tools/malformed"] == 0.0
+    assert "tools/calls" not in episode_metrics([rewritten_episode()])
+
+
+def test_rewards_of_late_turns_are_left_out() -> None:
+    turn = failed_episode().turns[0]
+    episode = make_completion(2, turns=[replace(turn, reward=float(number)) for number in range(12)])
+    rewards = {name: value for name, value in episode_metrics([episode]).items() if name.startswith("reward/turn/")}
+    assert rewards == {f"reward/turn/{number}": number - 1.0 for number in range(1, 9)}
+
+
+def test_metrics_of_episodes_are_in_the_table() -> None:
+    metrics = rollout_metrics(episode_rollout([0.0] * 6), 0)
+    assert [name for name in metrics if not meaning_of(name)] == []
+
+
 def test_timings_are_left_out() -> None:
     row = {"reward/mean": 1.0, "time/push_s": 2.0, "idle/engines": 0.5, "throughput/tokens_per_s": 9.0}
+    row |= {"agent/seconds/engine_p50": 0.5, "agent/seconds/environment_p95": 0.5}
     assert without_timings(row) == {"reward/mean": 1.0}

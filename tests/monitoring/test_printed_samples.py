@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from envs.group import FinishReason, SampledCompletion, Verdict
 from envs.task import Example, Outcome
+from tests.episodes import failed_episode, tool_episode
 from tests.groups import make_group
 from torchgrpo.monitoring.ledger_record import format_question
 from torchgrpo.monitoring.monitor import LONGEST_TEXT, format_sample
@@ -77,3 +78,20 @@ def test_long_texts_are_truncated_and_an_empty_completion_is_a_line() -> None:
     )
     assert f"  {'a' * LONGEST_TEXT} ...\n" in text
     assert text.endswith(f"; reference answer ['{'x' * 198} ...\n    ")
+
+
+def test_episode_is_shown_as_a_chat() -> None:
+    group = replace(make_group(0, [tool_episode(), failed_episode()]), example=make_example("", "12 * 7?"))
+    assert format_sample(1, group).splitlines()[2:] == [
+        "  reward 1.00 (accuracy 1), 6 tokens, stop; reference answer 5",
+        "    turn 1: reward 0.25, 4 tokens, engine 0.50 s, environment 0.12 s, 1 malformed call",
+        "      reasoning: 12 * 7",
+        "      I multiply.",
+        "      mul(a=12, b=7) -> 84",
+        '      lookup(query="84", deep={"limit": null}) -> nothing found (error)',
+        "      tool: no JSON",
+        "    turn 2: reward 0.75, 2 tokens, engine 0.25 s, environment 0.00 s",
+        "      84",
+    ]
+    failed = replace(group, completions=group.completions[1:])
+    assert format_sample(1, failed).splitlines()[-1] == "    error: Game.step raised KeyError: 'board'"

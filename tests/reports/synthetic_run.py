@@ -11,6 +11,8 @@ from omegaconf import OmegaConf
 
 from envs.example import Completion, Example
 from envs.group import Group, GroupTimes, SampledCompletion, Sampling, Verdict
+from tests.episodes import failed_episode, hostile_episode, rewritten_episode, tool_episode
+from torchgrpo.monitoring.episode_metrics import episode_metrics
 from torchgrpo.monitoring.ledger_record import GroupFate, TokenValues, group_to_record
 from torchgrpo.monitoring.ledger_storage import close_file
 
@@ -30,13 +32,17 @@ HOSTILE_TEXTS = (
 """Completions with markup and control characters, which a page must show as text."""
 
 
+EPISODES = (tool_episode, rewritten_episode, failed_episode, hostile_episode)
+
+
 @dataclass(frozen=True)
 class RunSpec:
     """Specification of a synthetic run.
 
     steps: optimizer steps; each trains on `groups` groups of `repeats` completions of about `tokens` tokens.
     evaluate: steps between evaluations of `problems` problems; 0: no evaluation. hostile: completions are
-    `HOSTILE_TEXTS`. skill: final mean reward. prompts: number of training prompts. engines: number of engines.
+    `HOSTILE_TEXTS`. episodes: completions are `EPISODES`. skill: final mean reward. prompts: number of training
+    prompts. engines: number of engines.
     """
 
     steps: int = 40
@@ -46,6 +52,7 @@ class RunSpec:
     evaluate: int = 20
     problems: int = 12
     hostile: bool = False
+    episodes: bool = False
     skill: float = 0.95
     prompts: int = 24
     engines: int = 2
@@ -140,6 +147,7 @@ def _metrics(step: int, spec: RunSpec, generator: np.random.Generator) -> dict[s
         "age/mean": 0.4,
         "age/max": 1.0,
         "age/histogram/0": 10.0,
+        **(episode_metrics([make() for make in EPISODES]) if spec.episodes else {}),
         "time/collect_s": 2.5,
         "time/optimize_s": 1.0,
         "time/push_s": 0.3,
@@ -213,6 +221,8 @@ def _group(
 def _completion(
     sample: int, is_right: bool, step: int, number: int, spec: RunSpec, generator: np.random.Generator
 ) -> SampledCompletion:
+    if spec.episodes:
+        return EPISODES[sample % len(EPISODES)]()
     length = int(generator.integers(max(2, spec.tokens - 4), spec.tokens + 5))
     text = f"step {step} says {'right' if is_right else 'wrong'} " + "7+5=12 so it is " * (length // 5)
     if spec.hostile:

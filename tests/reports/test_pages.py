@@ -14,7 +14,7 @@ from torchgrpo.reports.report import write_comparison, write_report
 from torchgrpo.reports.sweep_report import write_sweep
 
 pytestmark = needs_browser
-PAGES = ("run", "hostile", "comparison", "sweep")
+PAGES = ("run", "hostile", "episodes", "comparison", "sweep")
 TEXT_SELECTORS = (
     ".lead",
     ".how",
@@ -36,6 +36,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     other = write_run_folder(folder / "sweep" / "1", RunSpec(seed=1, skill=0.4), ("optimizer.lr=1e-2",))
     hostile = write_run_folder(folder / "hostile", RunSpec(hostile=True))
     paths = {"run": write_report(plain), "hostile": write_report(hostile)}
+    paths["episodes"] = write_report(write_run_folder(folder / "episodes", RunSpec(episodes=True)))
     paths["comparison"] = write_comparison([plain, other], folder / "comparison.html")
     write_sweep(folder / "sweep")
     return paths | {"sweep": folder / "sweep" / "report.html"}
@@ -195,6 +196,38 @@ def test_tokens_are_coloured_by_their_values(show: Any) -> None:
     page.get_by_label("Colour tokens by").select_option("entropy")
     assert len(set(ratios)) > 3 and page.evaluate(colours) != ratios
     assert "entropy" in page.locator(".token").first.get_attribute("title")
+
+
+def test_episode_reads_as_a_chat(show: Any) -> None:
+    browser_page = show("episodes")
+    page = browser_page.page
+    page.locator(".list .row").first.click()
+    assert browser_page.all_texts(".turn-head") == [
+        "Turn 1\nreward 0.25 · 4 tokens · engine 0.5 s · environment 0.125 s · 1 malformed call",
+        "Turn 2\nreward 0.75 · 2 tokens · engine 0.25 s · environment 0 s",
+    ]
+    assert page.locator(".turn").nth(0).locator(".token").count() == 4
+    page.get_by_label("Colour tokens by").select_option("none")
+    assert browser_page.all_texts(".chat .completion") == ["I multiply.", "84"]
+    calls = page.locator(".chat .call")
+    assert calls.nth(0).inner_text() == "mul(a=12, b=7) → 84"
+    assert calls.nth(1).inner_text() == 'lookup(query="84", deep={"limit": null}) → nothing found (error)'
+    calls.nth(1).locator("summary").click()
+    assert calls.nth(1).locator("pre").all_inner_texts()[1] == "nothing\nfound"
+    assert page.locator(".chat .message").all_inner_texts() == ["tool\nno JSON"]
+    page.get_by_label("Text or prompt contains").fill("KeyError: 'board'")
+    page.locator(".list .row").first.click()
+    assert "KeyError: 'board'" in page.locator(".chat .error").inner_text()
+    page.get_by_label("Text or prompt contains").fill("")
+    page.get_by_label("Ended by").select_option("deadline")
+    page.locator(".list .row").first.click()
+    assert browser_page.all_texts(".fork") == ["New sequence: earlier messages were rewritten."]
+    assert page.locator(".turn").nth(2).locator(".fork").count() == 1
+    page.get_by_label("Ended by").select_option("error")
+    page.get_by_label("Text or prompt contains").fill("<script>")
+    page.locator(".list .row").first.click()
+    assert page.locator("script").count() == 2 and "</script><script>" in page.locator(".chat").inner_text()
+    assert browser_page.messages == [] and browser_page.dialogs == []
 
 
 @pytest.mark.long

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import orjson
 import pytest
 
 from config.schema.errors import ConfigError
+from envs.group import SampledCompletion
+from tests.episodes import failed_episode, rewritten_episode, tool_episode
 from tests.groups import make_completion, make_group
 from tests.reports.synthetic_run import HOSTILE_TEXTS, RunSpec, write_run_folder
 from tests.script_runner import ROOT
@@ -18,6 +21,7 @@ from torchgrpo.evaluation.statistics import paired_test
 from torchgrpo.monitoring.ledger_record import GroupFate, TokenValues, group_to_record
 from torchgrpo.monitoring.ledger_storage import parse_record, read_records
 from torchgrpo.reports import completion_selection
+from torchgrpo.reports.chats import chat_data
 from torchgrpo.reports.completion_selection import find_flips, group_steps, select_completions
 from torchgrpo.reports.curves import chart_layout, curve_data
 from torchgrpo.reports.evaluations import compare_first_and_last, problem_success_rates
@@ -301,3 +305,57 @@ def test_records_of_real_groups_are_read(tmp_path: Path) -> None:
     assert "sampled" not in token_data(second, lambda ids: ["x"] * len(ids))
     (untrained, *_) = parse_record(path.read_bytes().splitlines()[1])["completions"]
     assert set(token_data(untrained, lambda ids: ["x"] * len(ids))) == {"strings", "sampled"}
+
+
+def record_of(completion: SampledCompletion) -> dict[str, Any]:
+    """Returns a completion as a record of the ledger has it."""
+    record = group_to_record(make_group(1, [completion]), GroupFate("stale", 1))
+    completions: list[dict[str, Any]] = parse_record(orjson.dumps(record))["completions"]
+    return completions[0]
+
+
+def test_episode_has_turns_calls_and_replies() -> None:
+    chat = chat_data(record_of(tool_episode()))
+    assert chat["turns"][0] == {
+        "text": "I multiply.",
+        "reasoning": "12 * 7",
+        "calls": [
+            ["mul(a=12, b=7)", "84", ""],
+            ['lookup(query="84", deep={"limit": null})', "nothing\nfound", "error"],
+        ],
+        "malformed": 1,
+        "replies": [["tool", "no JSON"]],
+        "reward": 0.25,
+        "engine_s": 0.5,
+        "env_s": 0.125,
+        "tokens": [0, 4],
+        "new_sequence": False,
+    }
+    assert [chat["turns"][1][name] for name in ("text", "calls", "tokens")] == ["84", [], [7, 9]]
+    assert (chat["sequences"], chat["error"]) == (1, "")
+    rewritten = chat_data(record_of(rewritten_episode()))
+    assert [turn["new_sequence"] for turn in rewritten["turns"]] == [False, False, True]
+    assert rewritten["sequences"] == 2
+    assert chat_data(record_of(failed_episode()))["error"] == "Game.step raised KeyError: 'board'"
+
+
+def test_texts_of_an_episode_are_bounded() -> None:
+    episode = failed_episode()
+    reply = {"role": "user", "content": "long " * 2000}
+    episode.turns = [replace(episode.turns[0], replies=(reply,)) for _ in range(100)]
+    chat = chat_data(record_of(episode))
+    (text,) = {text for turn in chat["turns"] for _, text in turn["replies"]}
+    assert text == f"{reply['content'][:200]} … (9800 characters more)"
+
+
+def test_report_has_the_chats_of_episodes_only(tmp_path: Path, data: dict[str, Any]) -> None:
+    run = write_run_folder(tmp_path / "run", RunSpec(steps=4, evaluate=0, episodes=True))
+    page = read_page_data(write_report(run))["rollouts"]
+    assert len(page["chats"]) == len(page["completions"]["text"]) == 4 * 4 * 4
+    assert set(page["completions"]["text"]) == {""}
+    assert {chat["turns"][0]["text"] for chat in page["chats"].values()} >= {"I multiply.", "40", "5"}
+    assert data["rollouts"]["chats"] == {} and "" not in data["rollouts"]["completions"]["text"]
+    sections = {section["title"]: section["charts"] for section in build_report_data(run)["layout"]}
+    titles = [chart["title"] for chart in sections["Episodes"]]
+    assert titles == ["Reward by turn", "Ends", "Seconds", "Tool calls", "Failed tool calls"]
+    assert "Episodes" not in {section["title"] for section in data["layout"]}

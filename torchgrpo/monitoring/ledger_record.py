@@ -12,15 +12,17 @@ import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
-from itertools import accumulate, islice
+from itertools import islice
 from typing import Any, Literal
 
 import numpy as np
 from torch import Tensor
 
-from envs.example import SYSTEM_ROLES, Completion, Example, Message
-from envs.group import Group, GroupTimes, SampledCompletion, Sampling, SequenceStart, Turn, Verdict
+from envs.example import SYSTEM_ROLES, Example, Message
+from envs.group import Group, GroupTimes, Sampling
 from torchgrpo.batches.rollout import Rollout
+from torchgrpo.monitoring.completion_record import completion_to_record, parse_completion
+from torchgrpo.monitoring.rows_by_completion import completions_in_loss, first_rows
 
 
 @dataclass
@@ -69,15 +71,13 @@ def token_values(rollout: Rollout, advantage: Tensor, log_ratio: Tensor, entropy
     assert mask is not None
     completions = [one for group in groups for one in group.completions]
     lengths = [len(one.token_ids) for one in completions]
-    first_rows = [0, *accumulate(one.num_sequences for one in completions)][:-1]
     if advantage.shape[-1] == 1:
-        advantages: list[Any] = advantage[first_rows, 0].tolist()
+        advantages: list[Any] = advantage[first_rows(completions), 0].tolist()
     else:
         response = rollout.batch.tokens.response_mask.cpu()
         flat = iter(advantage.expand(response.shape)[response].tolist())
         advantages = [list(islice(flat, length)) for length in lengths]
-    counts = [one.num_sequences for one in completions]
-    in_loss = [bool(rows.any()) for rows in mask.any(-1).split(counts)]
+    in_loss = completions_in_loss(completions, mask)
     response_mask = rollout.batch.tokens.response_mask.numpy()
     ratios, entropies = log_ratio.numpy()[response_mask], entropy.numpy()[response_mask]
     row = token = 0
@@ -133,7 +133,7 @@ def group_to_record(group: Group, fate: GroupFate) -> dict[str, Any]:
         "sampled_at": times.sampled_at,
         "scored_at": times.scored_at,
         "group_size": len(group.completions),
-        "completions": group.candidates,
+        "completions": [completion_to_record(one) for one in group.candidates],
         **learner_values,
     }
 
@@ -143,7 +143,7 @@ def group_from_record(record: dict[str, Any]) -> Group:
 
     `answer` is the value that JSON preserved; `row_data` is empty.
     """
-    completions = [_parse_completion(values) for values in record["completions"]]
+    completions = [parse_completion(values) for values in record["completions"]]
     size = record["group_size"]
     example = Example(tuple(record["messages"]), record["answer"], record["row"], record["source"])
     return Group(
@@ -156,17 +156,4 @@ def group_from_record(record: dict[str, Any]) -> Group:
         GroupTimes(record["started_at"], record["sampled_at"], record["scored_at"]),
         completions[size:],
         teacher_prompt=tuple(record.get("teacher_prompt_tokens", ())),
-    )
-
-
-def _parse_completion(record: dict[str, Any]) -> SampledCompletion:
-    """Parses one completion; a file of an earlier version lacks the fields of episodes."""
-    values = {entry.name: record[entry.name] for entry in fields(SampledCompletion) if entry.name in record}
-    verdict = {entry.name: record["verdict"][entry.name] for entry in fields(Verdict) if entry.init}
-    starts = [SequenceStart(one["start"], tuple(one["prompt"])) for one in values.get("sequence_starts", ())]
-    turns = [Turn(**one | {"replies": tuple(one["replies"])}) for one in values.get("turns", ())]
-    reward_input = Completion(**record["reward_input"] | {"turns": tuple(record["reward_input"].get("turns", ()))})
-    return SampledCompletion(
-        **values
-        | {"reward_input": reward_input, "verdict": Verdict(**verdict), "sequence_starts": starts, "turns": turns}
     )

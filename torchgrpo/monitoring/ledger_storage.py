@@ -23,6 +23,8 @@ from config.schema.former_names import COMPLETION_FIELDS, LEDGER_FIELDS, VERDICT
 FOLDER = "rollouts"
 OPEN, CLOSED = ".jsonl", ".jsonl.zst"
 _NAME = re.compile(r"(train|eval_([\w\-]+))_(\d{6,})\.jsonl(\.zst)?")
+_NO_EPISODE: dict[str, Any] = {"sequence_starts": [], "turns": [], "error": ""}
+"""Fields of a completion that files of an earlier version lack."""
 _NO_TOKEN_VALUES: dict[str, Any] = {"advantage": 0.0, "in_loss": False, "log_ratio": [], "entropy": []}
 
 
@@ -72,7 +74,7 @@ def parse_record(line: bytes) -> dict[str, Any]:
     """
     record: dict[str, Any] = with_new_names(LEDGER_FIELDS, orjson.loads(line))
     token = 0
-    completions = [with_new_names(COMPLETION_FIELDS, one) for one in record["completions"]]
+    completions = [_NO_EPISODE | with_new_names(COMPLETION_FIELDS, one) for one in record["completions"]]
     record["completions"] = completions
     for sample, one in enumerate(completions):
         one["verdict"] = with_new_names(VERDICT_FIELDS, one["verdict"])

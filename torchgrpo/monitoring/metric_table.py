@@ -102,7 +102,24 @@ METRICS = (
             "Mean and maximum number of tokens of a response, and share of responses truncated at the token limit"),
     _metric("rollout/temperature", "Mean sampling temperature of the completions"),
     _metric("turns/mean turns/sampled_tokens",
-            "Mean number of turns, and of sampled tokens, of a completion, with `env.max_steps` above 1"),
+            "Mean number of turns, and of sampled tokens, of a completion with several turns"),
+    _metric("turns/max agent/sequences",
+            "Maximum number of turns, and mean number of token sequences, of an episode. A further sequence begins "
+            "where the chat template or the environment rewrites earlier messages"),
+    _metric("agent/end/stop agent/end/length agent/end/turns agent/end/deadline agent/end/error",
+            "Shares of episodes ended by the model or the environment, by a token limit, by the limit of turns, by "
+            "the deadline, and by a failure of the environment"),
+    _metric("agent/seconds/engine_p50 agent/seconds/engine_p95 agent/seconds/environment_p50 "
+            "agent/seconds/environment_p95",
+            "Percentiles of the seconds that engine and environment took for all turns of an episode"),
+    _metric("reward/turn/K",
+            "Mean reward of turn K, up to turn 8, over the episodes with such a turn; 0 if the environment gives no "
+            "rewards of turns"),
+    _metric("tools/calls", "Mean number of tool calls of an episode, in steps with calls"),
+    _metric("tools/errors tools/malformed tools/unknown tools/timeouts",
+            "Shares of the calls in which the tool failed, that could not be parsed, whose tool does not exist, and "
+            "that reached the time limit"),
+    _metric("episodes/alive", "Number of unfinished episodes when the row was written"),
     _metric("optimizer_step iteration policy_version",
             "Number of the optimizer step, iteration of an evaluation, and version of the weights before the step"),
     _metric("weight_check/mean weight_check/max weight_check/seconds",

@@ -1,8 +1,8 @@
-"""Rollout metrics of one optimizer step: rewards, lengths, advantages, token ages.
+"""Rollout metrics of one optimizer step: rewards, lengths, advantages, episodes, token ages.
 
-Means are over real tokens and completions, without padding. Rewards, error shares and utilization include all
-generated completions, also unselected candidates and replaced groups, so they describe the policy and not the
-selection.
+Means are over real tokens and completions, without padding; a completion with several sequences counts once. Rewards,
+error shares, utilization, ends and tool calls include all generated completions, also unselected candidates and
+replaced groups, so they describe the policy and not the selection.
 """
 
 import math
@@ -12,9 +12,12 @@ from itertools import chain, compress
 from typing import Any
 
 from envs.group import Group, SampledCompletion, Verdict
+from torchgrpo.batches.batch import Batch
 from torchgrpo.batches.rollout import Rollout
+from torchgrpo.monitoring.episode_metrics import episode_metrics, turn_metrics
+from torchgrpo.monitoring.rows_by_completion import completions_in_loss, first_rows, mean_advantages
 
-_TIMING_PREFIXES = ("time/", "throughput/", "reward_latency/", "idle/", "weight_check/")
+_TIMING_PREFIXES = ("time/", "throughput/", "reward_latency/", "idle/", "weight_check/", "agent/seconds/")
 
 
 def without_timings(row: dict[str, Any]) -> dict[str, Any]:
@@ -41,12 +44,10 @@ def rollout_metrics(rollout: Rollout, policy_version: int, members: Sequence[str
         "length/response_max": float(max(lengths)),
         "length/truncated": [one.finish_reason for one in completions].count("length") / len(lengths),
     }
-    if not all(all(one.sampled_mask) for one in completions):  # the environment wrote some of the tokens
-        # One turn, plus one for each token of the environment that is followed by a sampled token.
-        metrics["turns/mean"] = _mean([1 + bytes(one.sampled_mask).count(b"\0\1") for one in completions])
-        metrics["turns/sampled_tokens"] = _mean([one.num_sampled_tokens for one in completions])
-    assert batch.advantage is not None and batch.mask is not None
-    trained_advantages = list(compress(batch.advantage[:, 0].tolist(), batch.mask.any(-1).tolist()))
+    metrics |= turn_metrics(completions)
+    metrics |= episode_metrics([one for group in generated_groups for one in group.candidates])
+    assert batch.mask is not None
+    trained_advantages = list(compress(_advantages(completions, batch), completions_in_loss(completions, batch.mask)))
     metrics |= {
         "advantage/mean": _mean(trained_advantages),
         "advantage/std": _deviation(trained_advantages),
@@ -56,7 +57,7 @@ def rollout_metrics(rollout: Rollout, policy_version: int, members: Sequence[str
     }
     if batch.length_reward is not None:
         verdicts = [verdict for group in groups for verdict in group.verdicts]
-        penalties = zip(batch.length_reward[:, 0].tolist(), verdicts, strict=True)
+        penalties = zip(batch.length_reward[first_rows(completions), 0].tolist(), verdicts, strict=True)
         metrics["reward/overlong_penalty"] = _mean([value for value, verdict in penalties if verdict.has_score])
     metrics |= member_metrics(generated_groups, members)
     # Number of policy versions between sampling and training, for each token in the loss.
@@ -64,6 +65,18 @@ def rollout_metrics(rollout: Rollout, policy_version: int, members: Sequence[str
     metrics["age/mean"] = sum(age * count for age, count in enumerate(ages)) / max(sum(ages), 1)
     metrics["age/max"] = float(max(len(ages) - 1, 0))
     return metrics | {f"age/histogram/{age}": float(count) for age, count in enumerate(ages)}
+
+
+def _advantages(completions: Sequence[SampledCompletion], batch: Batch) -> list[float]:
+    """Returns the advantage of each completion.
+
+    This is the first token's, as a discount spreads it; with turns, which have advantages of their own, the mean over
+    the tokens in the loss.
+    """
+    assert batch.advantage is not None and batch.mask is not None
+    if batch.advantage.shape[-1] > 1 and any(one.turns for one in completions):
+        return mean_advantages(completions, batch.advantage, batch.mask)
+    return list(batch.advantage[first_rows(completions), 0].tolist())
 
 
 def _verdicts(completions: Sequence[SampledCompletion]) -> list[Verdict]:

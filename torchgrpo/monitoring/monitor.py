@@ -16,6 +16,7 @@ from config.schema.errors import RunOutcome
 from envs.group import Group
 from torchgrpo.batches.rollout import Rollout
 from torchgrpo.monitoring.diagnostics.diagnostics import Finding
+from torchgrpo.monitoring.episode_text import format_turns
 from torchgrpo.monitoring.events import Events
 from torchgrpo.monitoring.ledger import Ledger
 from torchgrpo.monitoring.ledger_record import format_question, token_values
@@ -23,6 +24,7 @@ from torchgrpo.monitoring.metrics import rollout_metrics
 from torchgrpo.monitoring.metrics_file import MetricsFile
 from torchgrpo.monitoring.progress import Progress
 from torchgrpo.monitoring.repetition import Repetition
+from torchgrpo.monitoring.rows_by_completion import mean_advantages
 from torchgrpo.monitoring.tracker_interface import CompletionRow
 from torchgrpo.monitoring.tracker_threads import Trackers
 
@@ -245,9 +247,8 @@ def completion_rows(rollout: Rollout, advantage: Tensor) -> list[CompletionRow]:
     """
     assert rollout.batch.mask is not None
     completions = [(group, one) for group in rollout.groups for one in group.completions][:TRACKED_COMPLETIONS]
-    tokens = rollout.batch.mask[: len(completions)]
-    token_advantages = advantage[: len(completions)].expand(tokens.shape).where(tokens, 0.0)
-    advantages = (token_advantages.sum(1) / tokens.sum(1).clamp(min=1)).tolist()
+    rows = slice(sum(one.num_sequences for _, one in completions))
+    advantages = mean_advantages([one for _, one in completions], advantage[rows], rollout.batch.mask[rows])
     return [
         CompletionRow(
             _short(format_question(group.example.messages), LONGEST_TEXT),
@@ -273,8 +274,12 @@ def format_sample(step: int, group: Group) -> str:
         lines += [
             f"  reward {verdict.score:.2f}{f' ({components})' if components else ''}{outcome}, "
             f"{one.num_sampled_tokens} tokens, {one.finish_reason}; reference answer {reference}",
-            _indent(one.text, 4),
         ]
+        if one.turns:
+            lines += format_turns(one.turns, one.sequence_starts, lambda text, width: [_indent(text, width + 4)])
+        else:
+            lines.append(_indent(one.text, 4))
+        lines += [_indent(f"error: {one.error}", 4)] if one.error else []
     return "\n".join(lines)
 
 

@@ -59,6 +59,19 @@ SECTIONS = (
         Chart("Without a score", ("reward/errors", "reward/invalid", "reward/control_tokens"), "share"),
     ),
     Section(
+        "Episodes",
+        "Turns in an environment. Deadlines, errors and malformed calls should be rare; several sequences of an "
+        "episode cost time.",
+        Chart("Turns", ("turns/mean", "turns/max"), "per episode"),
+        Chart("Reward by turn", ("reward/turn/K",), "mean per turn"),
+        Chart("Ends", ("agent/end/*",), "share of episodes"),
+        Chart("Seconds", ("agent/seconds/*",), "per episode"),
+        Chart("Tool calls", ("tools/calls",), "per episode"),
+        Chart("Failed tool calls", ("tools/*",), "share of calls"),
+        Chart("Sequences", ("agent/sequences",), "per episode"),
+        Chart("Unfinished episodes", ("episodes/alive",), "episodes"),
+    ),
+    Section(
         "Curriculum",
         "A level opens when the success rate of the newest level passes the gate; replayed prompts should stay solved.",
         Chart("Newest open level", ("curriculum/level", "curriculum/level/*"), "1 = easiest"),

@@ -10,7 +10,7 @@ import orjson
 
 SCRIPTS = (
     "dom", "format", "theme", "tables", "view", "charts", "curves", "histograms", "timeline", "evaluations", "settings",
-    "tokens", "completions", "rollouts", "comparison", "main",
+    "tokens", "chats", "completions", "rollouts", "comparison", "main",
 )  # fmt: skip
 STYLES = ("base", "sections")
 

@@ -9,6 +9,7 @@ import numpy as np
 import orjson
 
 from torchgrpo.monitoring.ledger_storage import parse_record, read_lines
+from torchgrpo.reports.chats import chat_data, truncate_text
 from torchgrpo.reports.completion_selection import MAX_TEXT_LENGTH, Selection
 from torchgrpo.reports.curves import round_number
 from torchgrpo.reports.ledger_columns import FATES, FINISH_REASONS, OUTCOMES, Columns, has_token_values, index_of
@@ -59,6 +60,7 @@ def rollout_data(
         "groups": groups,
         "completions": collector.rows,
         "tokens": collector.tokens,
+        "chats": collector.chats,
         "texts": list(collector.texts),
         "prompts": collector.prompts,
         "sets": columns.sets,
@@ -99,8 +101,9 @@ def _group_data(
 class _CompletionCollector:
     """Collects the selected completions from the records of the ledger.
 
-    rows: columns with one entry per completion. tokens: values of the tokens, by row number. prompts: by prompt
-    index. texts: index of each text. row_numbers: row number of each collected completion.
+    rows: columns with one entry per completion. tokens: values of the tokens, by row number. chats: turns of episodes,
+    by row number; such a completion has an empty text. prompts: by prompt index. texts: index of each text.
+    row_numbers: row number of each collected completion.
     """
 
     def __init__(
@@ -119,6 +122,7 @@ class _CompletionCollector:
         )  # fmt: skip
         self.rows: dict[str, list[Any]] = {name: [] for name in names}
         self.tokens: dict[int, dict[str, Any]] = {}
+        self.chats: dict[int, dict[str, Any]] = {}
         self.texts: dict[str, int] = {}
         self.prompts: dict[int, dict[str, Any]] = {}
         self.row_numbers: dict[int, int] = {}
@@ -149,12 +153,15 @@ class _CompletionCollector:
                 value = float(columns[name][number])
                 values[name] = round_number(value) if np.isfinite(value) else None
             values |= {name: int(columns[name][number]) for name in ("length", "finish", "outcome", "flags")}
+            text = completion["text"]
+            if completion["turns"] or completion["error"]:
+                text, self.chats[row] = "", chat_data(completion)
             values |= {
                 "group": self.group_indices[group],
                 "sample": completion["sample"],
-                "text": completion["text"][:MAX_TEXT_LENGTH],
+                "text": text[:MAX_TEXT_LENGTH],
             }
-            values["num_cut_characters"] = max(0, len(completion["text"]) - MAX_TEXT_LENGTH)
+            values["num_cut_characters"] = max(0, len(text) - MAX_TEXT_LENGTH)
             components = completion["verdict"]["components"]
             values["components"] = {name: round_number(value) for name, value in components.items()}
             for name, column in self.rows.items():
@@ -182,8 +189,3 @@ def token_data(completion: dict[str, Any], token_decoder: TokenDecoder) -> dict[
 def round_to_3(value: float) -> float:
     """Rounds to three significant digits, and values near zero to 0."""
     return 0 if abs(value) < 5e-4 else round_number(float(f"{value:.3g}"))
-
-
-def truncate_text(text: str, limit: int) -> str:
-    """Truncates a text and appends the number of removed characters."""
-    return text if len(text) <= limit else f"{text[:limit]} … ({len(text) - limit} characters more)"

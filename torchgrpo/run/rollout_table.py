@@ -19,6 +19,8 @@ COLUMNS = (
     *("log_ratio", "entropy", "reward_s"),
 )
 """Columns of every table; a reward component NAME has the column `component/NAME`."""
+EPISODE_COLUMNS = ("turns", "sequences", "error")
+"""Further columns of a table with turns in an environment."""
 
 
 def write_completion_table(records: Iterable[dict[str, Any]], path: Path) -> int:
@@ -30,8 +32,9 @@ def write_completion_table(records: Iterable[dict[str, Any]], path: Path) -> int
         ConfigError: the file cannot be written.
     """
     rows = [row for record in records for row in completion_rows(record)]
-    components = sorted({name for row in rows for name in row} - set(COLUMNS))
-    columns = [*COLUMNS, *components]
+    more_columns = {name for row in rows for name in row} - set(COLUMNS)
+    columns = [*COLUMNS, *(name for name in EPISODE_COLUMNS if name in more_columns)]
+    columns += sorted(more_columns - set(EPISODE_COLUMNS))
     try:
         with atomic_file(path) as file:
             if path.suffix == ".parquet":
@@ -58,7 +61,7 @@ def completion_rows(record: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yields one table row for each completion of a ledger line.
 
     optimizer_step: the first step that trained on the completion. advantage, log_ratio (trainer less engine) and
-    entropy: means over the completion's tokens.
+    entropy: means over the completion's tokens. turns, sequences: their numbers, of an episode in an environment.
     """
     steps = record["optimizer_steps"]
     answer = record["answer"]
@@ -72,6 +75,8 @@ def completion_rows(record: dict[str, Any]) -> Iterator[dict[str, Any]]:
     }
     for one in record["completions"]:
         verdict, versions = one["verdict"], one["policy_versions"]
+        sequences = max(1, len(one["sequence_starts"]))
+        episode = {"turns": len(one["turns"]), "sequences": sequences, "error": one["error"]}
         yield group_row | {
             **{name: one[name] for name in ("sample", "finish_reason", "in_loss", "chosen")},
             **{name: verdict[name] for name in ("score", "success", "outcome")},
@@ -82,6 +87,7 @@ def completion_rows(record: dict[str, Any]) -> Iterator[dict[str, Any]]:
             "newest_version": max(versions, default=None),
             "advantage": _mean(one["advantage"]) if steps and one["chosen"] else None,
             **{name: _mean(one[name]) for name in ("log_ratio", "entropy")},
+            **(episode if one["turns"] or one["error"] else {}),
             **{f"component/{name}": value for name, value in verdict["components"].items()},
         }
 

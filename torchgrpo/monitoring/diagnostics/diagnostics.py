@@ -15,7 +15,8 @@ from config.cli.saved_settings import METRICS, saved_config
 from config.schema.config import Config
 from config.schema.errors import RunError
 from torchgrpo.monitoring.diagnostics.metric_history import MetricHistory, Row, explain_missing_gradient
-from torchgrpo.monitoring.diagnostics.rules import RULES, Severity
+from torchgrpo.monitoring.diagnostics.rule import Severity
+from torchgrpo.monitoring.diagnostics.rules import RULES
 from torchgrpo.monitoring.metrics_file import MetricsFile
 
 _EVALUATION_RULES = [rule for rule in RULES if rule.metrics[0].startswith("eval/")]

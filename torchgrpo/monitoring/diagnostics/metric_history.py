@@ -190,6 +190,11 @@ def explain_missing_gradient(rows: Sequence[Row], config: Config) -> tuple[str, 
     if from_rewards and mean_of("reward/zero_variance_groups") >= 1 and mean_of("reward/errors") < 0.5:
         if mean([row.get("reward/accuracy", row["reward/mean"]) for row in rows]) >= 1:
             remedies.append("use harder prompts: every completion is right")
+        elif "turns/max" in rows[-1] and not any(row["reward/mean"] for row in rows):
+            remedies.append(
+                "read episodes with run=rollouts: does the environment give rewards, and can it read the turns"
+            )
+            remedies.append("use easier examples, or rewards for parts of the episode")
         else:
             remedies.append("compare the printed samples with the form that the reward expects")
             remedies.append("use easier prompts, a larger env.repeats, or a reward with more values between 0 and 1")

@@ -1,114 +1,26 @@
 """Table of the diagnostic rules: name, severity, metrics, check, likely cause, remedy.
 
-`python -m tests.reference --write` generates docs/metrics.md from the table. A `Bound` checks the values of one
-metric. A `Trend` checks the change of a metric while other metrics did not rise. A `CustomCheck` is a function.
+`python -m tests.reference --write` generates docs/metrics.md from the table.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from itertools import islice, pairwise
-from typing import Literal, NamedTuple
+from collections.abc import Callable
+from itertools import pairwise
 
-from config.schema.config import Config
 from torchgrpo.monitoring.diagnostics.metric_history import (
     MIN_RISE,
     NO_GRADIENT_STEPS,
     TREND_ROWS,
     Change,
     MetricHistory,
-    Row,
     explain_missing_gradient,
     mean,
 )
-from torchgrpo.monitoring.metric_table import pattern_of
+from torchgrpo.monitoring.diagnostics.rule import Bound, Condition, CustomCheck, Observation, Rule, Trend, format_step
 
-Severity = Literal["alarm", "warning", "info"]
-"""alarm: the run is useless or harmful. warning: the run learns too little. info: the run loses time only."""
 BOTTLENECK_SHARE = 0.7
 """Minimum share of idle time that indicates a bottleneck."""
-_LOSS_METRICS = ("entropy", "ess", "kl/inference", "logprob_diff/", "loss/clip", "mismatch/", "ratio/")
-"""Prefixes of metrics over tokens in the loss, which are 0 without such tokens."""
-
-
-class Observation(NamedTuple):
-    """Observation of a rule in numbers.
-
-    cause, setting: replace the texts of the rule if they are not empty.
-    """
-
-    text: str
-    cause: str = ""
-    setting: str = ""
-
-
-@dataclass(frozen=True)
-class Bound:
-    """Limit that a metric violates in each of the newest rows.
-
-    is_violated: whether the values of consecutive rows, newest last, lie beyond the limit.
-    on_policy: only the first optimizer step of each iteration in lockstep counts.
-    """
-
-    text: str
-    is_violated: Callable[[Sequence[float], Config], bool]
-    rows: int = 1
-    on_policy: bool = False
-
-    @property
-    def condition_text(self) -> str:
-        rows = f" in {self.rows} rows" if self.rows > 1 else ""
-        return f"{self.text}{rows}{' in lockstep' if self.on_policy else ''}"
-
-    def evaluate(self, rule: "Rule", history: MetricHistory) -> Observation | None:
-        all_rows = history.on_policy_rows if self.on_policy else history.rows
-        if len(all_rows) < self.rows or all_rows[-1] is not history.rows[-1]:
-            return None
-        newest = [*islice(reversed(all_rows), self.rows)][::-1]
-        for name in _matching_names(rule.metrics, newest[-1]):
-            rows = [row for row in newest if row["sample_utilization"] > 0 or not name.startswith(_LOSS_METRICS)]
-            values = [row[name] for row in rows if name in row]
-            if len(values) == self.rows and self.is_violated(values, history.config):
-                return Observation(f"{name} is {values[-1]:.3g}{_format_step(history)} ({rule.condition_text})")
-        return None
-
-
-@dataclass(frozen=True)
-class Trend:
-    """Change of a rule's first metric while its other metrics did not rise."""
-
-    condition_text: str
-    is_violated: Callable[[Change], bool]
-
-    def evaluate(self, rule: "Rule", history: MetricHistory) -> Observation | None:
-        first, *others = rule.metrics
-        other_changes = [history.change_of(name) for name in others]
-        if any(change is None or change.has_risen for change in other_changes):
-            return None
-        for name in _matching_names([first], history.rows[-1]):
-            change = history.change_of(name)
-            if change is not None and self.is_violated(change):
-                texts = [f"{name} went {change}" for name, change in zip(others, other_changes, strict=True)]
-                context = f" while {' and '.join(texts)}" if texts else ""
-                return Observation(f"{name} went {change}{context}{_format_step(history)}")
-        return None
-
-
-@dataclass(frozen=True)
-class CustomCheck:
-    """Check by a function, for conditions that no bound or trend can express."""
-
-    condition_text: str
-    evaluate: Callable[["Rule", MetricHistory], Observation | None]
-
-
-class Condition(NamedTuple):
-    """Precondition of a rule's check."""
-
-    text: str
-    is_met: Callable[[MetricHistory], bool]
-
-
-ALWAYS = Condition("", lambda history: True)
+WAITING_SHARE = 0.3
+"""Minimum share of idle time of the engines that is reported while episodes wait for their environment."""
 BEFORE_SOLVED = Condition(", before the task is solved", lambda history: not history.is_solved)
 AFTER_SOLVED = Condition(", after the task is solved", lambda history: history.is_solved)
 BEFORE_SOLVED_BY_REWARDS = Condition(
@@ -121,40 +33,9 @@ BEFORE_SOLVED_WITH_REWARDS = Condition(
 NEGATIVE_REWARDS = Condition(
     ", while the mean reward is below zero", lambda history: history.rows[-1]["reward/mean"] < 0
 )
-
-
-@dataclass(frozen=True)
-class Rule:
-    """Row of the table of rules.
-
-    metrics: names as in monitoring/metric_table.py. cause: likely cause. setting: remedy, mostly a setting.
-    """
-
-    name: str
-    severity: Severity
-    metrics: tuple[str, ...]
-    check: Bound | Trend | CustomCheck
-    cause: str
-    setting: str
-    precondition: Condition = ALWAYS
-
-    @property
-    def condition_text(self) -> str:
-        """Description of the condition under which the rule holds."""
-        return f"{self.check.condition_text}{self.precondition.text}"
-
-    def evaluate(self, history: MetricHistory) -> Observation | None:
-        """Returns the observation after the newest row if the rule holds, else None."""
-        return self.check.evaluate(self, history) if self.precondition.is_met(history) else None
-
-
-def _matching_names(metrics: Sequence[str], row: Row) -> list[str]:
-    """Returns the names in a row that match the metrics of a rule."""
-    return [name for name in row if pattern_of(name) in metrics]
-
-
-def _format_step(history: MetricHistory) -> str:
-    return f" at optimizer step {history.step}"
+WITHOUT_WAITING_EPISODES = Condition(
+    ", without unfinished episodes", lambda history: not history.rows[-1].get("episodes/alive", 0.0)
+)
 
 
 def above(limit: float, rows: int = 1, on_policy: bool = False) -> Bound:
@@ -188,9 +69,21 @@ def _idle_check(learner: bool, engines: bool) -> Callable[[Rule, MetricHistory],
         shares = (mean([row["idle/learner"] for row in newest]), mean(engine_shares))
         if [share > BOTTLENECK_SHARE for share in shares] != [learner, engines]:
             return None
-        return Observation(f"idle/learner is {shares[0]:.2f} and idle/engines {shares[1]:.2f}{_format_step(history)}")
+        return Observation(f"idle/learner is {shares[0]:.2f} and idle/engines {shares[1]:.2f}{format_step(history)}")
 
     return check_idle_shares
+
+
+def _check_waiting_episodes(rule: Rule, history: MetricHistory) -> Observation | None:
+    newest = history.newest_rows(TREND_ROWS)
+    rows = [row for row in newest if all(name in row for name in rule.metrics)]
+    if len(newest) < TREND_ROWS or not rows:
+        return None
+    learner, engines, episodes = (mean([row[name] for row in rows]) for name in rule.metrics)
+    if min(learner, engines) <= WAITING_SHARE or episodes < 1:
+        return None
+    shares = f"idle/learner is {learner:.2f} and idle/engines {engines:.2f}"
+    return Observation(f"{shares} with {episodes:.0f} unfinished episodes{format_step(history)}")
 
 
 def _check_evaluations(rule: Rule, history: MetricHistory) -> Observation | None:
@@ -198,7 +91,7 @@ def _check_evaluations(rule: Rule, history: MetricHistory) -> Observation | None
         if newest.high < best.low and newest.reward > best.reward + MIN_RISE:
             score, reward = Change(best.value, newest.value), Change(best.reward, newest.reward)
             text = f"{name} went {score} since its best evaluation while reward/mean went {reward}"
-            return Observation(f"{text}{_format_step(history)}")
+            return Observation(f"{text}{format_step(history)}")
     return None
 
 
@@ -349,6 +242,15 @@ RULES = (
     Rule("prompt_echo", "warning", ("completions/prompt_echo",), above(0.5, rows=5),
          "The reward finds the answer in a repeated question, or the model continues the question instead of answering",
          "make `env.reward` score the end of the completion; test with run=rewards how it scores the question alone"),
+    Rule("environment_errors", "warning", ("agent/end/error",), above(0),
+         "The environment raised an error, hung or returned no valid reply; these episodes are left out of training",
+         "fix `env.environment`; run=rollouts rollouts.outcome=error prints these episodes with the error"),
+    Rule("episode_deadline", "warning", ("agent/end/deadline",), above(0.1, rows=3),
+         "Episodes take longer than the deadline and are scored without their end",
+         "raise `env.episode_timeout_s`, lower `env.max_steps`, or make the environment faster"),
+    Rule("malformed_calls", "warning", ("tools/malformed",), above(0.2, rows=5),
+         "The model writes tool calls that cannot be parsed: in another form than the parser reads, or cut by a limit",
+         "set `env.tool_parser` to the model's form; raise `inference_model.max_tokens`"),
     Rule("task_solved", "info", GRADIENT_METRICS,
          CustomCheck(f"{NO_GRADIENT_STEPS} consecutive rows without a gradient", _check_gradients),
          "Every completion is right, so these prompts have no gradient any more",
@@ -368,7 +270,18 @@ RULES = (
          CustomCheck(f"both sides of an overlapped run are idle for more than {BOTTLENECK_SHARE:.0%} of 10 rows",
                      _idle_check(True, True)),
          "Scoring is the bottleneck, or too few groups are in flight",
-         "raise `env.reward_workers`, make the reward faster, or raise `env.num_envs`"),
+         "raise `env.reward_workers`, make the reward faster, or raise `env.num_envs`",
+         WITHOUT_WAITING_EPISODES),
+    Rule("waiting_episodes", "info", (*IDLE_METRICS, "episodes/alive"),
+         CustomCheck(f"both sides of an overlapped run are idle for more than {WAITING_SHARE:.0%} of 10 rows, with "
+                     "unfinished episodes", _check_waiting_episodes),
+         "The engines have no requests while all episodes wait for their environment",
+         "raise `env.episodes` or `env.num_envs`, or make the environment faster"),
+    Rule("history_rewritten", "info", ("agent/sequences",),
+         Bound("at least 2", lambda values, config: min(values) >= 2, rows=3),
+         "The chat template or the environment rewrites earlier messages, so one episode is several token sequences, "
+         "each with a prompt of its own",
+         "use a template that keeps earlier turns (`model.chat_template=FILE`), or `env.history=append`"),
 )
 # fmt: on
 """All rules, alarms first."""

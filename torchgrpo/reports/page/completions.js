@@ -22,7 +22,8 @@ function completionRows(rollouts) {
     outcome: rollouts.outcomes[columns.outcome[index]],
     chosen: Boolean(columns.flags[index] & 1),
     inLoss: Boolean(columns.flags[index] & 2),
-    text: columns.text[index],
+    chat: rollouts.chats[index],
+    text: rollouts.chats[index] ? chatText(rollouts.chats[index]) : columns.text[index],
     numCutCharacters: columns.num_cut_characters[index],
     components: columns.components[index],
     tokens: rollouts.tokens[index],
@@ -56,25 +57,28 @@ function completionDetails(row, rollouts, rows, state, open) {
 function factsOf(row) {
   const components = Object.entries(row.components).map(([name, value]) => [name, number(value)]);
   const use = row.fate === "trained" ? (row.inLoss ? "in the loss" : row.chosen ? "not in the loss" : "unselected candidate") : row.fate;
+  const turns = row.chat ? [["turns", groupDigits(row.chat.turns.length)], ["sequences", groupDigits(row.chat.sequences)]] : [];
   return [
     ["reward", row.outcome === "error" ? "error" : number(row.score)], ...components,
-    ["length", `${groupDigits(row.length)} tokens`], ["ended by", row.finish], ["outcome", row.outcome],
+    ["length", `${groupDigits(row.length)} tokens`], ...turns, ["ended by", row.finish], ["outcome", row.outcome],
     ["advantage", number(row.advantage)], ["age", number(row.age)], ["use", use],
   ];
 }
 
 function completionBody(row, rollouts, state, fill) {
-  const heading = element("h4", { text: "completion" });
+  const heading = element("h4", { text: row.chat ? "episode" : "completion" });
   const cut = row.numCutCharacters ? element("p", { class: "aside", text: `${groupDigits(row.numCutCharacters)} more characters are not in this report.` }) : null;
+  const text = () => (row.chat ? chatTurns(row.chat) : element("pre", { class: "completion", dir: "auto", text: visible(row.text) }));
   if (!row.tokens) {
     const reason = rollouts.missing_tokens_reason ? `No tokens: ${rollouts.missing_tokens_reason}.` : "The report has token values for some completions only, not for this one.";
-    return [heading, element("pre", { class: "completion", dir: "auto", text: visible(row.text) }), element("p", { class: "aside", text: reason }), cut].filter(Boolean);
+    return [heading, text(), element("p", { class: "aside", text: reason }), cut].filter(Boolean);
   }
   const keys = Object.entries(TOKEN_VALUES).map(([key, { title }]) => [key, title]);
   const chooser = choice("Colour tokens by", [...keys, ["none", "nothing"]], state.by, (by) => { state.by = by; fill(); });
-  const shown = state.by === "none"
-    ? [element("pre", { class: "completion", dir: "auto", text: visible(row.text) })] : colouredTokens(row.tokens, state.by);
-  return [heading, chooser, ...shown, cut].filter(Boolean);
+  if (state.by === "none") return [heading, chooser, text(), cut].filter(Boolean);
+  const maximum = largestTokenValue(row.tokens, state.by);
+  const colour = (from, to) => colouredTokens(row.tokens, state.by, maximum, from, to);
+  return [heading, chooser, tokenScale(state.by, maximum, row.tokens), row.chat ? chatTurns(row.chat, colour) : colour(), cut].filter(Boolean);
 }
 
 /** Returns buttons for the completions of the same group in the report. */

@@ -132,7 +132,7 @@ function listEntry(browser, row) {
     element("span", { class: "row-head" },
       element("b", { class: row.outcome === "error" ? "chip" : isRight(row) ? "chip right" : "chip wrong", text: row.outcome === "error" ? "error" : number(row.score) }),
       element("span", { text: `step ${groupDigits(row.step)}` }),
-      element("span", { class: "aside", text: [row.set ? rollouts.sets[row.set] : null, `${groupDigits(row.length)} tokens`, row.finish === "stop" ? null : row.finish].filter(Boolean).join(" · ") })),
+      element("span", { class: "aside", text: [row.set ? rollouts.sets[row.set] : null, `${groupDigits(row.length)} tokens`, row.chat ? plural(row.chat.turns.length, "turn") : null, row.finish === "stop" ? null : row.finish].filter(Boolean).join(" · ") })),
     element("span", { class: "prompt", dir: "auto", text: snippet(prompt, 90) }),
     element("span", { class: "snippet", dir: "auto", text: snippet(row.text, 160) || "(empty)" }),
   ));

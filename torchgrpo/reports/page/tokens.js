@@ -6,25 +6,34 @@ const TOKEN_VALUES = {
   entropy: { title: "Entropy", scale: "sequential", how: "entropy of the next-token distribution, in nats" },
 };
 
-/** Returns the colour scale and the coloured tokens; `by` is a key of TOKEN_VALUES. */
-function colouredTokens(tokens, by, limit) {
-  const values = tokens.strings.map((string, index) => (Array.isArray(tokens[by]) ? tokens[by][index] : tokens[by] ?? null));
-  const known = values.filter((value) => value !== null && value !== undefined).map(Math.abs);
-  const maximum = limit ?? (Math.max(...known, 0) || 1);
+/** Returns the value of a token; `by` is a key of TOKEN_VALUES. */
+function tokenValue(tokens, by, index) {
+  return (Array.isArray(tokens[by]) ? tokens[by][index] : tokens[by]) ?? null;
+}
+
+/** Returns the largest absolute value of the tokens, or 1. */
+function largestTokenValue(tokens, by) {
+  const known = tokens.strings.map((string, index) => tokenValue(tokens, by, index)).filter((value) => value !== null);
+  return Math.max(...known.map(Math.abs), 0) || 1;
+}
+
+/** Returns the coloured tokens from one index to another. `maximum`: value of the strongest colour. */
+function colouredTokens(tokens, by, maximum, from = 0, to = tokens.strings.length) {
   const block = element("pre", { class: "completion tokens", dir: "auto" });
-  tokens.strings.forEach((string, index) => {
+  for (let index = from; index < to; index += 1) {
     const isSampled = !tokens.sampled || tokens.sampled[index];
-    const token = element("span", { class: isSampled ? "token" : "token environment", title: tokenTitle(tokens, index), text: visible(string) });
-    if (isSampled && values[index] !== null && values[index] !== undefined) token.style.backgroundColor = tokenColour(by, values[index] / maximum);
+    const token = element("span", { class: isSampled ? "token" : "token environment", title: tokenTitle(tokens, index), text: visible(tokens.strings[index]) });
+    const value = tokenValue(tokens, by, index);
+    if (isSampled && value !== null) token.style.backgroundColor = tokenColour(by, value / maximum);
     block.append(token);
-  });
-  return [tokenScale(by, maximum, tokens), block];
+  }
+  return block;
 }
 
 function tokenTitle(tokens, index) {
   const values = Object.entries(TOKEN_VALUES).map(([name, { title }]) => {
-    const value = Array.isArray(tokens[name]) ? tokens[name][index] : tokens[name];
-    return value === undefined || value === null ? null : `${title.toLowerCase()} ${number(value)}`;
+    const value = tokenValue(tokens, name, index);
+    return value === null ? null : `${title.toLowerCase()} ${number(value)}`;
   });
   const source = tokens.sampled && !tokens.sampled[index] ? "written by the environment" : null;
   return [`token ${index + 1}`, source, ...values].filter(Boolean).join(", ");

@@ -10,6 +10,7 @@ from typing import Any
 from config.cli.saved_settings import chosen_run
 from config.run_folder.folders import remove_unused_folder
 from config.schema.errors import RunOutcome
+from torchgrpo.monitoring.completion_record import parse_turns
 from torchgrpo.monitoring.diagnostics.diagnostics import Finding, diagnose_folder
 from torchgrpo.monitoring.diagnostics.rules import RULES
 from torchgrpo.monitoring.ledger_storage import read_records
@@ -68,8 +69,9 @@ def _find_examples(run_dir: Path, findings: Sequence[Finding]) -> dict[str, str]
             if completion is not None:
                 prompt, verdict = _shorten(record["messages"][-1]["content"]), completion["verdict"]
                 components = "".join(f", {name} {value:.3g}" for name, value in verdict["components"].items())
+                text = _shorten(completion["error"] or completion["text"])
                 examples[name] = (
-                    f"group {record['group_id']}, {prompt}: {_shorten(completion['text'])} "
+                    f"group {record['group_id']}, {prompt}: {text} "
                     f"({completion['finish_reason']}, "
                     f"reward {verdict['score']:.3g}{components})"
                 )
@@ -90,12 +92,20 @@ def _is_wrong_and_rewarded(record: Record, completion: Record) -> bool:
     return bool(completion["verdict"]["success"] < 1 and completion["verdict"]["score"] > 0)
 
 
+def _has_malformed_call(record: Record, completion: Record) -> bool:
+    return any("malformed" in turn.tool_outcomes for turn in parse_turns(completion))
+
+
 _EXAMPLE_TESTS: dict[str, Callable[[Record, Record], bool]] = {
     "duplicate_completions": lambda record, completion: (
         [other["text"] for other in record["completions"]].count(completion["text"]) > 1
     ),
     "prompt_echo": lambda record, completion: contains_question(record["messages"][-1]["content"], completion["text"]),
     "reward_errors": lambda record, completion: completion["verdict"]["outcome"] == "error",
+    "environment_errors": lambda record, completion: completion["finish_reason"] == "error",
+    "episode_deadline": lambda record, completion: completion["finish_reason"] == "deadline",
+    "malformed_calls": _has_malformed_call,
+    "history_rewritten": lambda record, completion: len(completion["sequence_starts"]) > 1,
     "truncation": _is_truncated,
     "missing_end_token": _is_truncated,
     "component_hacked": _is_wrong_and_rewarded,

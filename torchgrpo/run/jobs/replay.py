@@ -25,6 +25,7 @@ from config.schema.config import Config
 from config.schema.errors import ConfigError, RunOutcome
 from torchgrpo.batches.rollout import Rollout
 from torchgrpo.monitoring.events import read_events
+from torchgrpo.monitoring.ledger_record import token_values
 from torchgrpo.monitoring.metrics import rollout_metrics, without_timings
 from torchgrpo.monitoring.metrics_file import MetricsFile
 from torchgrpo.run.build_run import plan_run, prepare
@@ -173,20 +174,21 @@ def first_difference(comparisons: list[StepComparison]) -> str:
 def changed_advantages(step: ReplayedStep) -> list[str]:
     """Returns a line for each completion whose advantage differs from the recorded one."""
     records = {record["group_id"]: record for record in step.iteration.records}
-    numbers = [group.group_id for group in step.rollout.groups]
-    chosen = [
-        (group, completion) for group in numbers for completion in records[group]["completions"] if completion["chosen"]
-    ]
+    report = step.report
+    values_of_groups = token_values(step.rollout, report.advantage, report.log_ratio, report.entropy)
     found = []
-    for (group, completion), advantage in zip(chosen, step.report.advantage, strict=True):
-        recorded, values = completion["advantage"], advantage.tolist()
-        if not isinstance(recorded, list):
-            change = "" if values[0] == recorded else f"advantage {recorded} -> {values[0]}"
-        else:  # advantages of tokens, recorded in the first step that trained on the completion
-            first = records[group]["optimizer_steps"][0] == step.number
-            change = "another advantage" if first and values[: len(recorded)] != recorded else ""
-        if change:
-            found.append(f"group {group}, completion {completion['sample']}: {change}")
+    for group, values in zip(step.rollout.groups, values_of_groups, strict=True):
+        record = records[group.group_id]
+        chosen = [completion for completion in record["completions"] if completion["chosen"]]
+        for completion, advantage in zip(chosen, values.advantage, strict=True):
+            recorded = completion["advantage"]
+            if not isinstance(recorded, list):
+                change = "" if advantage == recorded else f"advantage {recorded} -> {advantage}"
+            else:  # advantages of tokens, recorded in the first step that trained on the completion
+                first = record["optimizer_steps"][0] == step.number
+                change = "another advantage" if first and advantage != recorded else ""
+            if change:
+                found.append(f"group {group.group_id}, completion {completion['sample']}: {change}")
     return found
 
 

@@ -1,9 +1,11 @@
 """Job `run=rewards`: scores saved completions and prints the rewards.
 
     python grpo.py run=rewards env.dataset=... rewards.completions=FILE
+    python grpo.py run=rewards env.dataset=... rewards.completions=RUN
 
-FILE is JSONL of {"row": index in the data file, "completion": text}, optionally with `num_tokens` and `truncated`.
-Each completion gives one JSON line on standard output, in the order of FILE; a table follows on standard error.
+FILE is JSONL of {"row": index in the data file, "completion": text}, optionally with `num_tokens`, `truncated` and the
+`messages` of all turns. RUN is a run's folder, whose completions for training are scored again. Each completion gives
+one JSON line on standard output, in their order; a table follows on standard error.
 """
 
 import json
@@ -25,6 +27,8 @@ from envs.reward_workers.minimum_scores import MinimumScores, lower_invalid_scor
 from envs.reward_workers.service import RewardService
 from envs.row_files import format_value, local_rows
 from envs.task import Completion, Example, load_examples, make_task
+from torchgrpo.monitoring.completion_record import parse_reward_input
+from torchgrpo.monitoring.ledger_storage import ledger_files, read_records
 from torchgrpo.plan.model_shape import find_config_file
 from torchgrpo.run.job import Job
 
@@ -63,15 +67,18 @@ def score_completions(
     if not examples:
         raise ConfigError("the dataset has no rows: check env.data_files and env.split")
     path = Path(rewards.completions)
-    if not path.exists() or path.is_dir():
+    if not path.exists():
         raise ConfigError(f"rewards.completions={path}: no such file (looked from {Path.cwd()})")
-    samples = [_parse_sample(value, location, examples) for value, location in local_rows(path)]
+    if path.is_dir():
+        samples = _read_ledger(path, examples)
+    else:
+        prefill = _prefill_reader(model, report)
+        samples = [_parse_sample(value, location, examples) for value, location in local_rows(path)]
+        samples = [(_with_prefill(completion, prefill(example)), example) for completion, example in samples]
     if not samples:
         raise ConfigError(
             f"rewards.completions={rewards.completions}: the file has no lines; write one sample per line"
         )
-    prefill = _prefill_reader(model, report)
-    samples = [(_with_prefill(completion, prefill(example)), example) for completion, example in samples]
     service = RewardService(task, replace(env, max_error_rate=1.0))
     try:
         all_verdicts: list[Verdict] = []
@@ -142,24 +149,57 @@ def _with_lowest(lowest: MinimumScores, examples: Sequence[Example], verdicts: S
     ]
 
 
-def _parse_sample(value: dict[str, Any], location: str, examples: dict[int, Example]) -> tuple[Completion, Example]:
-    if not isinstance(value.get("completion"), str):
+def _read_ledger(run_dir: Path, examples: dict[int, Example]) -> list[tuple[Completion, Example]]:
+    """Returns the reward's inputs of completions for training in a ledger, with their examples.
+
+    Raises:
+        ConfigError: the folder has no ledger, or a row is not in the data.
+    """
+    if not ledger_files(run_dir):
         raise ConfigError(
-            f'{location}: a sample must be {{"row": index, "completion": text}}, not {format_value(value)}'
+            f"rewards.completions={run_dir}: the folder has no rollouts/ of a run; name a run's folder, or a JSONL file"
         )
-    row = value.get("row")
+    samples = []
+    for record in read_records(run_dir, "train"):
+        example = _example_of(record["row"], f"{run_dir}, group {record['group_id']}", examples)
+        samples += [(parse_reward_input(completion), example) for completion in record["completions"]]
+    return samples
+
+
+def _example_of(row: object, location: str, examples: dict[int, Example]) -> Example:
     if type(row) is not int or row not in examples:
         raise ConfigError(
             f"{location}: row {format_value(row)} is not among the {len(examples)} prompts (rows {min(examples)} to "
             f"{max(examples)}); rows are counted from 0 in the data file"
         )
+    return examples[row]
+
+
+def _parse_sample(value: dict[str, Any], location: str, examples: dict[int, Example]) -> tuple[Completion, Example]:
+    if not isinstance(value.get("completion"), str):
+        raise ConfigError(
+            f'{location}: a sample must be {{"row": index, "completion": text}}, not {format_value(value)}'
+        )
+    example = _example_of(value.get("row"), location, examples)
     num_tokens, truncated = value.get("num_tokens", 0), value.get("truncated", False)
     if type(num_tokens) is not int or type(truncated) is not bool:
         raise ConfigError(
             f"{location}: num_tokens={format_value(num_tokens)}, truncated={format_value(truncated)}: "
             "num_tokens must be a whole number, and truncated true or false"
         )
-    return Completion(value["completion"], num_tokens, truncated), examples[row]
+    messages = value.get("messages", [])
+    if not _are_messages(messages):
+        raise ConfigError(
+            f"{location}: messages={format_value(messages)}: the messages after the prompt must be a list of "
+            '{"role": text, "content": text}'
+        )
+    return Completion(value["completion"], num_tokens, truncated, turns=tuple(messages)), example
+
+
+def _are_messages(value: Any) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(message, dict) and isinstance(message.get("role"), str) for message in value
+    )
 
 
 def _print_table(all_verdicts: Sequence[Verdict], report: TextIO) -> None:

@@ -17,6 +17,8 @@ from config.cli.saved_settings import chosen_run
 from config.run_folder.folders import remove_unused_folder
 from config.schema.errors import ConfigError, RunOutcome
 from config.schema.rollouts import RolloutsConfig
+from torchgrpo.monitoring.completion_record import parse_sequence_starts, parse_turns
+from torchgrpo.monitoring.episode_text import format_turns
 from torchgrpo.monitoring.ledger_record import format_question
 from torchgrpo.monitoring.ledger_storage import read_records
 from torchgrpo.reports.ledger_columns import mean_advantage
@@ -159,10 +161,21 @@ def format_group(record: Record) -> str:
             words.append(f"{'mean ' if each else ''}advantage {mean_advantage(one['advantage']):+.3g}")
         words += [f"{len(one['token_ids'])} tokens", one["finish_reason"]]
         words += [verdict["outcome"]] if verdict["outcome"] != "scored" else []
+        words += [f"{len(one['sequence_starts'])} sequences"] if len(one["sequence_starts"]) > 1 else []
         words += [] if one["chosen"] else ["left out"]
         lines += textwrap.wrap(", ".join(words), WIDTH, initial_indent="  ", subsequent_indent="     ")
-        lines += indent_text(one["text"], 5)
+        lines += format_completion(one)
     return "\n".join(lines)
+
+
+def format_completion(completion: Record) -> list[str]:
+    """Returns the lines of a completion: its text, or a chat of recorded turns."""
+    error = indent_text(f"error: {completion['error']}", 5) if completion["error"] else []
+    turns = parse_turns(completion)
+    if not turns:
+        return (indent_text(completion["text"], 5) if completion["text"] or not error else []) + error
+    starts = parse_sequence_starts(completion)
+    return [*format_turns(turns, starts, lambda text, width: indent_text(text, width + 5)), *error]
 
 
 def indent_text(text: str, width: int) -> list[str]:
