@@ -96,8 +96,7 @@ class Config:
 
         With `env.episodes` there are twice as many as have room, so that an episode waits for every free place.
         """
-        episodes = self.env.episodes
-        return self.env.num_envs if episodes is None else max(self.env.num_envs, -(-2 * episodes // self.env.candidates))
+        return max(self.env.num_envs, -(-2 * (self.env.episodes or 0) // self.env.candidates))
 
     @property
     def total_iterations(self) -> int:

@@ -152,6 +152,9 @@ class EnvConfig:
     """Tools that the model may call: `calculator`, `python` (in the sandbox), your own functions and classes,
     `module:function` or `module:Class`, and MCP servers, `mcp:COMMAND ARGS` or `mcp:http://HOST:PORT/mcp`
     (docs/tools.md)."""
+    tool_parser: str = "auto"
+    """Form of the model's tool calls: `auto` for the form that its chat template shows, a form by name (docs/tools.md),
+    or `vllm:NAME` for a parser of vLLM, such as `vllm:hermes`."""
     tool_format: str = "native"
     """Form of the calls: `native` passes schemas to the chat template and reads calls as the model's family writes
     them; `tags` describes tools in the system prompt and reads `<NAME>request</NAME>` at the end of a turn, with

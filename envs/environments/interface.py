@@ -2,7 +2,7 @@
 
     reset(example) ─▶ Observation ─▶ turn of the model ─▶ step(turn) ─▶ Step ─▶ turn ─▶ step(turn) ─▶ ... ─▶ close()
 
-An environment belongs to one episode. `envs.environments.make` builds environments from `env.environment`, and adapts
+An environment belongs to one episode. `envs.environments.make` makes environments of `env.environment`, and adapts
 shorter forms to this protocol (docs/environments.md). This module does not import torch.
 """
 
@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeVar
 from weakref import WeakSet
 
 from envs.example import Example, Message
+from envs.group import ToolOutcome
 
 __all__ = ["Environment", "EpisodeError", "Example", "Message", "Observation", "Step", "tool"]
 
@@ -57,7 +58,7 @@ class Step:
     components: Mapping[str, float] = field(default_factory=dict)
     done: bool = False
     history: tuple[Message, ...] | None = None
-    tool_outcomes: tuple[str, ...] = ()
+    tool_outcomes: tuple[ToolOutcome, ...] = ()
 
     @property
     def ends_episode(self) -> bool:

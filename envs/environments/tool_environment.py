@@ -85,15 +85,20 @@ class ToolEnvironment:
 
 @dataclass
 class ReflectionEnvironment:
-    """Environment with one fixed reply to every turn, without a hint on whether the answer is right."""
+    """Environment with a fixed reply, without a hint on whether the answer is right.
+
+    replies: number of turns that get a reply.
+    """
 
     prompt: str
+    replies: int
 
     async def reset(self, example: Example) -> Observation:
         return Observation()
 
     async def step(self, turn: Message) -> Step:
-        return Step(({"role": "user", "content": self.prompt},))
+        self.replies -= 1
+        return Step(({"role": "user", "content": self.prompt},)) if self.replies >= 0 else Step()
 
     async def close(self) -> None:
         """Does nothing."""

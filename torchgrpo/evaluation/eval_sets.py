@@ -13,12 +13,12 @@ from config.schema.env import EnvConfig
 from config.schema.errors import ConfigError
 from config.schema.evaluation import EvalSetConfig
 from envs.duplicates import distinct_examples
+from envs.environments.episode_environments import EpisodeEnvironments, with_tools
 from envs.example import SYSTEM_ROLES
 from envs.option_checks import check_any_rows
 from envs.prompt_checks import check_prompts
 from envs.prompt_length import PromptLimit
 from envs.task import Example, Task, make_task
-from envs.turns import with_tool_instructions
 
 log = logging.getLogger("grpo")
 
@@ -77,11 +77,14 @@ class EvalSet:
 
 
 def load_eval_sets(
-    config: Config, tokenizer: PreTrainedTokenizerBase, train_examples: Sequence[Example] = ()
+    config: Config,
+    tokenizer: PreTrainedTokenizerBase,
+    environments: EpisodeEnvironments | None,
+    train_examples: Sequence[Example] = (),
 ) -> list[EvalSet]:
     """Loads the sets of `eval.sets`, and warns where a set shares prompts with training.
 
-    train_examples: the examples of training.
+    environments: of the episodes, whose tools the prompts show. train_examples: the examples of training.
 
     Raises:
         ConfigError: data cannot be read, or a set has no prompt that fits; the message names the set.
@@ -93,7 +96,7 @@ def load_eval_sets(
         env = settings.env(key, config.env)
         try:
             task = make_task(env)
-            examples = with_tool_instructions(distinct_examples(task, env.split), env)
+            examples = with_tools(distinct_examples(task, env.split), env, environments)
             check_prompts(tokenizer, examples, key)
         except ConfigError as error:  # its message names keys of `env`, which are here those of the set
             raise ConfigError(f"{key}: {error}") from error

@@ -37,11 +37,11 @@ import torch
 from config.schema.errors import DeadlineError
 from envs.group import SampledCompletion, Verdict
 from envs.reward_workers.crash_attribution import RewardTicket
+from envs.reward_workers.group_reward import CompletionScorer
 from envs.reward_workers.service import RewardService
 from envs.task import Completion, Example
 from torchgrpo.rollout.engine_idle_clock import EngineIdleClock
 from torchgrpo.rollout.engines.interface import Request, SteppedEngine
-from torchgrpo.rollout.group_rollout import CompletionScorer
 
 Result = TypeVar("Result")
 _STEP_TIMEOUT_S = 0.05
@@ -364,6 +364,13 @@ class EngineLoop:
         # holds. A vLLM engine would plan its attention with one number and compute with the other.
         torch.get_num_threads()
         self._loop.run_forever()
+
+    def run_last(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        """Runs a coroutine that closes something, also after a failure of the loop."""
+        if self._loop.is_running() or self._loop.is_closed():  # a hanging thread still runs the loop
+            coroutine.close()
+        else:
+            self._loop.run_until_complete(coroutine)
 
     def close(self) -> None:
         """Ends all tasks and the loop; the caller closes the engine."""

@@ -19,8 +19,8 @@ from config.schema.errors import ConfigError
 from envs.chat import ChatEncoder
 from envs.chat_responses import ResponseParser
 from envs.chat_suffix import appended_suffix_ids, suffix_ids
+from envs.environments.episode_environments import EpisodeEnvironments
 from envs.environments.interface import Environment, EpisodeError, Step
-from envs.environments.make import EnvironmentFactory
 from envs.example import Example, Message
 from envs.group import FinishReason, SampledCompletion, SequenceStart, Turn, Verdict
 from envs.reward_workers.outcome_counts import OutcomeCounts
@@ -114,7 +114,7 @@ class EpisodePlayer:
     sampler: Sampler
     encoder: ChatEncoder
     parser: ResponseParser
-    environments: EnvironmentFactory
+    environments: EpisodeEnvironments
     limits: EpisodeLimits
     append_history: bool
     error_counts: OutcomeCounts
@@ -172,10 +172,11 @@ class EpisodePlayer:
         """Resets the environment; returns the episode with the messages and tools of the observation."""
         with self.sampler.outside_engine():
             observation = await environment.reset(episode.example)
-        if not observation.messages and not observation.tools:
-            return episode
         example = episode.example
-        messages, tools = (*example.messages, *observation.messages), (*example.tools, *observation.tools)
+        tools = (*example.tools, *(tool for tool in observation.tools if tool not in example.tools))
+        messages = (*example.messages, *observation.messages)
+        if messages == example.messages and tools == example.tools:
+            return episode
         started = _Episode(self.encoder, replace(example, messages=messages, tools=tools), group_prompt)
         if len(started.prompt) > self.limits.prompt_tokens:
             raise EpisodeError(
@@ -212,11 +213,13 @@ class EpisodePlayer:
             self._record_step(episode, turn, step)
             if sample.finish_reason == "abort" or (is_cut and limit == room):
                 return sample.finish_reason
-            if step.done or not step.messages:
+            if step.ends_episode:
                 return "stop"
+            if number + 1 == self.limits.turns:
+                return "turns"
             if not self._append_replies(episode, parsed.message, step, request.sampling.max_tokens):
                 return "length"
-        return "turns"
+        return "turns"  # without any turn
 
     def _turn_request(
         self, request: Request, row: int, number: int, context: tuple[int, ...], max_tokens: int
@@ -226,7 +229,8 @@ class EpisodePlayer:
         Its seed depends on group, completion and turn only, not on what else is generated at the same time.
         """
         digest = hashlib.blake2b(f"{request.seed}/{row}/{number}".encode(), digest_size=8).digest()
-        sampling = replace(request.sampling, max_tokens=max_tokens, stop=(*request.sampling.stop, *self.limits.turn_ends))
+        stop = (*request.sampling.stop, *self.limits.turn_ends)
+        sampling = replace(request.sampling, max_tokens=max_tokens, stop=stop)
         return replace(
             request, prompt=context, n=1, sampling=sampling, seed=int.from_bytes(digest, "little") >> 1
         )

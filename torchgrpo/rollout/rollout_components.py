@@ -26,6 +26,7 @@ class RolloutComponents:
     prompts: PromptQueue
     rewards: RewardService
     weight_pusher: WeightPusher
+    group_rewards: RewardService | None = None
 
     def push(self, temperature: float) -> dict[str, float]:
         """Pushes the learner's weights as the next policy version; later groups sample at `temperature`.
@@ -64,6 +65,8 @@ class RolloutComponents:
         """Ends engine, tools and reward workers, each even if another one fails to end."""
         with ExitStack() as ending:
             ending.callback(self.rewards.close)
-            if self.group_rollout.conversation is not None:
-                ending.callback(self.group_rollout.conversation.close)
+            if self.group_rewards is not None:
+                ending.callback(self.group_rewards.close)
+            if self.group_rollout.player is not None:
+                ending.callback(self.loop.run_last, self.group_rollout.player.environments.close())
             ending.callback(self.engine.close)

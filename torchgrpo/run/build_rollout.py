@@ -1,4 +1,6 @@
-"""Builds prompt queue, chat encoder, multi-turn conversation, group rollout and evaluation from the config."""
+"""Builds prompt queue, chat encoder, environments, group rollout and evaluation from the config."""
+
+import asyncio
 
 from transformers import PreTrainedTokenizerBase
 
@@ -6,30 +8,39 @@ from config.schema.config import Config
 from config.schema.env import EnvConfig
 from config.schema.errors import ConfigError
 from envs.chat import ChatEncoder
+from envs.chat_responses import ResponseParser
 from envs.duplicates import distinct_examples
+from envs.environments.episode_environments import EpisodeEnvironments, make_episode_environments, with_tools
 from envs.group import Sampling
 from envs.prompt_checks import check_prompts
 from envs.prompt_length import PromptLimit
 from envs.prompts import PromptQueue, PromptSource
+from envs.reward_workers.group_reward import GroupReward
+from envs.reward_workers.outcome_counts import OutcomeCounts
 from envs.reward_workers.service import RewardService
 from envs.task import Task, make_task
 from envs.teacher_prompt import teacher_prompt
-from envs.turns import Conversation, make_responders, with_tool_instructions
 from torchgrpo.evaluation.eval_sets import EvalSet, load_eval_sets
 from torchgrpo.evaluation.evaluation import Evaluation
 from torchgrpo.monitoring.monitor import Monitor
 from torchgrpo.plan.model_shape import find_shape
 from torchgrpo.plan.plan import Plan
 from torchgrpo.rollout.engine_loop import EngineLoop
+from torchgrpo.rollout.episode_player import EpisodeLimits, EpisodePlayer
 from torchgrpo.rollout.group_rollout import GroupRollout
 from torchgrpo.training.model_loading import load_tokenizer, saved_eos_token_ids
 
+UNLIMITED = 1 << 30
+"""Number of episodes at a time without `env.episodes`: every episode of a group in flight."""
 
-def make_prompts(config: Config, task: Task, tokenizer: PreTrainedTokenizerBase) -> PromptQueue:
+
+def make_prompts(
+    config: Config, task: Task, tokenizer: PreTrainedTokenizerBase, environments: EpisodeEnvironments | None
+) -> PromptQueue:
     """Loads the training prompts. Raises ConfigError if the data cannot be read."""
     teacher = teacher_prompt(config.policy)
     limit = PromptLimit(tokenizer, config.env.max_prompt_tokens, teacher)
-    examples = with_tool_instructions(distinct_examples(task, config.env.split), config.env)
+    examples = with_tools(distinct_examples(task, config.env.split), config.env, environments)
     check_prompts(tokenizer, examples, task.name)
     if teacher is not None:
         teacher.check(examples, data_setting(config.env))
@@ -55,21 +66,56 @@ def data_setting(env: EnvConfig) -> str:
 
 def prompt_problem(config: Config) -> str | None:
     """Returns the error that a run would raise for its prompts, if any."""
+    environments = None
     try:
         tokenizer = load_tokenizer(config.model)
-        prompts = make_prompts(config, make_task(config.env), tokenizer)
+        environments = make_environments(config, tokenizer)
+        prompts = make_prompts(config, make_task(config.env), tokenizer, environments)
         prompts.next_prompt()
-        load_eval_sets(config, tokenizer, prompts.source.examples)
+        load_eval_sets(config, tokenizer, environments, prompts.source.examples)
     except ConfigError as error:
         return str(error)
+    finally:
+        if environments is not None:
+            asyncio.run(environments.close())
     return None
 
 
-def make_conversation(config: Config, tokenizer: PreTrainedTokenizerBase) -> Conversation | None:
-    """Builds the conversation that replies between turns; None for single-turn completions."""
-    if config.env.turn_limit == 1:
+def make_environments(config: Config, tokenizer: PreTrainedTokenizerBase) -> EpisodeEnvironments | None:
+    """Makes the environments of a run; None if every completion has one turn.
+
+    Raises:
+        ConfigError: an environment or tool has a fault, or the chat template writes no tools.
+    """
+    environments = make_episode_environments(config.env)
+    if environments is not None and environments.schemas:
+        ResponseParser(tokenizer, config.env.tool_parser).check_tools()
+    return environments
+
+
+def make_player(
+    config: Config,
+    plan: Plan,
+    tokenizer: PreTrainedTokenizerBase,
+    environments: EpisodeEnvironments | None,
+    loop: EngineLoop,
+) -> EpisodePlayer | None:
+    """Builds the player of episodes; None if every completion has one turn."""
+    if environments is None:
         return None
-    return Conversation(tokenizer, make_responders(config.env), config.env.turn_limit)
+    env, engines = config.env, len(plan.devices.engines)
+    limits = EpisodeLimits(
+        env.max_prompt_tokens,
+        env.turn_limit,
+        env.turn_tokens,
+        tuple(env.turn_ends),
+        env.episode_timeout_s,
+        UNLIMITED if env.episodes is None else env.episodes * engines,
+    )
+    parser = ResponseParser(tokenizer, env.tool_parser)
+    counts = OutcomeCounts(env.max_error_rate)
+    encoder = make_encoder(config, tokenizer)
+    return EpisodePlayer(loop, encoder, parser, environments, limits, env.history == "append", counts)
 
 
 def make_encoder(config: Config, tokenizer: PreTrainedTokenizerBase) -> ChatEncoder:
@@ -82,17 +128,21 @@ def make_encoder(config: Config, tokenizer: PreTrainedTokenizerBase) -> ChatEnco
 def make_group_rollout(
     config: Config,
     tokenizer: PreTrainedTokenizerBase,
-    conversation: Conversation | None,
+    player: EpisodePlayer | None,
     loop: EngineLoop,
     rewards: RewardService,
+    group_rewards: RewardService | None,
 ) -> GroupRollout:
-    """Builds the coroutine that samples and scores training groups."""
+    """Builds the coroutine that samples and scores training groups.
+
+    group_rewards: service of `env.group_reward`, or None.
+    """
     inference = config.inference_model
     return GroupRollout(
         loop,
         make_encoder(config, tokenizer),
         loop.make_scorer(rewards),
-        conversation,
+        player,
         Sampling(
             inference.temperature,
             inference.top_p,
@@ -105,6 +155,7 @@ def make_group_rollout(
         config.env.repeats,
         config.train.seed,
         teacher=teacher_prompt(config.policy),
+        group_reward=None if group_rewards is None else GroupReward(loop.make_scorer(group_rewards)),
     )
 
 
@@ -113,7 +164,7 @@ def make_evaluation(
     plan: Plan,
     sets: list[EvalSet],
     tokenizer: PreTrainedTokenizerBase,
-    conversation: Conversation | None,
+    player: EpisodePlayer | None,
     loop: EngineLoop,
     monitor: Monitor,
 ) -> Evaluation:
@@ -135,7 +186,7 @@ def make_evaluation(
             tuple(config.inference_model.stop),
         )
         return GroupRollout(
-            loop, encoder, loop.make_scorer(rewards), conversation, sampling, settings.n, settings.n, seed
+            loop, encoder, loop.make_scorer(rewards), player, sampling, settings.n, settings.n, seed
         )
 
     return Evaluation(

@@ -57,6 +57,7 @@ def _build(config: Config, run_dir: Path, schedule: type[ScheduleType], exit_sta
     progress.start_stage("starting")
     import torch
 
+    from envs.reward_workers.group_reward import GroupRewardTask
     from envs.reward_workers.service import RewardService
     from envs.task import make_task
     from torchgrpo.evaluation.eval_sets import load_eval_sets
@@ -73,11 +74,9 @@ def _build(config: Config, run_dir: Path, schedule: type[ScheduleType], exit_sta
     progress.start_stage("reading data")
     task = make_task(config.env)
     tokenizer = _load_tokenizer(config)
-    prompts = check_data(checkpoint, build_rollout.make_prompts(config, task, tokenizer))
-    eval_sets = load_eval_sets(config, tokenizer, prompts.source.examples)
-    conversation = build_rollout.make_conversation(config, tokenizer)
-    if conversation is not None:
-        exit_stack.callback(conversation.close)
+    environments = build_rollout.make_environments(config, tokenizer)
+    prompts = check_data(checkpoint, build_rollout.make_prompts(config, task, tokenizer, environments))
+    eval_sets = load_eval_sets(config, tokenizer, environments, prompts.source.examples)
     progress.start_stage("starting engines")
     engine = build_engine(config, tokenizer, plan, run_dir, adapter_shape(config))
     exit_stack.callback(engine.close)
@@ -86,18 +85,23 @@ def _build(config: Config, run_dir: Path, schedule: type[ScheduleType], exit_sta
     exit_stack.callback(learner.close)
     rewards = RewardService(task, config.env, lambda: learner.optimizer_steps, config.total_optimizer_steps)
     exit_stack.callback(rewards.close)
+    group_rewards = None
+    if config.env.group_reward is not None:
+        group_rewards = RewardService(GroupRewardTask(config.env), config.env)
+        exit_stack.callback(group_rewards.close)
     loop = EngineLoop(engine, config.inference_model.request_timeout_s, config.train.wait_timeout_s)
     exit_stack.callback(loop.close)
     monitor = _make_monitor(config, run_dir, progress, checkpoint, tuple(task.members), exit_stack)
-    group_rollout = build_rollout.make_group_rollout(config, tokenizer, conversation, loop, rewards)
+    player = build_rollout.make_player(config, plan, tokenizer, environments, loop)
+    group_rollout = build_rollout.make_group_rollout(config, tokenizer, player, loop, rewards, group_rewards)
     weight_pusher = build_weight_pusher(config, learner, engine, plan)
-    evaluation = build_rollout.make_evaluation(config, plan, eval_sets, tokenizer, conversation, loop, monitor)
+    evaluation = build_rollout.make_evaluation(config, plan, eval_sets, tokenizer, player, loop, monitor)
     run = schedule(
         config,
         run_dir,
         plan,
         learner,
-        RolloutComponents(engine, loop, group_rollout, prompts, rewards, weight_pusher),
+        RolloutComponents(engine, loop, group_rollout, prompts, rewards, weight_pusher, group_rewards),
         monitor,
         torch.Generator().manual_seed(config.train.seed),
         make_callbacks(config, run_dir, evaluation, monitor),

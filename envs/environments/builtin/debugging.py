@@ -1,4 +1,4 @@
-"""Environment `debugging`: a Python function with a bug, whose failing test is the reply, in several tries."""
+"""Environment `debugging`: a function with a bug, and the failing test as reply."""
 
 import json
 import os
@@ -21,8 +21,9 @@ NO_CODE = "Reply with the whole function in a block that begins with ```python."
 
 
 class Debugging:
-    """Bugs whose right correction has the reward 1 at the first try, and 0.3 less at each further try.
+    """Python functions to correct in several tries.
 
+    The reward is 1 at the first try, and 0.3 less at each further try.
     The model's code runs in the sandbox; the expected results stay outside.
     """
 

@@ -23,7 +23,7 @@ from torchgrpo.rollout.engine_loop import EngineLoop
 from torchgrpo.rollout.engines.build_engines import build_engine
 from torchgrpo.rollout.engines.interface import Engine
 from torchgrpo.rollout.weights.weight_check import WeightCheck
-from torchgrpo.run.build_rollout import make_conversation, make_evaluation
+from torchgrpo.run.build_rollout import make_environments, make_evaluation, make_player
 from torchgrpo.run.build_run import plan_run, prepare
 from torchgrpo.run.callbacks import evaluate
 from torchgrpo.run.checkpoint_model import model_to_evaluate
@@ -65,23 +65,24 @@ def evaluate_model(
     on_ready: called when all components have started.
     """
     tokenizer = load_checked_tokenizer(config.model, config.max_model_len)
-    sets = load_eval_sets(config, tokenizer)
-    conversation = make_conversation(config, tokenizer)
+    environments = make_environments(config, tokenizer)
+    sets = load_eval_sets(config, tokenizer, environments)
     iteration, steps, version = (0, 0, 0) if checkpoint is None else checkpoint.counters
     outcome: RunOutcome = "failed"
     with ExitStack() as ending:  # runs in reverse order, each callback even after an error of another
-        if conversation is not None:
-            ending.callback(conversation.close)
         engine = build_engine(config, tokenizer, plan, run_dir)
         ending.callback(engine.close)
         loop = EngineLoop(engine, config.inference_model.request_timeout_s, config.train.wait_timeout_s)
         ending.callback(loop.close)
+        player = make_player(config, plan, tokenizer, environments, loop)
+        if environments is not None:
+            ending.callback(loop.run_last, environments.close())
         tracker = make_tracker(config.logging, run_dir, asdict(config))
         progress = Progress(config.logging, total_steps=0)
         monitor = Monitor(run_dir, tracker, progress, steps, (), config.logging.rollouts_gb)
         ending.callback(ReportWriter(run_dir, monitor.log).finish)
         ending.callback(lambda: monitor.close(outcome))
-        evaluation = make_evaluation(config, plan, sets, tokenizer, conversation, loop, monitor)
+        evaluation = make_evaluation(config, plan, sets, tokenizer, player, loop, monitor)
         vocab_size = len(tokenizer) if plan.shape is None else min(len(tokenizer), plan.shape.vocab_size)
         scorer, timeout = _EngineScorer(engine, vocab_size), config.train.wait_timeout_s
         WeightCheck(plan.weight_check, engine, scorer, timeout_s=timeout).compare_decoding()
