@@ -1,8 +1,9 @@
 """Tests that every engine ends a completion at its first stop string."""
 
+import json
 import random
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
@@ -101,6 +102,11 @@ def test_an_end_token_and_a_stop_string_come_before_the_limit() -> None:
     assert ends.finish_reason([EOS], replace(sampling, stop=())) == "stop"
     assert ends.finish_reason([letter], replace(sampling, stop=())) == "length"
     assert ends.finish_reason([letter], Sampling(max_tokens=2)) == "abort"
+
+
+def test_sampling_parameters_return_from_json() -> None:
+    sampling = Sampling(min_p=0.1, stop=("a", "b"))
+    assert Sampling(**json.loads(json.dumps(asdict(sampling)))) == sampling
 
 
 def test_stop_strings_without_a_tokenizer_are_refused() -> None:
