@@ -7,16 +7,20 @@ from typing import Any
 import torch
 
 from envs.chat import ChatEncoder
+from envs.chat_responses import ResponseParser
 from envs.group import Group, Sampling
 from envs.prompts import PromptQueue, PromptSource
+from envs.reward_workers.outcome_counts import OutcomeCounts
 from envs.task import Example
-from envs.turns import Conversation
 from tests.tiny_models import LetterTokenizer
 from torchgrpo.batches.batch import Batch, collate
 from torchgrpo.rollout.engine_loop import EngineLoop
 from torchgrpo.rollout.engines.interface import SteppedEngine
+from torchgrpo.rollout.episode_player import EpisodeLimits, EpisodePlayer
 from torchgrpo.rollout.group_env import EnginePolicy, GroupEnv, OnProgress, collect_rollout
 from torchgrpo.rollout.group_rollout import GroupRollout, KeepGroup
+
+EPISODE_LIMITS = EpisodeLimits(prompt_tokens=64, turns=8, turn_tokens=None, turn_ends=(), seconds=600.0, alive=512)
 
 
 def next_examples(source: PromptSource, count: int) -> list[Example]:
@@ -50,11 +54,19 @@ def make_group_rollout(
     candidates: int | None = None,
     seed: int = 0,
     tokenizer: Any = None,
-    conversation: Conversation | None = None,
+    environments: Any = None,
+    limits: EpisodeLimits = EPISODE_LIMITS,
+    max_error_rate: float = 1.0,
+    append_history: bool = False,
 ) -> GroupRollout:
+    """Makes a group rollout; with `environments`, which have `make` and `close`, the completions are episodes."""
     encoder = ChatEncoder(tokenizer or LetterTokenizer())  # type: ignore[arg-type]
+    player = None
+    if environments is not None:
+        parser, counts = ResponseParser(tokenizer), OutcomeCounts(max_error_rate)
+        player = EpisodePlayer(loop, encoder, parser, environments, limits, append_history, counts)
     score_completions = loop.make_scorer(grader)
-    return GroupRollout(loop, encoder, score_completions, conversation, sampling, candidates or repeats, repeats, seed)
+    return GroupRollout(loop, encoder, score_completions, player, sampling, candidates or repeats, repeats, seed)
 
 
 @dataclass(eq=False)

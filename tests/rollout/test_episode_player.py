@@ -1,7 +1,6 @@
 """Tests of episodes on a real engine: tokens, sequences, rewards, limits, failures and deadlines."""
 
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,22 +9,18 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from config.schema.errors import ConfigError
 from config.schema.models import ModelConfig
-from envs.chat import ChatEncoder
-from envs.chat_responses import ResponseParser
 from envs.group import Group, SampledCompletion, Sampling
-from envs.reward_workers.outcome_counts import OutcomeCounts
-from tests.group_collection import ListPromptSource, make_group_rollout
+from tests.group_collection import EPISODE_LIMITS, make_group_rollout
 from tests.rollout.games import Failing, Game, Games, Hanging, Opening, Window
-from tests.rollout.test_turns import EOS, QUICKSTART, RecordingEngine, RecordingRewards, addition_examples
+from tests.rollout.recording import EOS, QUICKSTART, RecordingEngine, RecordingRewards, addition_examples
 from torchgrpo.batches.batch import Batch, collate
 from torchgrpo.rollout.engine_loop import EngineLoop
-from torchgrpo.rollout.episode_player import EpisodeLimits, EpisodePlayer
-from torchgrpo.rollout.group_rollout import GroupRollout
+from torchgrpo.rollout.episode_player import EpisodeLimits
 from torchgrpo.training.model_loading import load_model
 from torchgrpo.training.response_scorer import ResponseScorer
 
 REPEATS, GROUPS = 4, 5
-LIMITS = EpisodeLimits(prompt_tokens=64, turns=8, turn_tokens=None, turn_ends=(), seconds=600.0, alive=512)
+LIMITS = EPISODE_LIMITS
 
 
 @pytest.fixture(scope="module")
@@ -58,28 +53,15 @@ Play = Callable[..., list[Group]]
 def play(loop: EngineLoop, tokenizer: PreTrainedTokenizerBase) -> Play:
     """Returns a function that plays groups of episodes and returns them."""
 
-    def play_groups(games: Games, limits: EpisodeLimits = LIMITS, max_tokens: int = 48, groups: int = GROUPS, **options: Any) -> list[Group]:
-        rollout = make_rollout(loop, tokenizer, games, limits, max_tokens, **options)
+    def play_groups(
+        games: Games, limits: EpisodeLimits = LIMITS, max_tokens: int = 48, groups: int = GROUPS, **options: Any
+    ) -> list[Group]:
+        options |= {"tokenizer": tokenizer, "environments": games, "limits": limits}
+        rollout = make_group_rollout(loop, RecordingRewards(), REPEATS, Sampling(max_tokens=max_tokens), **options)
         examples = addition_examples(groups)
         return loop.run_all([rollout.run_group(example, number) for number, example in enumerate(examples)])
 
     return play_groups
-
-
-def make_rollout(
-    loop: EngineLoop,
-    tokenizer: PreTrainedTokenizerBase,
-    games: Games,
-    limits: EpisodeLimits = LIMITS,
-    max_tokens: int = 48,
-    max_error_rate: float = 1.0,
-    append_history: bool = False,
-) -> GroupRollout:
-    rollout = make_group_rollout(loop, RecordingRewards(), REPEATS, Sampling(max_tokens=max_tokens), tokenizer=tokenizer)
-    parser, counts = ResponseParser(tokenizer), OutcomeCounts(max_error_rate)
-    encoder = ChatEncoder(tokenizer)
-    rollout.player = EpisodePlayer(loop, encoder, parser, games, limits, append_history, counts)
-    return rollout
 
 
 def completions_of(groups: Sequence[Group]) -> list[SampledCompletion]:
@@ -146,9 +128,9 @@ def test_rewards_of_turns_are_the_verdict(play: Play) -> None:
 
 
 def test_without_rewards_of_turns_the_task_scores(loop: EngineLoop, tokenizer: Any) -> None:
-    rollout = make_rollout(loop, tokenizer, Games(Game, {"reward": None}))
-    rewards = RecordingRewards()
-    rollout.score_completions = loop.make_scorer(rewards)  # type: ignore[arg-type]
+    rewards, games = RecordingRewards(), Games(Game, {"reward": None})
+    sampling = Sampling(max_tokens=48)
+    rollout = make_group_rollout(loop, rewards, REPEATS, sampling, tokenizer=tokenizer, environments=games)
     (group,) = loop.run_all([rollout.run_group(addition_examples(1)[0], 0)])
     assert [verdict.score for verdict in group.verdicts] == [1.0] * REPEATS
     for shown in rewards.scored_completions:
@@ -173,7 +155,7 @@ def test_too_many_failures_end_the_run(play: Play) -> None:
             self.seen = [{"content": "0"}]
             return await super().step(turn)
 
-    with pytest.raises(ConfigError, match="Failing.step: division by zero"):
+    with pytest.raises(ConfigError, match="division by zero"):
         play(Games(AlwaysFailing), groups=30, max_error_rate=0.1)
 
 
