@@ -304,6 +304,11 @@ class EnvConfig:
         return self.oversample or self.repeats
 
     @property
+    def plays_episodes(self) -> bool:
+        """Whether an environment, tools or a reflection prompt reply between turns."""
+        return self.environment is not None or self.turn_limit > 1
+
+    @property
     def turn_limit(self) -> int:
         """Maximum number of turns of the model in one completion."""
         if self.max_steps is not None:

@@ -1,7 +1,7 @@
 """Makes the environment of each episode from `env.environment`, `env.tools` and `env.reasoning`.
 
-    turn with a tool call ─▶ the tools of env.tools, native or by tags
-    other turn            ─▶ env.environment, or env.reasoning; without them the episode ends
+turn with a tool call ─▶ the tools of env.tools, native or by tags
+other turn            ─▶ env.environment, or env.reasoning; without them the episode ends
 """
 
 from collections.abc import Sequence
@@ -70,7 +70,7 @@ class EpisodeEnvironments:
 
 def make_episode_environments(env: EnvConfig) -> EpisodeEnvironments | None:
     """Makes the environments of a run; None if every completion has one turn."""
-    return EpisodeEnvironments(env) if env.environment is not None or env.turn_limit > 1 else None
+    return EpisodeEnvironments(env) if env.plays_episodes else None
 
 
 def with_tools(

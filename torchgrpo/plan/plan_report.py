@@ -218,6 +218,7 @@ def _generation_lines(plan: Plan) -> list[str]:
     lines = [
         format_line("engine weights", f"{format_gib(weights)} on each device of an engine  {knobs}"),
         format_line("a sequence", f"{config.max_model_len} tokens, {format_gib(one)} of KV cache  {length}"),
+        *_episode_lines(plan),
     ]
     cache = kv_cache_per_device(plan, shape)
     if engine.backend != "vllm":
@@ -231,6 +232,21 @@ def _generation_lines(plan: Plan) -> list[str]:
     if not on_cpu:
         lines.append(format_line("share of a GPU", f"{engine.gpu_memory_utilization:g}"))
     return [*lines, format_line("KV cache", f"{capacity}  [inference_model.{knob}, max_num_seqs]")]
+
+
+def _episode_lines(plan: Plan) -> list[str]:
+    """Describes the episodes of a run with several turns."""
+    config, env = plan.config, plan.config.env
+    if not env.plays_episodes:
+        return []
+    groups = config.groups_in_flight if plan.is_overlapped else config.prompts_per_iteration
+    alive = groups * env.candidates if plan.is_overlapped else -(-groups * env.candidates // len(plan.devices.engines))
+    alive = alive if env.episodes is None else min(alive, env.episodes)
+    turn = "" if env.turn_tokens is None else f" of {env.turn_tokens} tokens"
+    tokens = f"at most {env.turn_limit} turns{turn}, {config.response_tokens} tokens with all replies"
+    seconds = f"{env.episode_timeout_s:g} s"
+    knobs = "[env.episodes, env.max_steps, env.max_episode_tokens, env.episode_timeout_s]"
+    return [format_line("episodes", f"{alive} alive on an engine, {tokens}, {seconds}  {knobs}")]
 
 
 def _checkpoint_lines(plan: Plan) -> list[str]:
@@ -265,6 +281,8 @@ def unused_keys(plan: Plan) -> list[str]:
         (scores, "policy", "kl_estimator", "policy.kl_coef=0"),
         (config.policy.kl_coef != 0, "policy", "kl_placement", "policy.kl_coef=0"),
         (has_teacher, "policy", "distill_log_prob distill_estimator distill_clamp", "policy.distill_coef=0"),
+        (config.env.plays_episodes, "env", "episodes turn_tokens turn_ends history", "completions have one turn"),
+        (bool(config.env.tools), "env", "tool_parser tool_result_characters", "there are no tools: env.tools"),
         (not plan.devices.in_process, "ray", "num_cpus_per_engine", "the engine is not a Ray actor"),
     ):
         for key in () if is_active else keys.split():

@@ -231,9 +231,7 @@ class EpisodePlayer:
         digest = hashlib.blake2b(f"{request.seed}/{row}/{number}".encode(), digest_size=8).digest()
         stop = (*request.sampling.stop, *self.limits.turn_ends)
         sampling = replace(request.sampling, max_tokens=max_tokens, stop=stop)
-        return replace(
-            request, prompt=context, n=1, sampling=sampling, seed=int.from_bytes(digest, "little") >> 1
-        )
+        return replace(request, prompt=context, n=1, sampling=sampling, seed=int.from_bytes(digest, "little") >> 1)
 
     def _record_step(self, episode: _Episode, turn: Turn, step: Step) -> None:
         """Records reward, components and replies of a step."""

@@ -185,9 +185,7 @@ def make_evaluation(
             settings.min_p,
             tuple(config.inference_model.stop),
         )
-        return GroupRollout(
-            loop, encoder, loop.make_scorer(rewards), player, sampling, settings.n, settings.n, seed
-        )
+        return GroupRollout(loop, encoder, loop.make_scorer(rewards), player, sampling, settings.n, settings.n, seed)
 
     return Evaluation(
         config,
