@@ -8,14 +8,15 @@ sampled at temperature 1 it is right about a third of the time, and its most lik
 Reinforcement learning can then improve the model from the rewards of its samples alone.
 
 All random numbers come from fixed seeds on one thread, so equal torch builds on equal processors give equal
-bytes. This file imports no other file of the project.
+bytes. `make_quickstart_tools.py` trains a second model from this one, which calls a tool.
 """
 
 import argparse
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -38,6 +39,8 @@ SLOPPY_ERRORS = {0: 0.27, -10: 0.53, 1: 0.1, -1: 0.1}
 """Errors of the sloppy sum, and the probability of each."""
 IGNORED_LABEL = -100
 """Label that the cross entropy ignores."""
+BatchMaker = Callable[[int, bool, random.Random], tuple[torch.Tensor, torch.Tensor]]
+"""Function of size, sloppiness and random numbers: token ids and labels, int64 [size, T]."""
 
 
 @dataclass(frozen=True)
@@ -123,12 +126,17 @@ def pad_batch(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Pads prompts with answers: token ids and labels, int64 [N, T], right-padded."""
     pairs = list(zip(prompts, answers, strict=True))
-    ids = [torch.tensor(prompt + answer) for prompt, answer in pairs]
-    labels = [torch.tensor([IGNORED_LABEL] * len(prompt) + answer) for prompt, answer in pairs]
-    return pad_sequence(ids, True, pad_id), pad_sequence(labels, True, IGNORED_LABEL)
+    labels = [[IGNORED_LABEL] * len(prompt) + answer for prompt, answer in pairs]
+    return pad_rows([prompt + answer for prompt, answer in pairs], labels, pad_id)
 
 
-def train_model(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, schedule: Schedule) -> list[float]:
+def pad_rows(ids: Sequence[list[int]], labels: Sequence[list[int]], pad_id: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Pads token ids and their labels: int64 [N, T] each, right-padded."""
+    padded_ids = pad_sequence([torch.tensor(row) for row in ids], True, pad_id)
+    return padded_ids, pad_sequence([torch.tensor(row) for row in labels], True, IGNORED_LABEL)
+
+
+def train_model(model: LlamaForCausalLM, make_batch: BatchMaker, schedule: Schedule) -> list[float]:
     """Trains the model in place; returns the loss of every step, in nats per token."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=schedule.learning_rate, weight_decay=0.01, betas=(0.9, 0.98))
 
@@ -140,7 +148,7 @@ def train_model(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, sch
     losses = []
     for step in range(schedule.steps):
         sloppy = step >= schedule.clean_steps
-        ids, labels = make_batch(tokenizer, schedule.batch_size, sloppy, generator)
+        ids, labels = make_batch(schedule.batch_size, sloppy, generator)
         logits = model(ids).logits[:, :-1]
         loss = torch.nn.functional.cross_entropy(
             logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORED_LABEL
@@ -178,7 +186,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     schedule = Schedule(steps=options.steps)
     tokenizer = make_tokenizer()
     model = make_model(tokenizer, schedule.seed)
-    train_model(model, tokenizer, schedule)
+    train_model(model, partial(make_batch, tokenizer), schedule)
     save_model(model, tokenizer, options.folder)
 
 
