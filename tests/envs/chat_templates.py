@@ -1,4 +1,4 @@
-"""Small chat templates in the manner of model families, with tokenizers, tools and messages for tests."""
+"""Small chat templates in the manner of model families, and chats to render."""
 
 import json
 from pathlib import Path
@@ -53,7 +53,7 @@ NINE_LETTER_IDS = (  # ids of nine characters, strict roles, tools before the fi
     '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}, "id": "{{ c.id }}"}'
     "{% endfor %}]</s>{% else %}{{ m.content }}</s>{% endif %}{% endfor %}"
 )
-TRIMMED = (  # content is trimmed, one call for each message
+TRIMMED_CONTENT = (  # content is trimmed, one call for each message
     "<|begin|>{% for m in messages %}<|head|>{{ m.role }}<|/head|>\n\n"
     '{% if m.tool_calls %}{"name": "{{ m.tool_calls[0].function.name }}", '
     '"parameters": {{ m.tool_calls[0].function.arguments | tojson }}}{% else %}{{ m.content | trim }}{% endif %}<|eot|>'
@@ -76,7 +76,7 @@ TOKENS = {
         *("</s>", "<s>", "[INST]", "[/INST]", "[TOOL_CALLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]"),
         *("[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]"),
     ),
-    TRIMMED: ("<|eot|>", "<|begin|>", "<|head|>", "<|/head|>"),
+    TRIMMED_CONTENT: ("<|eot|>", "<|begin|>", "<|head|>", "<|/head|>"),
     NAMES_IN_TAGS: ("<|im_end|>", "<|im_start|>"),
 }
 """Template -> its control tokens, the end of an answer first."""
@@ -127,7 +127,7 @@ def result(content: str, name: str = "add", identity: str = "call00001") -> dict
 
 
 def hostile_chats(text: str) -> dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]]]]:
-    """Returns chats with a text in each place that other people's data reach: place -> messages and tools."""
+    """Returns chats with a text in one place each: place -> messages and tools."""
 
     def tool(change: Any) -> list[dict[str, Any]]:
         copy = json.loads(json.dumps(ADD_TOOL))

@@ -21,7 +21,7 @@ from tests.envs.chat_templates import (
     GOLDEN,
     NAMES_IN_TAGS,
     NINE_LETTER_IDS,
-    TRIMMED,
+    TRIMMED_CONTENT,
     make_chat_tokenizer,
     user,
 )
@@ -57,7 +57,8 @@ SINGLE_CALLS = {
 }
 """Form -> the call `ADD` in that form."""
 MALFORMED = {
-    "hermes": ["<tool_call>{oops}</tool_call>", "<tool_call>[1]</tool_call>", '<tool_call>{"arguments": {}}</tool_call>',
+    "hermes": ["<tool_call>{oops}</tool_call>", "<tool_call>[1]</tool_call>",
+               '<tool_call>{"arguments": {}}</tool_call>',
                '<tool_call>{"name": "add", "arguments": [1]}</tool_call>', '<tool_call>{"name": "add", "argu',
                '<tool_call>{"name": 3, "arguments": {}}</tool_call>', "<tool_call></tool_call>",
                '<tool_call>{"name": "add", "arguments": "{1}"}</tool_call>', "<tool_call>null</tool_call>"],
@@ -175,19 +176,20 @@ def test_content_and_thoughts(text: str) -> None:
     if "<think>" not in text:
         assert message == {"role": "assistant", "content": text}
     else:
-        thought = "sum" if "sum" in text else ""
-        assert message == {"role": "assistant", "content": "2", "reasoning_content": thought}
+        reasoning = "sum" if "sum" in text else ""
+        assert message == {"role": "assistant", "content": "2", "reasoning_content": reasoning}
 
 
-@pytest.mark.parametrize(("prompt", "text", "thought", "content"), [
-    ("<|im_end|>assistant\n<think>\n", "sum</think>\n2", "sum", "2"), ("<|im_end|>assistant\n<think>", "a su", "a su", ""),
+@pytest.mark.parametrize(("prompt", "text", "reasoning", "content"), [
+    ("<|im_end|>assistant\n<think>\n", "sum</think>\n2", "sum", "2"),
+    ("<|im_end|>assistant\n<think>", "a su", "a su", ""),
     ("<|im_end|>assistant\n<think>\nWell, ", "sum</think>2", "Well, sum", "2"),
     ("<think>\n\n</think>\n\n", "2", None, "2"), ("What is <think>?<|im_end|>assistant\n", "2", None, "2"),
     ("", "sum</think>2", "sum", "2"), ("", "<think>a <tool_call> here</think>2", "a <tool_call> here", "2"),
 ])  # fmt: skip
-def test_thoughts_that_the_prompt_opens(prompt: str, text: str, thought: str | None, content: str) -> None:
+def test_thoughts_that_the_prompt_opens(prompt: str, text: str, reasoning: str | None, content: str) -> None:
     message = parse("hermes", text, prompt).message
-    assert (message.get("reasoning_content"), message["content"]) == (thought, content)
+    assert (message.get("reasoning_content"), message["content"]) == (reasoning, content)
 
 
 def test_the_prefill_belongs_to_the_response() -> None:
@@ -213,7 +215,7 @@ def test_ids_that_the_model_wrote_are_kept() -> None:
     assert one["id"] == "abc123def" and one["function"] == NINE
 
 
-PIECES = [*SINGLE_CALLS.values(), *sum(MALFORMED.values(), []), "<think>", "</think>", "\\", '"', "\0", "{" * 300,
+PIECES = [*SINGLE_CALLS.values(), *(text for texts in MALFORMED.values() for text in texts), "<think>", "</think>", "\\", '"', "\0", "{" * 300,
           "[" * 4000, "(" * 300, "<|im_end|>", "9" * 5000, "-" * 3000, "\ud800".encode("utf-8", "replace").decode(),
           "f(" * 150, "<parameter=a>", "{'a': 1}", "1e999", "é"]  # fmt: skip
 
@@ -284,7 +286,7 @@ def test_unknown_forms_and_templates_without_tools_are_refused() -> None:
 
 
 @pytest.mark.parametrize(("template", "expected"), [
-    (CHATML, True), (TRIMMED, True), (END_OF_CHAT, False), ("{{ 1 // 0 }}", False),
+    (CHATML, True), (TRIMMED_CONTENT, True), (END_OF_CHAT, False), ("{{ 1 // 0 }}", False),
 ])  # fmt: skip
 def test_templates_with_tools(template: str, expected: bool) -> None:
     tokenizer = make_tokenizer()

@@ -1,4 +1,4 @@
-"""Tests of added tokens that messages, arguments and schemas spell: they stay text in the prompt."""
+"""Tests of tokens spelled in messages, arguments and schemas: they stay text."""
 
 import copy
 import json
@@ -35,7 +35,7 @@ def encode(tokenizer: Any, messages: Any, tools: Any = (), prefill: str = "") ->
     return encode_prompt(tokenizer, Example(tuple(messages), "", 0, prefill=prefill, tools=tuple(tools)))
 
 
-def added(tokenizer: Any, ids: list[int]) -> list[int]:
+def added_ids(tokenizer: Any, ids: list[int]) -> list[int]:
     return [token for token in ids if token in tokenizer.added_tokens_decoder]
 
 
@@ -56,11 +56,11 @@ def parts_of(token: str) -> list[str]:
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_no_place_of_a_chat_can_forge_a_token(name: str) -> None:
     tokenizer = TOKENIZERS[name]
-    benign = {place: added(tokenizer, encode(tokenizer, *chat)) for place, chat in hostile_chats("hello").items()}
+    benign = {place: added_ids(tokenizer, encode(tokenizer, *chat)) for place, chat in hostile_chats("hello").items()}
     for token in (*TOKENS[TEMPLATES[name]], *PLAIN_TOKENS):
         for text in parts_of(token):
             for place, chat in hostile_chats(text).items():
-                assert added(tokenizer, encode(tokenizer, *chat)) == benign[place], (place, text)
+                assert added_ids(tokenizer, encode(tokenizer, *chat)) == benign[place], (place, text)
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
@@ -83,7 +83,7 @@ def test_a_chat_without_spelled_tokens_has_the_templates_own_ids(name: str) -> N
 def test_any_text_decodes_to_itself(text: str) -> None:
     tokenizer = TOKENIZERS["chatml"]
     ids = encode(tokenizer, [user(text)])
-    assert added(tokenizer, ids) == added(tokenizer, encode(tokenizer, [user("hello")]))
+    assert added_ids(tokenizer, ids) == added_ids(tokenizer, encode(tokenizer, [user("hello")]))
     assert tokenizer.decode(ids) == f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
 
 
@@ -156,7 +156,8 @@ def test_the_tokenizer_itself_encodes_a_chat_without_spelled_tokens() -> None:
 def test_recorded_families(is_special: bool) -> None:
     template = (
         "{% for t in tools or [] %}{{ t | tojson }}{% endfor %}BEFORE{% for m in messages %}{{ m.content }}"
-        "{% for c in m.tool_calls or [] %}{{ '[' + c.function.name + ']' }}{{ c.function.arguments | tojson }}{% endfor %}"
+        "{% for c in m.tool_calls or [] %}{{ '[' + c.function.name + ']' }}{{ c.function.arguments | tojson }}"
+        "{% endfor %}"
         "{% endfor %}AFTER"
     )
     for family in json.loads((GOLDEN / "special_tokens.json").read_text())["families"]:
@@ -166,8 +167,14 @@ def test_recorded_families(is_special: bool) -> None:
         own = template.replace("BEFORE", next(quoted)).replace("AFTER", next(quoted))
         split = len(tokens) if is_special else 1
         tokenizer = make_chat_tokenizer(own, tokens[:split], tokens[split:])
-        benign = {place: added(tokenizer, encode(tokenizer, *chat)) for place, chat in hostile_chats("hello").items()}
+        benign = {
+            place: added_ids(tokenizer, encode(tokenizer, *chat)) for place, chat in hostile_chats("hello").items()
+        }
         for number, hostile in enumerate(family["hostile"]):
             places = list(hostile_chats(hostile["text"]).items())
             for place, chat in places[number % 3 :: 3]:
-                assert added(tokenizer, encode(tokenizer, *chat)) == benign[place], (family["family"], place, hostile)
+                assert added_ids(tokenizer, encode(tokenizer, *chat)) == benign[place], (
+                    family["family"],
+                    place,
+                    hostile,
+                )

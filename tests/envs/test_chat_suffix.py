@@ -1,4 +1,4 @@
-"""Tests of the ids between two answers: prompt, answer and suffix are the template's own encoding."""
+"""Tests of the ids that a chat template writes between two answers."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -20,7 +20,7 @@ from tests.envs.chat_templates import (
     NEXT_ROLE_ENDS,
     NINE_LETTER_IDS,
     THOUGHTS_OF_LAST_TURN,
-    TRIMMED,
+    TRIMMED_CONTENT,
     call,
     make_chat_tokenizer,
     result,
@@ -29,7 +29,7 @@ from tests.envs.chat_templates import (
 
 TEMPLATES = {
     "chatml": CHATML, "thoughts": THOUGHTS_OF_LAST_TURN, "next role": NEXT_ROLE_ENDS, "end of chat": END_OF_CHAT,
-    "nine letters": NINE_LETTER_IDS, "trimmed": TRIMMED, "tags": NAMES_IN_TAGS,
+    "nine letters": NINE_LETTER_IDS, "trimmed": TRIMMED_CONTENT, "tags": NAMES_IN_TAGS,
 }  # fmt: skip
 TOKENIZERS = {name: make_chat_tokenizer(template) for name, template in TEMPLATES.items()}
 WITH_CALLS = ("chatml", "thoughts", "next role", "nine letters", "tags")
@@ -49,7 +49,7 @@ def end_tokens(tokenizer: Any) -> list[int]:
 
 
 def check_stream(tokenizer: Any, answers: Sequence[Any], replies: Sequence[Any], tools: Sequence[Any] = ()) -> None:
-    """Checks that each suffix, behind the sampled tokens, is the template's encoding of the whole chat."""
+    """Checks that prompt, answer and suffix are the template's encoding of the chat."""
     messages = [user("1+1=")]
     for reply, new_message in zip(answers, replies, strict=True):
         before, after = [*messages, reply], [*messages, reply, new_message]
@@ -142,7 +142,7 @@ def test_the_end_token_that_was_sampled_decides() -> None:
 
 
 def test_an_empty_answer_does_not_end_in_the_prompt() -> None:
-    """The user's mark is also the end of an answer, and nothing but control tokens follows it."""
+    """The mark of the user's role also ends an answer."""
     tokenizer = TOKENIZERS["next role"]
     end = tokenizer.convert_tokens_to_ids("<|user|>")
     before = [user(""), answer("")]
