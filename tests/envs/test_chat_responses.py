@@ -215,7 +215,8 @@ def test_ids_that_the_model_wrote_are_kept() -> None:
     assert one["id"] == "abc123def" and one["function"] == NINE
 
 
-PIECES = [*SINGLE_CALLS.values(), *(text for texts in MALFORMED.values() for text in texts), "<think>", "</think>", "\\", '"', "\0", "{" * 300,
+PIECES = [*SINGLE_CALLS.values(), *(text for texts in MALFORMED.values() for text in texts),
+          "<think>", "</think>", "\\", '"', "\0", "{" * 300,
           "[" * 4000, "(" * 300, "<|im_end|>", "9" * 5000, "-" * 3000, "\ud800".encode("utf-8", "replace").decode(),
           "f(" * 150, "<parameter=a>", "{'a': 1}", "1e999", "é"]  # fmt: skip
 
