@@ -39,11 +39,13 @@ class SpelledTokens:
 
     def is_spelled(self, values: Any, template: str) -> bool:
         """Whether a string spells a token, alone or together with the template's text."""
+        texts: list[str] = []
+        with_edges: list[str] = []
+        _collect_strings(values, texts, with_edges)
+        if self.pattern.search("\0".join((*texts, *with_edges))) is not None:
+            return True
         edges = token_edges(self.tokens, template)
-        return any(
-            self.pattern.search(text) is not None or (has_edges and edges.touches(text))
-            for text, has_edges in _strings(values)
-        )
+        return edges.any and any(map(edges.touches, with_edges))
 
     def mark(self, values: Any, template: str) -> Any:
         """Copies messages or tools with marks in all spelled tokens."""
@@ -78,11 +80,12 @@ class TokenEdges:
     """Parts of tokens that become a whole token between the texts of a chat template.
 
     beginnings: a template's text can end in what precedes them in a token. ends: a template's text can begin with what
-    follows them. middles: both.
+    follows them. middles: both. any: whether there are such parts.
     """
 
     def __init__(self, beginnings: Collection[str], ends: Collection[str], middles: Collection[str]) -> None:
         self._beginnings, self._ends, self._middles = tuple(beginnings), tuple(ends), frozenset(middles)
+        self.any = bool(self._beginnings or self._ends or self._middles)
 
     def touches(self, text: str) -> bool:
         """Whether a string of a message may be completed to a token."""
@@ -121,17 +124,21 @@ def template_literals(template: str) -> Iterator[str]:
             yield value
 
 
-def _strings(value: Any, has_edges: bool = True) -> Iterator[tuple[str, bool]]:
-    """Yields every string in a JSON value, and whether its edges can matter.
+def _collect_strings(value: Any, texts: list[str], with_edges: list[str]) -> None:
+    """Adds every string in a JSON value to one of two lists.
 
-    The template completes roles and the keys that it looks up to tokens by design: `<|` + role + `|>`.
+    texts: roles and the keys that templates look up; a template completes roles by design: `<|` + role + `|>`.
+    with_edges: all other strings.
     """
     if isinstance(value, str):
-        yield value, has_edges
+        with_edges.append(value)
     elif isinstance(value, Mapping):
         for key, inside in value.items():
-            yield from _strings(key, key not in _LOOKED_UP_KEYS)
-            yield from _strings(inside, key != "role")
+            (texts if key in _LOOKED_UP_KEYS else with_edges).append(str(key))
+            if key == "role":
+                texts.append(str(inside))
+            else:
+                _collect_strings(inside, texts, with_edges)
     elif isinstance(value, list | tuple):
         for inside in value:
-            yield from _strings(inside, has_edges)
+            _collect_strings(inside, texts, with_edges)

@@ -85,4 +85,6 @@ class VllmParser:
         from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 
         fields: dict[str, Any] = {"messages": [{"role": "user", "content": "question"}], "model": "policy"}
-        return ChatCompletionRequest(**fields, **({"tools": list(tools)} if tools else {}))
+        if tools:
+            fields["tools"] = list(tools)
+        return ChatCompletionRequest(**fields)
