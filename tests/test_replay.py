@@ -102,7 +102,7 @@ def test_a_teacher_that_is_shown_the_answer(tmp_path: Path) -> None:
 
 
 def test_completions_of_several_sequences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every completion of at least two tokens is split into two sequences, in turns of an environment."""
+    """Splits every completion of at least two tokens into two sequences."""
     generate = GroupRollout.generate
 
     async def generate_two_sequences(group_rollout: GroupRollout, request: Request) -> list[SampledCompletion]:

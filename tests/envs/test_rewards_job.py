@@ -78,7 +78,7 @@ def test_rewards_read_the_messages_of_a_sample(tmp_path: Path) -> None:
 
 
 def write_ledger(run_dir: Path, row: int) -> Path:
-    """Writes the ledger of a run with one group of two episodes; returns the run's folder."""
+    """Writes the ledger of a run with two episodes; returns the run's folder."""
     group = make_group(row, [tool_episode(), rewritten_episode()])
     for one, text in zip(group.completions, ("2", "3"), strict=True):
         assert one.reward_input is not None
