@@ -7,11 +7,15 @@ from pathlib import Path
 import orjson
 import pytest
 
+import grpo_async
 from config.schema.errors import ConfigError
+from envs.group import SampledCompletion, SequenceStart, Turn
 from tests.recorded_runs import LORA, STEPS, recorded_run
 from tests.script_runner import call_script, compose_run_config, read_metrics
 from torchgrpo.monitoring.ledger_storage import ledger_files, read_lines, read_records
 from torchgrpo.monitoring.metrics import without_timings
+from torchgrpo.rollout.engines.interface import Request
+from torchgrpo.rollout.group_rollout import GroupRollout
 from torchgrpo.run.jobs.replay import checkpoint_before, replay_report, replay_steps, replayed_config
 
 OPD = ("policy.kl_coef=0", "policy.distill_coef=1")
@@ -95,6 +99,30 @@ def test_a_teacher_that_is_shown_the_answer(tmp_path: Path) -> None:
         more = len(record["answer"]) + 1
         assert len(record["teacher_prompt_tokens"]) == len(record["prompt_tokens"]) + more
     assert_same_bits(run, 4, 4, tmp_path, None)
+
+
+def test_completions_of_several_sequences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Splits every completion of at least two tokens into two sequences."""
+    generate = GroupRollout.generate
+
+    async def generate_two_sequences(group_rollout: GroupRollout, request: Request) -> list[SampledCompletion]:
+        completions = await generate(group_rollout, request)
+        for one in completions:
+            if len(one.token_ids) > 1:
+                second = SequenceStart(1, (*request.prompt, one.token_ids[0]))
+                one.sequence_starts = [SequenceStart(0, request.prompt), second]
+            one.turns = [Turn({"role": "assistant", "content": "sum"}, 0, len(one.token_ids), reward=0.5)]
+        return completions
+
+    monkeypatch.setattr(GroupRollout, "generate", generate_two_sequences)
+    run = recorded_run(tmp_path / "run", *STEPS, script=grpo_async)
+    records = list(read_records(run))
+    assert any(len(completion["sequence_starts"]) == 2 for record in records for completion in record["completions"])
+    rows = [row for row in read_metrics(run) if "reward/mean" in row]
+    assert all(1 < row["agent/sequences"] <= 2 and row["reward/turn/1"] == 0.5 for row in rows)
+    assert_same_bits(run, 8, 16, tmp_path, None)
+    report = replay_report(run, 16, [])
+    assert "bit-identical" in report and "advantage " not in report
 
 
 @pytest.mark.parametrize(

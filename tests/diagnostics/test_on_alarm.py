@@ -9,6 +9,7 @@ import pytest
 from config.run_folder.checkpoints import checkpoints
 from config.schema.errors import ConfigError
 from tests.diagnostics.short_runs import run_quickstart
+from tests.reports.synthetic_run import RunSpec, write_run_folder
 from tests.script_runner import call_script, read_metrics, run_script
 from torchgrpo.monitoring.diagnostics import diagnose
 from torchgrpo.monitoring.events import read_events
@@ -67,6 +68,16 @@ def test_job_prints_findings_with_steps_cause_example_and_setting(tmp_path: Path
     assert "\n  for example: group " in truncation and "(length, reward " in truncation
     assert truncation.endswith("remedy: raise inference_model.max_tokens, or request shorter answers in the prompt")
     assert not (tmp_path / "unused").exists()
+
+
+def test_episodes_illustrate_their_findings(tmp_path: Path) -> None:
+    """The failed environment is shown by its error, and the cut episode by its text."""
+    run = write_run_folder(tmp_path / "run", RunSpec(steps=8, evaluate=0, episodes=True))
+    paragraphs = {text.split()[1].strip(","): text for text in format_diagnosis(run).split("\n\n")[1:]}
+    failed = paragraphs["environment_errors"]
+    assert "KeyError: 'board'" in failed and "(error, reward 0)" in failed
+    assert "'40 41' (deadline, reward 0" in paragraphs["episode_deadline"]
+    assert "'I multiply. mul 84'" in paragraphs["malformed_calls"]
 
 
 def test_running_run_without_a_problem(tmp_path: Path) -> None:

@@ -29,3 +29,7 @@ def nan_part(completion: Completion, example: Example) -> Reward:
 
 def banana(completion: Completion, example: Example) -> Reward:
     return Reward(1.0, {}, "banana")
+
+
+def count_messages(completion: Completion, example: Example) -> float:
+    return float(len(completion.turns))

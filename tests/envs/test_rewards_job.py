@@ -2,6 +2,7 @@
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,11 +11,14 @@ from config.schema.env import EnvConfig
 from config.schema.errors import ConfigError
 from config.schema.jobs import RewardsConfig
 from config.schema.models import ModelConfig
+from tests.episodes import rewritten_episode, tool_episode
+from tests.groups import make_group
+from torchgrpo.monitoring.ledger import Ledger
 from torchgrpo.run.jobs.rewards import score_completions
 
 
 def run(
-    tmp_path: Path, samples: str, model: ModelConfig | None = None, **options: object
+    tmp_path: Path, samples: str, model: ModelConfig | None = None, completions: Path | None = None, **options: object
 ) -> tuple[int, list[dict[str, object]], str]:
     data = tmp_path / "rows.jsonl"
     data.write_text("".join(json.dumps({"prompt": f"{n}+{n}=", "answer": str(2 * n)}) + "\n" for n in range(5)))
@@ -24,7 +28,7 @@ def run(
         **options,
     )  # fmt: skip
     out, report = io.StringIO(), io.StringIO()
-    rewards = RewardsConfig(str(tmp_path / "samples.jsonl"))
+    rewards = RewardsConfig(str(completions or tmp_path / "samples.jsonl"))
     code = score_completions(env, rewards, out, report, model)
     return code, [json.loads(line) for line in out.getvalue().splitlines()], report.getvalue()
 
@@ -66,6 +70,42 @@ def test_a_sample_that_closes_a_thought_has_a_prompt_that_opened_it(tmp_path: Pa
     assert [line["score"] for line in lines] == [1.0, 0.0]
 
 
+def test_rewards_read_the_messages_of_a_sample(tmp_path: Path) -> None:
+    messages = [{"role": "assistant", "content": "1"}, {"role": "user", "content": "again"}]
+    lines = json.dumps({"row": 1, "completion": "2", "messages": messages}) + "\n" + sample(1, "2")
+    _, scores, _ = run(tmp_path, lines, reward="tests.envs.simple_rewards:count_messages")
+    assert [line["score"] for line in scores] == [2.0, 0.0]
+
+
+def write_ledger(run_dir: Path, row: int) -> Path:
+    """Writes the ledger of a run with two episodes; returns the run's folder."""
+    group = make_group(row, [tool_episode(), rewritten_episode()])
+    for one, text in zip(group.completions, ("2", "3"), strict=True):
+        assert one.reward_input is not None
+        one.reward_input = replace(one.reward_input, text=text)
+    ledger = Ledger(run_dir, 1 << 30, pytest.fail)
+    ledger.write_iteration(1, [group])
+    ledger.close()
+    return run_dir
+
+
+def test_completions_of_a_run_are_scored_again(tmp_path: Path) -> None:
+    """Scores the inputs that the run's reward had, with all messages of the episodes."""
+    (tmp_path / "run").mkdir()
+    path = write_ledger(tmp_path / "run", 1)
+    _, lines, table = run(tmp_path, "", completions=path)
+    assert [(line["row"], line["score"]) for line in lines] == [(1, 1.0), (1, 0.0)] and "mean accuracy" in table
+    _, lines, _ = run(tmp_path, "", completions=path, reward="tests.envs.simple_rewards:count_messages")
+    assert [line["score"] for line in lines] == [5.0, 5.0]
+
+
+def test_a_run_of_other_data_or_without_a_ledger_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"the folder has no rollouts/ of a run"):
+        run(tmp_path, "", completions=tmp_path)
+    with pytest.raises(ConfigError, match=r"group 7: row 7 is not among the 5 prompts"):
+        run(tmp_path, "", completions=write_ledger(tmp_path, 7))
+
+
 @pytest.mark.long
 def test_bombs_are_invalid_and_failures_are_errors_with_an_exit_code(tmp_path: Path) -> None:
     code, lines, table = run(
@@ -78,6 +118,7 @@ def test_bombs_are_invalid_and_failures_are_errors_with_an_exit_code(tmp_path: P
 
 @pytest.mark.parametrize(("line", "message"), [
     ("{", r"samples.jsonl:1: not valid JSON"), ('{"row": 0}', r"samples.jsonl:1: a sample must be"),
+    ('{"row": 0, "completion": "1", "messages": ["x"]}', r"messages=.* must be a list"),
     (sample(9, "x"), r"row 9 is not among the 5 prompts \(rows 0 to 4\)"), ("", "no lines"),
 ])  # fmt: skip
 def test_bad_samples_are_named(tmp_path: Path, line: str, message: str) -> None:

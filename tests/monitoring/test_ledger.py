@@ -60,7 +60,7 @@ def episode_group(number: int) -> Group:
 
 
 def test_episodes_are_restored_exactly() -> None:
-    """Restores turns, calls with any arguments, sequences, errors, and the messages in the input of the reward."""
+    """Restores turns, calls, sequences, errors, and the messages in the reward's input."""
     for number in range(2):
         group = episode_group(number)
         restored = group_from_record(ledger_record(group, GroupFate("trained", 3)))
@@ -75,7 +75,7 @@ def test_episodes_are_restored_exactly() -> None:
 
 
 def test_lines_of_an_earlier_version_are_read() -> None:
-    """An earlier version wrote no fields of episodes, neither for a completion nor for the input of its reward."""
+    """Removes the fields of episodes, which an earlier version did not write."""
     (group,) = random_groups(1)
     record = orjson.loads(orjson.dumps(group_to_record(group, GroupFate("trained", 3))))
     for one in record["completions"]:
@@ -86,7 +86,7 @@ def test_lines_of_an_earlier_version_are_read() -> None:
 
 
 def test_values_of_several_sequences_follow_each_other() -> None:
-    """The rows of a completion become one list of token values, in the order of its tokens."""
+    """Joins the rows of a completion to one list of token values."""
     group = make_group(1, [make_completion(3), rewritten_episode()])
     rollout = Rollout.from_groups([group])
     rollout.batch.mask = rollout.batch.tokens.loss_mask.clone()
@@ -294,7 +294,10 @@ def test_answer_may_have_any_type(tmp_path: Path, answer: Any) -> None:
 
 
 def test_arrow_reads_a_file_with_and_without_episodes(tmp_path: Path) -> None:
-    """Reads in small blocks, whose types are found one by one: episodes first come after many plain groups."""
+    """Reads in small blocks, in which plain groups come before episodes.
+
+    Arrow infers the types of each block alone.
+    """
     import pyarrow.json
 
     groups = [*random_groups(30), *(episode_group(number) for number in range(100, 104)), *random_groups(5, first=200)]

@@ -210,7 +210,10 @@ def test_turns_are_counted_with_environment_tokens() -> None:
 
 
 def episode_groups() -> list[Group]:
-    """Returns two groups of three: episodes with one or two sequences, and an unselected one without a score."""
+    """Returns two groups of three episodes with one or two sequences.
+
+    An unselected candidate has no score.
+    """
     first = make_group(1, [tool_episode(), rewritten_episode(), rewritten_episode()])
     second = make_group(2, [tool_episode(), tool_episode(), rewritten_episode()])
     return [replace(first, unselected_candidates=[failed_episode()]), second]
@@ -233,7 +236,7 @@ def episode_rollout(advantages: Sequence[float], width: int = 1) -> Rollout:
 
 
 def test_an_episode_counts_once_in_every_metric() -> None:
-    """Gives the episodes with two sequences other advantages and lengths, so that means by row would differ."""
+    """Gives episodes with two sequences other values, so that means by row differ."""
     advantages = [1.0, -2.0, -4.0, 3.0, 2.0, 9.0]
     rollout = episode_rollout(advantages)
     rollout.batch.length_reward = torch.tensor([-1.0, -2.0, -2.0, -3.0, -3.0, -4.0, -5.0, -6.0, -6.0])[:, None]

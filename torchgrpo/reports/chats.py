@@ -1,4 +1,4 @@
-"""Data of episodes that the report shows as chats: turns with texts, tool calls and replies."""
+"""Data of episodes that the report shows as chats."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ def truncate_text(text: str, limit: int) -> str:
 
 
 def chat_data(completion: dict[str, Any]) -> dict[str, Any]:
-    """Returns the turns of a completion in a record of the ledger, and the error that ended it.
+    """Returns the turns of a recorded completion, and the error that ended it.
 
     Each of the T texts is truncated to a T-th of `MAX_TEXT_LENGTH`, or to `MIN_TEXT_LENGTH` if that is more. A call is
     a list of its text, its result and its failed outcome; a reply is a list of role and text.
