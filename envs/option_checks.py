@@ -7,7 +7,7 @@ from config.schema.env import EnvConfig
 from config.schema.errors import ConfigError
 from envs.data import data_files
 from envs.duplicates import distinct_examples
-from envs.environments.make import find_environment
+from envs.environments.definition import find_environment
 from envs.example import Example
 from envs.prompts import PromptSource
 from envs.rewards import find_fallback_reward, find_rewards

@@ -87,9 +87,10 @@ class BlockingCalls:
 
 
 class EnvironmentThread:
-    """Daemon thread for the calls of one environment, so that objects bound to a thread work.
+    """Daemon thread for the calls of one environment.
 
-    The thread starts with the first call. A thread pool could be exhausted by calls that never return.
+    Objects that are bound to a thread work in it. The thread starts with the first call. A thread pool could be
+    exhausted by calls that never return.
     """
 
     def __init__(self) -> None:
@@ -144,8 +145,11 @@ class LoopCalls:
     """Calls in the event loop, for processes that only run environments."""
 
     async def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Calls a function."""
-        return function(*arguments)
+        """Calls a function, and returns its result or raises its exception."""
+        result, error = _outcome(function, arguments)
+        if error is not None:
+            raise error
+        return result
 
     def close(self) -> None:
         """Does nothing."""
@@ -185,7 +189,7 @@ class CallRunner:
 
     async def _call_observed(self, place: str, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
         try:
-            return await _Observed(self._result(function, arguments), self.observer, place, self.own_pid)
+            return await ObservedAwaitable(self._result(function, arguments), self.observer, place, self.own_pid)
         except (EpisodeError, KeyboardInterrupt, GeneratorExit):
             raise
         except asyncio.CancelledError as error:
@@ -205,7 +209,7 @@ class CallRunner:
         self.sync_calls.close()
 
 
-class _Observed:
+class ObservedAwaitable:
     """Awaitable that reports to an observer each segment in which it holds the event loop."""
 
     def __init__(self, awaitable: Awaitable[Any], observer: SegmentObserver, place: str, own_pid: int) -> None:
@@ -258,7 +262,7 @@ async def wait_for_task(task: "asyncio.Task[Any]", seconds: float) -> bool:
 
 
 def _abandon(task: "asyncio.Task[Any]") -> None:
-    """Cancels a task without waiting for it, since a function of a user may refuse to end."""
+    """Cancels a task without waiting, since a function of a user may refuse to end."""
     task.cancel()
     _abandoned_tasks.add(task)
 

@@ -2,7 +2,7 @@
 
     reset(example) ─▶ Observation ─▶ turn of the model ─▶ step(turn) ─▶ Step ─▶ turn ─▶ step(turn) ─▶ ... ─▶ close()
 
-An environment belongs to one episode. `envs.environments.make` builds environments from `env.environment`, and adapts
+An environment belongs to one episode. `envs.environments.make` makes environments of `env.environment`, and adapts
 shorter forms to this protocol (docs/environments.md). This module does not import torch.
 """
 

@@ -1,4 +1,4 @@
-"""Converts what environments return to `Observation` and `Step`, and joins a reset's messages to the prompt.
+"""Converts results of environments to `Observation` and `Step`.
 
 A reply is None, a text, a message, a list of messages, or a `Step`; or a tuple of a reply with a reward, and with
 whether the episode is done. A text is a user message, or the result of the tool call that the turn has.
@@ -82,7 +82,7 @@ def first_messages(messages: Sequence[Message], observation: Observation) -> tup
 
 
 def _answer_calls(text: str, turn: Message) -> list[Message]:
-    """Makes the messages of a text: a tool result for each call of the turn, or a user message."""
+    """Makes a tool result for each call of the turn, or a user message."""
     calls = turn.get("tool_calls") or []
     texts = [text, *[ANSWERED_CALL] * (len(calls) - 1)]
     if not calls:

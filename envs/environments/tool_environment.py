@@ -85,7 +85,7 @@ class ToolEnvironment:
 
 @dataclass
 class ReflectionEnvironment:
-    """Environment with one fixed reply to every turn, without a hint on whether the answer is right."""
+    """Environment with a fixed reply, without a hint on whether the answer is right."""
 
     prompt: str
 

@@ -20,8 +20,8 @@ from typing import Any
 
 from config.schema.env import EnvConfig
 from envs.environments.calls import CallRunner, LoopCalls
+from envs.environments.definition import EnvironmentDefinition, find_environment
 from envs.environments.interface import Environment, EpisodeError
-from envs.environments.make import FoundEnvironment, find_environment
 from envs.reward_workers.fork_server import RunWorker, run_fork_server
 from envs.reward_workers.worker import IDLE, PROGRESS
 from envs.user_code import describe_exception
@@ -35,11 +35,11 @@ def serve(control_fd: int) -> None:
     """Runs the fork server of environment workers; its setup is the `env` section."""
 
     def load(env: EnvConfig) -> tuple[RunWorker, int]:
-        found = find_environment(env)
-        assert found is not None
+        definition = find_environment(env)
+        assert definition is not None
 
         def run(connection: Connection, page: mmap.mmap) -> None:
-            asyncio.run(EnvironmentWorker(found, env.step_timeout_s, page).serve(connection))
+            asyncio.run(EnvironmentWorker(definition, env.step_timeout_s, page).serve(connection))
 
         return run, int(env.reward_memory_gib * 2**30)
 
@@ -65,8 +65,8 @@ class EnvironmentWorker:
     seconds: deadline of a call that waits; the pool enforces the deadline of a call that holds the process.
     """
 
-    def __init__(self, found: FoundEnvironment, seconds: float, page: mmap.mmap) -> None:
-        self.found, self.seconds, self.observer = found, seconds, SharedPage(page)
+    def __init__(self, definition: EnvironmentDefinition, seconds: float, page: mmap.mmap) -> None:
+        self.definition, self.seconds, self.observer = definition, seconds, SharedPage(page)
         self.environments: dict[int, Environment] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -93,12 +93,12 @@ class EnvironmentWorker:
         except EpisodeError as error:
             write_message(writer, (call_id, True, str(error)))
         except Exception as error:  # without an answer the pool would wait for ever
-            write_message(writer, (call_id, True, f"{self.found.name}.{method}: {describe_exception(error)}"))
+            write_message(writer, (call_id, True, f"{self.definition.name}.{method}: {describe_exception(error)}"))
 
     async def _call(self, episode: int, method: str, argument: Any) -> Any:
         if method == "reset":
             runner = CallRunner(self.seconds, self.observer, LoopCalls())
-            self.environments[episode] = self.found.make(runner)
+            self.environments[episode] = self.definition.make(runner)
             return await self.environments[episode].reset(argument)
         if method == "step":
             return await self.environments[episode].step(argument)

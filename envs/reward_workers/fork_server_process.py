@@ -75,7 +75,7 @@ class ForkServerProcess:
         return problem
 
     def fork(self) -> tuple[int, int, mmap.mmap]:
-        """Forks a worker; returns its process id, a descriptor of its socket, and its shared page.
+        """Forks a worker; returns its process id, socket and shared page.
 
         Raises:
             ForkServerDied: the process is dead.

@@ -10,7 +10,7 @@ from config.schema.env import EnvConfig
 from config.schema.errors import ConfigError
 from envs.conversations import read_messages
 from envs.data import Row
-from envs.environments.make import find_environment
+from envs.environments.definition import find_environment
 from envs.row_files import format_value
 from envs.task import Completion, Example, Message, Reward, Task, register
 from envs.user_code import describe_exception
@@ -29,11 +29,11 @@ class EnvironmentPrompts(Task):
 
     def __init__(self, env: EnvConfig) -> None:
         super().__init__(env)
-        found = find_environment(env)
-        assert found is not None
+        definition = find_environment(env)
+        assert definition is not None
         self.place = f"env.environment={env.environment}"
-        self.make_instance = found.make_instance
-        if "examples" not in dir(found.found):
+        self.make_instance = definition.make_instance
+        if "examples" not in dir(definition.target):
             raise ConfigError(
                 f"{self.place}: env.dataset=environment needs its method examples(split), which is missing; define it, "
                 "or set another env.dataset"
@@ -55,8 +55,8 @@ class EnvironmentPrompts(Task):
         prompt = row.get("prompt") if isinstance(row, Mapping) else None
         if not isinstance(prompt, str | list | Mapping) or not prompt:
             raise ConfigError(
-                f"{place} is {format_value(row)}; return dictionaries with a `prompt`, which is a text or messages, and "
-                "an `answer`"
+                f"{place} is {format_value(row)}; return dictionaries with a `prompt`, which is a text or messages, "
+                "and an `answer`"
             )
         columns = dict(row)
         return Example(self._messages(columns, place, index), columns.get("answer"), index, row_data=columns)

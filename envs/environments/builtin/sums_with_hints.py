@@ -7,9 +7,10 @@ from envs.environments.interface import Example, Message, Step
 
 
 class SumsWithHints:
-    """Sums whose right answer has the reward 1 at the first try, and 0.3 less at each further try.
+    """Sums to answer in several tries.
 
-    The hint is a sum too: after 41 to 12+30= it is 41+1=.
+    The reward is 1 at the first try, and 0.3 less at each further try. The hint is a sum too: after
+    41 to 12+30= it is 41+1=.
     """
 
     def __init__(self, max_operand: int = 49, tries: int = 3) -> None:

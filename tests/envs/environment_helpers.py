@@ -1,0 +1,75 @@
+"""Helpers of the tests of environments: examples, turns, and whole episodes."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from config.schema.env import EnvConfig
+from envs.environments.interface import Environment, EpisodeError, Step
+from envs.environments.make import EnvironmentFactory
+from envs.example import Example, Message
+
+MODULE = "tests.envs.user_environments"
+Result = TypeVar("Result")
+
+
+def env_config(environment: str, **fields: Any) -> EnvConfig:
+    """Returns settings with an environment of `user_environments`."""
+    return EnvConfig(**{"dataset": "arithmetic", "environment": f"{MODULE}:{environment}"} | fields)
+
+
+def example(answer: Any = "3", row: int = 0, **columns: Any) -> Example:
+    return Example(({"role": "user", "content": "?"},), answer, row, row_data=columns)
+
+
+def turn(text: str = "", *calls: tuple[str, dict[str, Any]], malformed: tuple[str, ...] = ()) -> Message:
+    """Returns a message of the model with tool calls, each a name and arguments."""
+    message: Message = {"role": "assistant", "content": text}
+    if calls:
+        message["tool_calls"] = [
+            {"id": f"call_{index}", "type": "function", "function": {"name": name, "arguments": arguments}}
+            for index, (name, arguments) in enumerate(calls)
+        ]
+    return message | ({"malformed": list(malformed)} if malformed else {})
+
+
+def run_with_factory(env: EnvConfig, use: Callable[[EnvironmentFactory], Awaitable[Result]]) -> Result:
+    """Runs a function with a factory, which is closed afterwards."""
+
+    async def run() -> Result:
+        factory = EnvironmentFactory(env)
+        try:
+            return await use(factory)
+        finally:
+            await factory.close()
+
+    return asyncio.run(run())
+
+
+async def play(environment: Environment, first: Example, *turns: Message | str) -> list[Step | str]:
+    """Plays an episode; returns the steps, and the message of an error as the last entry."""
+    steps: list[Step | str] = []
+    try:
+        await environment.reset(first)
+        for each in turns:
+            steps.append(await environment.step(turn(each) if isinstance(each, str) else each))
+    except EpisodeError as error:
+        steps.append(str(error))
+    await environment.close()
+    return steps
+
+
+def play_once(env: EnvConfig, first: Example, *turns: Message | str) -> list[Step | str]:
+    """Plays one episode of an environment."""
+
+    async def use(factory: EnvironmentFactory) -> list[Step | str]:
+        return await play(factory.make(), first, *turns)
+
+    return run_with_factory(env, use)
+
+
+def reply_text(step: Step | str) -> str:
+    """Returns the content of a step's only message."""
+    assert isinstance(step, Step)
+    (message,) = step.messages
+    return str(message["content"])

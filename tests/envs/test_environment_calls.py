@@ -1,0 +1,147 @@
+"""Tests of calls of user functions: deadlines, exceptions of every kind, and blocked event loops."""
+
+import asyncio
+import os
+import threading
+import time
+
+import pytest
+
+from envs.environments.calls import BlockingCalls, CallRunner, EnvironmentThread, LoopCalls, wait_for_task
+from envs.environments.interface import EpisodeError
+from envs.environments.make import EnvironmentFactory
+from tests.envs.environment_helpers import MODULE, env_config, example, play, play_once, reply_text, run_with_factory
+from tests.log_capture import LogCapture
+
+KINDS = ["Naughty", "AsyncNaughty"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("error", ["ValueError", "SystemExit", "KeyboardInterrupt", "CancelledError", "StopIteration"])
+@pytest.mark.parametrize("workers", [None, 1])
+def test_every_exception_ends_only_its_episode(kind: str, error: str, workers: int | None) -> None:
+    if kind == "AsyncNaughty" and error == "KeyboardInterrupt":
+        pytest.skip("in the loop's thread it may be the user's own interrupt")
+
+    async def use(factory: EnvironmentFactory) -> list[object]:
+        return await asyncio.gather(
+            play(factory.make(), example(), "hello", f"raise {error}"), play(factory.make(), example(), "a", "b")
+        )
+
+    failed, other = run_with_factory(env_config(kind, environment_workers=workers), use)
+    assert len(failed) == 2 and failed[1].startswith(f"{MODULE}:{kind}.step: ") and error in failed[1]
+    assert [reply_text(step) for step in other] == ["a", "b"]
+
+
+def test_an_error_in_reset_names_its_place() -> None:
+    (message,) = play_once(env_config("Naughty"), example("fail in reset"))
+    assert message.startswith(f"{MODULE}:Naughty.reset: KeyError: 'no such level' (user_environments.py:")
+
+
+@pytest.mark.parametrize(
+    ("kind", "command"), [("Naughty", "hang"), ("AsyncNaughty", "hang"), ("AsyncNaughty", "refuse")]
+)
+def test_a_call_beyond_its_deadline_ends_its_episode(kind: str, command: str) -> None:
+    async def use(factory: EnvironmentFactory) -> list[object]:
+        return await asyncio.gather(
+            play(factory.make(), example(), command), play(factory.make(), example(), *["a"] * 20)
+        )
+
+    (message,), others = run_with_factory(env_config(kind, step_timeout_s=0.3), use)
+    assert message == f"{MODULE}:{kind}.step did not return within env.step_timeout_s=0.3"
+    assert len(others) == 20
+
+
+def test_a_cancelled_call_is_cancelled() -> None:
+    cancelled = []
+
+    async def function() -> None:
+        try:
+            await asyncio.sleep(600)
+        except asyncio.CancelledError:
+            cancelled.append(True)
+            raise
+
+    async def use() -> None:
+        runner = CallRunner(600.0, BlockingCalls(), LoopCalls())
+        task = asyncio.ensure_future(runner.call("f", function))
+        await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await asyncio.sleep(0)
+
+    asyncio.run(use())
+    assert cancelled == [True]
+
+
+def test_a_pause_of_the_loop_does_not_count() -> None:
+    async def use() -> bool:
+        task = asyncio.ensure_future(asyncio.sleep(1.5))
+        waiting = asyncio.ensure_future(wait_for_task(task, 0.2))
+        await asyncio.sleep(0)
+        time.sleep(2.5)  # as between two collections of a run
+        return await waiting
+
+    assert asyncio.run(use())
+
+
+@pytest.mark.parametrize("never_returns", [False, True])
+def test_a_function_that_blocks_the_loop_is_named_once(never_returns: bool, log_capture: LogCapture) -> None:
+    observer, has_named = BlockingCalls(0.05), threading.Event()
+
+    async def blocks() -> None:
+        deadline = time.monotonic() + 300
+        while "blocks the event loop" not in log_capture.text and time.monotonic() < deadline:
+            time.sleep(0.01)
+        has_named.set()
+
+    async def use() -> None:
+        runner = CallRunner(600.0, observer, LoopCalls())
+        for _ in range(2):
+            await runner.call("game:Chess.step", blocks)
+
+    if not never_returns:
+        observer._thread = threading.Thread()  # only the look at the end of a call remains
+
+        async def blocks() -> None:
+            time.sleep(0.2)
+
+    asyncio.run(use())
+    observer.close()
+    assert has_named.is_set() == never_returns
+    assert log_capture.text.count("game:Chess.step blocks the event loop for more than 0.05 s") == 1
+    assert "write def instead of async def" in log_capture.text
+
+
+def test_a_forked_child_does_not_continue_the_run() -> None:
+    for kind in KINDS:
+        (step,) = play_once(env_config(kind), example(), "fork")
+        pid, status = os.waitpid(int(reply_text(step)), 0)
+        assert pid and os.waitstatus_to_exitcode(status) == 0
+
+
+def test_a_thread_ends_with_its_environment() -> None:
+    before = threading.active_count()
+    thread = EnvironmentThread()
+
+    async def use() -> int:
+        results = [await thread.run(threading.get_ident) for _ in range(3)]
+        with pytest.raises(ZeroDivisionError):
+            await thread.run(lambda: 1 / 0)
+        return len(set(results))
+
+    assert asyncio.run(use()) == 1
+    assert threading.active_count() == before + 1
+    thread.close()
+    assert thread._thread is not None
+    thread._thread.join(300)
+    assert threading.active_count() == before
+
+
+def test_an_error_of_the_deadline_is_an_error_of_the_episode() -> None:
+    async def use() -> None:
+        await CallRunner(0.01, BlockingCalls(), LoopCalls()).call("f", asyncio.sleep, 600)
+
+    with pytest.raises(EpisodeError, match=r"f did not return within env\.step_timeout_s=0\.01"):
+        asyncio.run(use())
