@@ -194,9 +194,10 @@ class McpConnection:
 
     def request_stop(self) -> None:
         """Starts to close the connection."""
+        is_first = not self._stop.is_set()
         self._stop.set()
-        if self._client is None:
-            self._task.cancel()
+        if is_first and self._client is None:
+            self._task.cancel()  # a second time would break off the end of the server's processes
 
     async def close(self) -> None:
         """Closes the connection, and waits until the processes of the server have ended."""
