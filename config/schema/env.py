@@ -121,9 +121,8 @@ class EnvConfig:
     `module:function` or `module:Class`, and MCP servers, `mcp:COMMAND ARGS` or `mcp:http://HOST:PORT/mcp`
     (docs/tools.md)."""
     tool_format: str = "native"
-    """Form of the calls: `native` passes schemas to the chat template and reads calls as the model's family writes
-    them; `tags` describes tools in the system prompt and reads `<NAME>request</NAME>` at the end of a turn, with
-    any chat template."""
+    """`native`: the chat template writes schemas and calls in the form of the model's family. `tags`: the system
+    prompt describes the tools, and a call is `<NAME>request</NAME>` at the end of a turn, with any chat template."""
     tool_timeout_s: float = 10.0
     """Maximum seconds for a call of your own tool or of an MCP server; then the model reads a time-out message. The
     start of an MCP server may take six times as long."""

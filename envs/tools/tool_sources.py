@@ -123,7 +123,7 @@ class FunctionSource:
 
 
 def method_schemas(place: str, kind: type) -> dict[str, dict[str, Any]]:
-    """Returns the schema of each public method that has a docstring, by the name of the method.
+    """Returns the schemas of the public methods with a docstring, by their names.
 
     Raises:
         ConfigError: as `function_schema`.
@@ -136,7 +136,10 @@ def method_schemas(place: str, kind: type) -> dict[str, dict[str, Any]]:
 
 
 def public_methods(kind: type) -> list[str]:
-    """Returns the names of the public methods of a class in the order of their definition, bases first."""
+    """Returns the names of the public methods of a class.
+
+    They are in the order of their definition, those of base classes first.
+    """
     names = dict.fromkeys(name for base in reversed(kind.__mro__[:-1]) for name in vars(base))
     method_types = (FunctionType, staticmethod, classmethod)
     return [
@@ -274,7 +277,10 @@ def constructor_arguments(place: str, kind: type, env: EnvConfig) -> tuple[Any, 
 
 
 def run_schema(place: str, name: str, kind: Any) -> dict[str, Any]:
-    """Returns the schema of a class with the method `run`, described by the first paragraph of the class."""
+    """Returns the schema of a class that is one tool, with the method `run`.
+
+    The first paragraph of the class describes it.
+    """
     description = " ".join((inspect.getdoc(kind) or "").split("\n\n")[0].split()) if kind.__doc__ else None
     return strict_parameters(function_schema(place, name, _method_of_class(kind, "run"), description))
 
@@ -325,7 +331,7 @@ class BuiltinSource:
 
 
 def run_in_new_loop(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Runs a coroutine in a thread with an event loop of its own, and waits for its value."""
+    """Runs a coroutine in a thread with a new event loop, and returns its value."""
     with ThreadPoolExecutor(1) as executor:
         return executor.submit(asyncio.run, coroutine).result()
 

@@ -17,7 +17,7 @@ import pytest
 from config.schema.errors import ConfigError
 from envs.tools import mcp_address
 from envs.tools.tool_set import ToolSet, ToolSetFactory, check_tools
-from tests.envs.test_tools import call_tools, tool_env, with_tools
+from tests.envs.native_tools import call_tools, tool_env, with_tools
 from tests.log_capture import LogCapture
 from tests.processes import is_alive, wait_for_exit
 from tests.script_runner import ENVIRONMENT, ROOT
@@ -145,7 +145,7 @@ def test_a_late_call_is_answered_and_the_next_one_works() -> None:
 
 @pytest.mark.parametrize("kind", ["", "stubborn"])
 def test_no_process_is_left_of_a_cancelled_episode(kind: str) -> None:
-    """The server, or the process that it left behind, ignores the end of its input and SIGTERM."""
+    """The server ignores the end of its input, its child process SIGTERM."""
 
     async def use(factory: ToolSetFactory) -> list[int]:
         pids: list[int] = []
@@ -211,7 +211,7 @@ def test_the_factory_closes_servers_of_episodes_that_are_not_closed() -> None:
 KILLED_RUN = """
 import asyncio, sys
 from envs.tools.tool_set import ToolSetFactory
-from tests.envs.test_tools import tool_env
+from tests.envs.native_tools import tool_env
 
 async def main():
     factory = ToolSetFactory(tool_env(*sys.argv[1:]))
