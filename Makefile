@@ -71,7 +71,7 @@ linkcheck: .venv/test.done
 	@touch $@
 
 .venv/test.done: .venv/vllm.done
-	$(PIP) -e ".[dev,reasoning_gym,ifeval,qlora,sweeps,tracking]"
+	$(PIP) -e ".[dev,mcp,reasoning_gym,ifeval,qlora,sweeps,tracking]"
 	@touch $@
 
 clean:

@@ -21,12 +21,30 @@ def option_problems(config: Config) -> list[str]:
     """Returns the problems of `env` and `eval.sets`, one message each, without reading rows."""
     found = []
     for place, env in _sections(config):
-        for check in (data_files, find_rewards, find_fallback_reward, find_environment, make_task, find_tools):
+        checks = (data_files, find_rewards, find_fallback_reward, find_environment, make_task, _check_tools)
+        for check in checks:
             try:
                 check(env)
             except ConfigError as error:
-                found.append(f"{place}{error}")
+                message = f"{place}{error}"
+                found += [] if message in found else [message]
     return found
+
+
+def _check_tools(env: EnvConfig) -> None:
+    """Checks the tools of `env.tools`, and starts no MCP server.
+
+    Raises:
+        ConfigError: as `find_tools` or `check_tools`.
+    """
+    if not env.tools:
+        return
+    if env.tool_format == "tags":
+        find_tools(env)
+        return
+    from envs.tools.tool_set import check_tools  # loads the library of schemas, which most runs do not need
+
+    check_tools(env)
 
 
 def hub_notes(config: Config) -> list[str]:

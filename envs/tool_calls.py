@@ -1,8 +1,8 @@
-"""Builds the tools of `env.tools`, their system-prompt instructions, and replies to tool calls.
+"""Builds tools that are called by tags, their system-prompt instructions, and their replies.
 
-A tool is a function from text to text, or a class with `run(request)` and `close()` whose constructor takes the `env`
-section. The system prompt includes the first paragraph of a tool's docstring. A built-in tool is a module in `tools/`,
-a user tool is `module:function` or `module:Class`.
+This is `env.tool_format=tags`. A tool is a function from text to text, or a class with `run(request)` and `close()`
+whose constructor takes the `env` section. The system prompt includes the first paragraph of a tool's docstring.
+`envs/tools/tool_set.py` has the tools that a model calls in its native form.
 """
 
 import asyncio
@@ -15,10 +15,10 @@ from typing import Any
 
 from config.schema.env import TOOLS, EnvConfig
 from config.schema.errors import ConfigError
+from envs.tools.mcp_address import MCP_PREFIX
+from envs.tools.results import replace_surrogates, result_text, shorten_result
 from envs.user_code import describe_exception, is_user_code, load_user_object
 
-MAX_RESULT_CHARACTERS = 2000
-"""Largest number of characters of a tool result in a prompt."""
 log = logging.getLogger(__name__)
 
 
@@ -62,6 +62,8 @@ def find_tools(env: EnvConfig) -> list[tuple[str, Any]]:
 def _find_tool(path: str) -> Any:
     """Loads one tool and checks its form."""
     place = f"env.tools={path}"
+    if path.startswith(MCP_PREFIX):
+        raise ConfigError(f"{place}: an MCP server has no tags; set env.tool_format=native")
     found: Any = load_user_object("env.tools", path) if is_user_code(path) else TOOLS.load(path)
     is_class = inspect.isclass(found)
     if is_class:
@@ -124,7 +126,7 @@ def make_tools(env: EnvConfig) -> list[Tool]:
                 raise ConfigError(f"env.tools={path}: creating the tool failed: {describe_exception(error)}") from error
         run, close = (tool.run, tool.close) if is_class else (tool, lambda: None)
         if is_user_code(path):
-            guarded = GuardedTool(name, run, close, env.tool_timeout_s)
+            guarded = GuardedTool(name, run, close, env.tool_timeout_s, env.tool_result_characters)
             tools.append(Tool(name, guarded.run, is_slow=True, close=guarded.close))
         else:
             tools.append(Tool(name, run, is_slow=is_class, close=close))
@@ -138,14 +140,20 @@ class GuardedTool:
     """
 
     def __init__(
-        self, name: str, function: Callable[[str], Any], close_tool: Callable[[], None], seconds: float
+        self,
+        name: str,
+        function: Callable[[str], Any],
+        close_tool: Callable[[], None],
+        seconds: float,
+        max_characters: int,
     ) -> None:
-        self.name, self.function, self.close_tool, self.seconds = name, function, close_tool, seconds
+        self.name, self.function, self.close_tool = name, function, close_tool
+        self.seconds, self.max_characters = seconds, max_characters
         self.num_calls = self.num_failures = 0
         self._lock = threading.Lock()
 
     def run(self, request: str) -> str:
-        """Returns the result as text of at most `MAX_RESULT_CHARACTERS` characters, or `error: ...`."""
+        """Returns the result as text of at most `max_characters` characters, or `error: ...`."""
         outcome: list[str | BaseException] = []
         thread = threading.Thread(target=self._call, args=(request, outcome), name=self.name, daemon=True)
         thread.start()
@@ -156,18 +164,17 @@ class GuardedTool:
             self.num_failures += isinstance(result, BaseException)
             is_first_failure = self.num_failures == 1
         if isinstance(result, str):
-            return shorten_result(result)
+            return shorten_result(result, self.max_characters)
         if is_first_failure:
             log.warning("tool %s failed, and the model gets the error: %s", self.name, describe_exception(result))
-        return shorten_result(f"error: {type(result).__name__}: {result}".encode(errors="replace").decode())
+        return shorten_result(replace_surrogates(f"error: {type(result).__name__}: {result}"), self.max_characters)
 
     def _call(self, request: str, outcome: list[str | BaseException]) -> None:
         try:
             result = self.function(request)
             if inspect.iscoroutine(result):
                 result = asyncio.run(result)
-            text = "(no result)" if result is None else str(result)
-            outcome.append(text.encode(errors="replace").decode())  # a lone surrogate has no encoding
+            outcome.append(result_text(result))
         except BaseException as error:  # the thread ends here, so `run` reports any exception
             outcome.append(error)
 
@@ -176,9 +183,3 @@ class GuardedTool:
         if self.num_failures:
             log.warning("tool %s: %d of %d calls failed", self.name, self.num_failures, self.num_calls)
         self.close_tool()
-
-
-def shorten_result(text: str) -> str:
-    """Returns a text, of a long text only beginning and end with `MAX_RESULT_CHARACTERS` characters."""
-    half = MAX_RESULT_CHARACTERS // 2
-    return text if len(text) <= MAX_RESULT_CHARACTERS else f"{text[:half]}\n...\n{text[-half:]}"

@@ -80,7 +80,7 @@ from envs.rewards import reward
 def brevity(completion, example, env):
     return Reward(1.0 / (1 + len(completion.text)))
 """,
-    "envs/tools/added.py": '''
+    "envs/tools/builtin/added.py": '''
 def tool(request):
     """You have an echo."""
     return request
@@ -92,7 +92,7 @@ def run(job):
 """,
 }
 USE_ADDED_FILES = (
-    *("env.dataset=added", "env.reward=added", "env.tools=[added]", "env.max_steps=2"),
+    *("env.dataset=added", "env.reward=added", "env.tools=[added]", "env.tool_format=tags", "env.max_steps=2"),
     "env.max_prompt_tokens=200",
     *("policy.objective=added", "policy.kl_coef=0", "optimizer.name=added", "optimizer.lr=1e-2"),
     *("logging.backend=added", "inference_model.backend=added"),

@@ -11,13 +11,16 @@ from config.schema.errors import ConfigError
 from config.schema.registry import Registry
 from config.schema.values import check_choice, check_fields, check_minimum, is_positive, is_share
 
-TOOLS = Registry("env.tools", "envs.tools", "tool")
+TOOLS = Registry("env.tools", "envs.tools.builtin", "tool")
 """Names of the built-in tools; a user's tool is `module:function` or `module:Class`."""
 ENVIRONMENTS = Registry("env.environment", "envs.environments.builtin", "environment")
 """Names of the built-in environments; a user's environment is `module:Class` or `module:function`."""
 ENVIRONMENT_PROMPTS = "environment"
 """Value of `env.dataset` for the prompts of the environment itself."""
 DEFAULT_ENVIRONMENT_TURNS = 16
+TOOL_FORMATS = ("native", "tags")
+MIN_RESULT_CHARACTERS = 100
+"""Smallest `env.tool_result_characters`, which has room for the note on a cut."""
 
 
 @dataclass
@@ -143,14 +146,24 @@ class EnvConfig:
     reasoning_prompt: str = "Think again: check your answer, then give the final one in the form you were asked for."
     """Text of the environment's reply for `reasoning`."""
     tools: list[str] = field(default_factory=list)
-    """Tools in the model's prompt, which the model may call at the end of a turn: `calculator`, `python` (in
-    the sandbox), and your own, `module:function` (docs/turns.md)."""
+    """Tools that the model may call: `calculator`, `python` (in the sandbox), your own functions and classes,
+    `module:function` or `module:Class`, and MCP servers, `mcp:COMMAND ARGS` or `mcp:http://HOST:PORT/mcp`
+    (docs/tools.md)."""
+    tool_format: str = "native"
+    """`native`: the chat template writes schemas and calls in the form of the model's family. `tags`: the system
+    prompt describes the tools, and a call is `<NAME>request</NAME>` at the end of a turn, with any chat template."""
     tool_timeout_s: float = 10.0
-    """Maximum seconds for a call of your own tool; then the reply to the model is a time-out message."""
+    """Maximum seconds for a call of your own tool or of an MCP server; then the model reads a time-out message. The
+    start of an MCP server may take six times as long."""
+    tool_result_characters: int = 2000
+    """Maximum number of characters of a tool's result. Of a longer result the model reads beginning and end, and
+    how much is cut."""
 
     def __post_init__(self) -> None:
         check_minimum("env.reward_workers", self.reward_workers, 1)
         check_minimum("env.max_prompt_tokens", self.max_prompt_tokens, 1)
+        check_minimum("env.tool_result_characters", self.tool_result_characters, MIN_RESULT_CHARACTERS)
+        check_choice("env.tool_format", self.tool_format, TOOL_FORMATS)
         check_choice("env.duplicates", self.duplicates, ("keep", "first", "drop"))
         check_choice("env.sandbox", self.sandbox, ("auto", "bubblewrap", "namespaces", "rlimits", "remote"))
         url = self.sandbox_url
@@ -174,7 +187,7 @@ class EnvConfig:
         if unknown:
             raise ConfigError(
                 f"env.tools={unknown}: no such tool; choose from {', '.join(TOOLS.names)}, or name a tool of "
-                "your own as module:function"
+                "your own as module:function, or an MCP server as mcp:COMMAND"
             )
         self._check_turns()
         self._check_environment()

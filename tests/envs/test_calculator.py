@@ -2,7 +2,7 @@
 
 import pytest
 
-from envs.tools.calculator import calculator
+from envs.tools.builtin.calculator import calculator
 
 
 @pytest.mark.parametrize(("expression", "result"), [

@@ -181,7 +181,7 @@ def test_the_language_model_of_the_text_judges(run_folder: Path, monkeypatch: py
 
 def test_the_tool_of_the_text_answers(run_folder: Path) -> None:
     tool_path = f"{write_page_module(run_folder, 'def capital', 'turns')}:capital"
-    (tool,) = make_tools(EnvConfig(dataset="x", max_steps=3, tools=[tool_path]))
+    (tool,) = make_tools(EnvConfig(dataset="x", max_steps=3, tools=[tool_path], tool_format="tags"))
     assert tool.reply("<capital>Peru</capital>") == "capital: Lima"
 
 

@@ -16,7 +16,7 @@ from envs.sandbox.limits import Limits
 from envs.sandbox.remote_sandbox import RemoteSandbox
 from envs.sandbox.sandbox_selection import check_sandbox
 from envs.sandbox.supervisor_client import SandboxError
-from envs.tools.python import PythonTool
+from envs.tools.builtin.python import PythonTool
 from envs.verifiers.assertion_tests import Assertions
 from envs.verifiers.code import CodeOptions, Tests, code_reward, run_tests
 from tests.envs.sandbox_helpers import NEEDS_LINUX

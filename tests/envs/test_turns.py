@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from config.schema.env import EnvConfig
 from config.schema.errors import ConfigError
 from envs.task import Example
-from envs.tool_calls import MAX_RESULT_CHARACTERS, Tool
+from envs.tool_calls import Tool
 from envs.turns import Conversation, ReflectionPrompt, make_responders, with_tool_instructions
 from tests.tiny_models import numbered_examples
 
@@ -24,7 +24,7 @@ def encode_turn(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
 
 
 def calculator() -> EnvConfig:
-    return EnvConfig(dataset="x", max_steps=3, tools=["calculator"])
+    return EnvConfig(dataset="x", max_steps=3, tools=["calculator"], tool_format="tags")
 
 
 @pytest.mark.parametrize(("text", "reply"), [
@@ -63,7 +63,9 @@ def test_an_end_token_of_no_template_stays_in_the_stream(tokenizer: PreTrainedTo
 
 
 def test_tools_reply_before_the_reflection_prompt(tokenizer: PreTrainedTokenizerBase) -> None:
-    env = EnvConfig(dataset="x", max_steps=3, tools=["calculator"], reasoning=True, reasoning_prompt="Sure?")
+    env = EnvConfig(
+        dataset="x", max_steps=3, tools=["calculator"], tool_format="tags", reasoning=True, reasoning_prompt="Sure?"
+    )
     conversation: Conversation = Conversation(tokenizer, make_responders(env), 3)
     replies = [
         tokenizer.decode(conversation.reply_sync(encode_turn(tokenizer, text)))
@@ -150,7 +152,7 @@ def python(tokenizer: PreTrainedTokenizerBase) -> Iterator[Conversation]:
 
     if all(unavailable_reason(level) for level in LEVELS):
         pytest.skip("no sandbox works here")
-    env = EnvConfig(dataset="x", max_steps=2, tools=["python"])
+    env = EnvConfig(dataset="x", max_steps=2, tools=["python"], tool_format="tags")
     conversation: Conversation = Conversation(tokenizer, make_responders(env), 2)
     yield conversation
     conversation.close()
@@ -161,7 +163,7 @@ def test_python_runs_in_the_sandbox(python: Conversation, tokenizer: PreTrainedT
         "print(6*7)": "python: 42",
         "x = 1": "python: (no output; print the result)",
         "print(1)\n1/0": "python: 1\nZeroDivisionError: division by zero",
-        "print('a'*9000)": f"python: {'a' * 1000}\n...\n{'a' * 1000}",
+        "print('a'*9000)": f"python: {'a' * 985}\n[... 7031 characters cut ...]\n{'a' * 984}",
         "import socket; socket.create_connection(('127.0.0.1', 1))": "Error",
     }
     for source, expected in programs.items():
@@ -185,4 +187,4 @@ def test_any_program_output_gives_a_reply(
     ids = python.reply_sync(encode_turn(tokenizer, f"<python>{program}</python>"))
     reply = tokenizer.decode(ids)
     assert "python: " in reply
-    assert len(reply) < 3 * MAX_RESULT_CHARACTERS
+    assert len(reply) < 3 * EnvConfig(dataset="x").tool_result_characters

@@ -104,7 +104,7 @@ def test_invalid_examples_are_refused(kind: str, message: str) -> None:
 
 def tools(*names: str, seconds: float = 10.0) -> EnvConfig:
     paths = [name if name in TOOLS.names else f"{USER_MODULE}:{name}" for name in names]
-    return EnvConfig(dataset="arithmetic", max_steps=3, tools=paths, tool_timeout_s=seconds)
+    return EnvConfig(dataset="arithmetic", max_steps=3, tools=paths, tool_format="tags", tool_timeout_s=seconds)
 
 
 def test_the_system_prompt_has_the_first_paragraph_of_a_tools_docstring() -> None:
@@ -153,7 +153,8 @@ def test_any_result_is_text() -> None:
         tools("search"), *(f"<search>{word}</search>" for word in ("nothing", "number", "half", "long"))
     )
     assert replies == [
-        "search: (no result)", "search: 3", "search: a?b", f"search: {'a' * 1000}\n...\n{'a' * 1000}",
+        "search: (no result)", "search: 3", "search: a?b",
+        f"search: {'a' * 985}\n[... 7031 characters cut ...]\n{'a' * 984}",
     ]  # fmt: skip
 
 
@@ -197,7 +198,9 @@ def test_an_invalid_tool_is_refused(name: str, message: str) -> None:
 
 def test_two_tools_of_one_name_are_refused() -> None:
     with pytest.raises(ConfigError, match="two tools are called calculator"):
-        find_tools(EnvConfig(dataset="x", max_steps=2, tools=["calculator", f"{USER_MODULE}:calculator"]))
+        find_tools(
+            EnvConfig(dataset="x", max_steps=2, tools=["calculator", f"{USER_MODULE}:calculator"], tool_format="tags")
+        )
 
 
 def test_a_plan_checks_tasks_rewards_and_tools() -> None:
@@ -238,7 +241,8 @@ def test_a_run_from_a_folder_with_a_user_task_tool_and_rewards(tmp_path: Path) -
     mixture = "{digits: {dataset: outside:Digits, reward: [exact, outside:short]}, arithmetic: 1}"
     settings = f"""hydra.run.dir=run model.name={ROOT / "torchgrpo" / "models" / "quickstart"} logging.progress=false
         env.num_envs=4 env.repeats=4 env.max_prompt_tokens=150 env.reward_workers=1 env.dataset=mixture env.options={{}}
-        env.max_steps=2 env.tools=[outside:look] train.total_dialog_turns=32 inference_model.max_tokens=40"""
+        env.max_steps=2 env.tools=[outside:look] env.tool_format=tags train.total_dialog_turns=32
+        inference_model.max_tokens=40"""
     sets = "eval.sets={held: {dataset: outside:Digits, limit: 2}}"
     command = [str(ROOT / "grpo.py"), "--config-name", "grpo_quickstart", *settings.split()]
     done = run_python([*command, f"env.mixture={mixture}", sets], cwd=tmp_path)
@@ -254,7 +258,11 @@ def test_a_run_from_a_folder_with_a_user_task_tool_and_rewards(tmp_path: Path) -
 def test_a_mixture_with_tool_instructions_is_sampled_by_weight() -> None:
     env = tools("search")
     mixed = EnvConfig(
-        dataset="mixture", mixture={"arithmetic": 3, f"{USER_MODULE}:Reverse": 1}, max_steps=3, tools=env.tools
+        dataset="mixture",
+        mixture={"arithmetic": 3, f"{USER_MODULE}:Reverse": 1},
+        max_steps=3,
+        tools=env.tools,
+        tool_format="tags",
     )
     all_examples = with_tool_instructions(make_task(mixed).examples("train"), mixed)
     source = PromptSource(all_examples, 0, lambda example: True)

@@ -8,13 +8,16 @@ RESULT_BOUND = 10**60
 SIGNIFICANT_DIGITS = 12
 
 
-def calculator(request: str) -> str:
+def calculator(expression: str) -> str:
     """You have a calculator for + - * / and parentheses.
 
     Whole numbers are exact, other numbers have 12 significant digits. Commas in numbers are dropped. The result of an
-    invalid request is `error: ...`.
+    invalid expression is `error: ...`.
+
+    Args:
+        expression: numbers, + - * / and parentheses, such as `12*(7+1)`
     """
-    text = request.strip().replace(",", "").replace("×", "*").replace("÷", "/").replace("−", "-")
+    text = expression.strip().replace(",", "").replace("×", "*").replace("÷", "/").replace("−", "-")
     if len(text) > MAX_CHARACTERS:
         return f"error: longer than {MAX_CHARACTERS} characters"
     try:

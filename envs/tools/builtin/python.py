@@ -5,7 +5,7 @@ import threading
 from config.schema.env import EnvConfig
 from envs.sandbox.sandbox import ProgramResult
 from envs.sandbox.sandbox_selection import ProgramRunner, check_sandbox, make_sandbox
-from envs.tool_calls import shorten_result
+from envs.tools.results import shorten_result
 
 
 class _ThreadSandbox(threading.local):
@@ -30,13 +30,18 @@ class PythonTool:
         self._sandboxes: list[ProgramRunner] = []
         self._lock = threading.Lock()
 
-    def run(self, request: str) -> str:
-        """Runs a program; returns its output and the reason of a failure."""
+    def run(self, code: str) -> str:
+        """Runs a program; returns its output and the reason of a failure.
+
+        Args:
+            code: a whole program, which prints its result
+        """
         if self._thread_local.sandbox is None:
             self._thread_local.sandbox = make_sandbox(self.env)
             with self._lock:
                 self._sandboxes.append(self._thread_local.sandbox)
-        return shorten_result(_result_text(self._thread_local.sandbox.run(request.strip("\n"))))
+        result = self._thread_local.sandbox.run(code.strip("\n"))
+        return shorten_result(_result_text(result), self.env.tool_result_characters)
 
     def close(self) -> None:
         """Closes all sandboxes; no program may be running."""
