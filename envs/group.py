@@ -18,6 +18,8 @@ FinishReason = Literal["stop", "length", "abort", "turns", "deadline", "error"]
 episode's deadline, or a failure of the environment."""
 SINGLE_ENGINE_NAME = "the engine"
 """Name of an engine outside a pool."""
+NO_VERSION = 1 << 60
+"""Policy version of a group whose episodes failed before any token."""
 OUTCOMES: tuple[Outcome, ...] = ("scored", "invalid", "error")
 FINISH_REASONS: tuple[FinishReason, ...] = ("stop", "length", "abort", "turns", "deadline", "error")
 ToolOutcome = Literal["ok", "error", "unknown", "malformed", "timeout"]
@@ -223,8 +225,8 @@ class Group:
 
     @property
     def oldest_version(self) -> int:
-        """Oldest policy version of the tokens in the completions."""
-        return min(chain.from_iterable([one.policy_versions for one in self.completions]))
+        """Oldest policy version of the tokens in the completions; `NO_VERSION` without tokens, which are never old."""
+        return min(chain.from_iterable([one.policy_versions for one in self.completions]), default=NO_VERSION)
 
     @property
     def num_sequences(self) -> int:

@@ -21,11 +21,13 @@ def option_problems(config: Config) -> list[str]:
     """Returns the problems of `env` and `eval.sets`, one message each, without reading rows."""
     found = []
     for place, env in _sections(config):
-        for check in (data_files, find_rewards, find_fallback_reward, find_environment, make_task, _check_tools):
+        checks = (data_files, find_rewards, find_fallback_reward, find_environment, make_task, _check_tools)
+        for check in checks:
             try:
                 check(env)
             except ConfigError as error:
-                found.append(f"{place}{error}")
+                message = f"{place}{error}"
+                found += [] if message in found else [message]
     return found
 
 

@@ -1,4 +1,4 @@
-"""Builds tools that are called by tags in the text, their system-prompt instructions, and their replies.
+"""Builds tools that are called by tags, their system-prompt instructions, and their replies.
 
 This is `env.tool_format=tags`. A tool is a function from text to text, or a class with `run(request)` and `close()`
 whose constructor takes the `env` section. The system prompt includes the first paragraph of a tool's docstring.

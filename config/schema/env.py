@@ -156,9 +156,8 @@ class EnvConfig:
     """Form of the model's tool calls: `auto` for the form that its chat template shows, a form by name (docs/tools.md),
     or `vllm:NAME` for a parser of vLLM, such as `vllm:hermes`."""
     tool_format: str = "native"
-    """Form of the calls: `native` passes schemas to the chat template and reads calls as the model's family writes
-    them; `tags` describes tools in the system prompt and reads `<NAME>request</NAME>` at the end of a turn, with
-    any chat template."""
+    """`native`: the chat template writes schemas and calls in the form of the model's family. `tags`: the system
+    prompt describes the tools, and a call is `<NAME>request</NAME>` at the end of a turn, with any chat template."""
     tool_timeout_s: float = 10.0
     """Maximum seconds for a call of your own tool or of an MCP server; then the model reads a time-out message. The
     start of an MCP server may take six times as long."""

@@ -10,7 +10,7 @@ from config.schema.env import ENVIRONMENTS, EnvConfig
 from config.schema.errors import ConfigError
 from envs.environments.calls import CallRunner
 from envs.environments.interface import Environment
-from envs.environments.method_tools import MethodTools, method_schemas, tool_names
+from envs.environments.method_tools import MethodSchemas, MethodTools, make_method_schemas, tool_names
 from envs.environments.tool_environment import ToolEnvironment
 from envs.environments.user_environment import (
     ClassEnvironment,
@@ -30,14 +30,15 @@ ACCEPTED_FORMS = (
 class EnvironmentDefinition:
     """Class or function of `env.environment`, which is checked.
 
-    name: value of `env.environment`. target: class or function. options: its keyword arguments. schemas: of its
-    methods that are tools.
+    name: value of `env.environment`. target: class or function. options: its keyword arguments. methods: those that are
+    tools, whose results have at most `max_characters` characters.
     """
 
     name: str
     target: Callable[..., Any]
     options: dict[str, Any]
-    schemas: tuple[dict[str, Any], ...]
+    methods: MethodSchemas
+    max_characters: int
 
     @property
     def make_instance(self) -> Callable[[], Any]:
@@ -51,10 +52,11 @@ class EnvironmentDefinition:
             return FunctionEnvironment(self.name, self.make_instance, runner)
         if "step" in dir(kind):
             instance = ClassEnvironment(self.name, kind, self.make_instance, runner)
-            tools = MethodTools(self.schemas, instance.call_method)
-            return ToolEnvironment(tools, instance) if self.schemas else instance
+            tools = MethodTools(self.methods, instance.call_method, self.max_characters)
+            return ToolEnvironment(tools, instance) if self.methods.schemas else instance
         methods = MethodsEnvironment(self.name, kind, self.make_instance, runner)
-        return ScoredEnvironment(ToolEnvironment(MethodTools(self.schemas, methods.call_method), methods), methods)
+        tools = MethodTools(self.methods, methods.call_method, self.max_characters)
+        return ScoredEnvironment(ToolEnvironment(tools, methods), methods)
 
 
 def find_environment(env: EnvConfig) -> EnvironmentDefinition | None:
@@ -79,8 +81,8 @@ def find_environment(env: EnvConfig) -> EnvironmentDefinition | None:
             raise ConfigError(f"{place}: the parameters are {signature}; change them to (turns, example)")
         leading = 2
     options = _checked_options(place, found, env, leading)
-    schemas = method_schemas(place, found) if inspect.isclass(found) else ()
-    return EnvironmentDefinition(name, found, options, schemas)
+    methods = make_method_schemas(place, found) if inspect.isclass(found) else MethodSchemas((), {})
+    return EnvironmentDefinition(name, found, options, methods, env.tool_result_characters)
 
 
 def _check_class(place: str, kind: type[Any]) -> None:

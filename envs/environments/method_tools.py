@@ -2,103 +2,89 @@
 
 import asyncio
 import inspect
-import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from config.schema.errors import ConfigError
 from envs.environments.calls import EnvironmentTimeout
 from envs.environments.interface import TOOL_METHODS, EpisodeError
-from envs.tool_calls import shorten_result
-from envs.user_code import describe_exception
-
-RESERVED_METHODS = ("reset", "step", "close", "examples", "get_reward", "reward")
-"""Public methods that are no tools."""
+from envs.tool_schemas import function_schema
+from envs.tools.arguments import ArgumentCheck, strict_parameters
+from envs.tools.call_log import describe_error
+from envs.tools.results import replace_surrogates, result_text, shorten_result
+from envs.tools.tool_set import ToolResult
+from envs.tools.tool_sources import method_of_class, public_methods
 
 
 @dataclass(frozen=True)
-class MethodResult:
-    """Result of a call of a method."""
+class MethodSchemas:
+    """Schemas of the methods that are tools, and checks of their arguments by name."""
 
-    text: str
-    outcome: str
+    schemas: tuple[dict[str, Any], ...]
+    checks: Mapping[str, ArgumentCheck]
+
+
+def make_method_schemas(place: str, kind: type[Any]) -> MethodSchemas:
+    """Makes the schemas of the methods that are tools.
+
+    place: config key and value, for messages.
+
+    Raises:
+        ConfigError: a method lacks type hints, or a docstring.
+    """
+    schemas = tuple(
+        strict_parameters(function_schema(place, name, method_of_class(kind, name))) for name in tool_names(kind)
+    )
+    return MethodSchemas(schemas, {schema["function"]["name"]: ArgumentCheck(place, schema) for schema in schemas})
+
+
+def tool_names(kind: type[Any]) -> list[str]:
+    """Returns the names of the methods that are tools, in the order of their definition.
+
+    A class with `step` marks them by the decorator `tool`. Without `step` they are all public methods with a docstring.
+    """
+    if "step" in dir(kind):
+        return [name for name in public_methods(kind) if getattr(kind, name) in TOOL_METHODS]
+    return [name for name in public_methods(kind) if inspect.getdoc(getattr(kind, name))]
 
 
 @dataclass
 class MethodTools:
     """Tool set of methods with shared state, so calls of one turn run in order.
 
-    schemas: as `method_schemas` returns them. call_method: calls a method of the instance under its deadline.
+    call_method: calls a method of the instance under its deadline. max_characters: `env.tool_result_characters`.
     """
 
-    schemas: tuple[dict[str, Any], ...]
+    methods: MethodSchemas
     call_method: Callable[[str, dict[str, Any]], Awaitable[Any]]
+    max_characters: int
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    async def call(self, name: str, arguments: dict[str, Any]) -> MethodResult:
+    @property
+    def schemas(self) -> tuple[dict[str, Any], ...]:
+        return self.methods.schemas
+
+    async def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
         """Calls a method.
 
         Raises:
             EnvironmentTimeout: the method did not return, so the instance can no longer be used.
         """
-        names = [schema["function"]["name"] for schema in self.schemas]
-        if name not in names:
-            return MethodResult(f"error: no tool is called {name}; choose one of {', '.join(names)}", "unknown")
+        check = self.methods.checks.get(name)
+        if check is None:
+            known = ", ".join(self.methods.checks)
+            return ToolResult(f"error: there is no tool {name!r}; the tools are: {known}", "unknown")
+        if (problem := check.problem(arguments)) is not None:
+            return ToolResult(f"error: {problem}", "malformed")
         async with self._lock:
             try:
-                return MethodResult(_result_text(await self.call_method(name, arguments)), "ok")
+                text = result_text(await self.call_method(name, arguments))
+                return ToolResult(shorten_result(text, self.max_characters), "ok")
             except EnvironmentTimeout:
                 raise
             except EpisodeError as error:
-                cause = error.__cause__
-                reason = str(error) if cause is None else f"{type(cause).__name__}: {cause}"
-                return MethodResult(shorten_result(f"error: {reason}"), "error")
+                text = replace_surrogates(f"error: {describe_error(error.__cause__ or error)}")
+                return ToolResult(shorten_result(text, self.max_characters), "error")
 
     async def close(self) -> None:
         """Does nothing; the environment closes its instance."""
-
-
-def tool_names(kind: type[Any]) -> list[str]:
-    """Returns the names of the methods that are tools, in the order of their definition.
-
-    A class with `step` marks them by the decorator `tool`; without `step` they are all public methods.
-    """
-    members = {name: member for base in reversed(kind.__mro__) for name, member in vars(base).items()}
-    methods = {name: member for name, member in members.items() if inspect.isfunction(member)}
-    if "step" in methods:
-        return [name for name, method in methods.items() if method in TOOL_METHODS]
-    return [name for name in methods if not name.startswith("_") and name not in RESERVED_METHODS]
-
-
-def method_schemas(place: str, kind: type[Any]) -> tuple[dict[str, Any], ...]:
-    """Builds the schemas of the methods that are tools.
-
-    place: config key and value, for messages.
-
-    Raises:
-        ConfigError: a method lacks type hints, or a docstring that describes it and its parameters.
-    """
-    names = tool_names(kind)
-    if not names:
-        return ()
-    from transformers.utils.chat_template_utils import get_json_schema
-
-    schemas = []
-    for name in names:
-        try:
-            schemas.append(get_json_schema(vars(kind).get(name) or getattr(kind, name)))
-        except Exception as error:  # the library has several exceptions of its own
-            raise ConfigError(
-                f"{place}: the method {name} cannot be a tool: {describe_exception(error)}; give each parameter a "
-                "type, and write a docstring that describes the method and, under `Args:`, each parameter"
-            ) from error
-    return tuple(schemas)
-
-
-def _result_text(value: Any) -> str:
-    """Returns a method's result as text: dictionaries and lists as JSON."""
-    if value is None:
-        return "(no result)"
-    text = json.dumps(value, ensure_ascii=False, default=str) if isinstance(value, dict | list) else str(value)
-    return shorten_result(text.encode("utf-8", "replace").decode())

@@ -68,6 +68,7 @@ class EnvironmentWorkers:
         self._lock = asyncio.Lock()
         self._ids = itertools.count()
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._is_closed = False
 
     def make(self) -> "WorkerEnvironment":
         """Makes the environment of one episode; its reset chooses the worker."""
@@ -180,7 +181,10 @@ class EnvironmentWorkers:
         worker.writer.close()
 
     async def close(self) -> None:
-        """Ends all processes."""
+        """Ends all processes. Safe to call twice."""
+        if self._is_closed:
+            return
+        self._is_closed = True
         for worker in self.workers:
             self._fail_calls(worker, "the run has ended")
         self.workers = []

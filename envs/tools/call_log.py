@@ -5,7 +5,7 @@ import logging
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 CallOutcome = Literal["ok", "error", "unknown", "malformed", "timeout"]
@@ -18,11 +18,8 @@ class CallCounts:
 
     calls: int = 0
     errors: int = 0
-    malformed: int = 0
+    malformed_calls: int = 0
     timeouts: int = 0
-
-
-_COUNT_OF_OUTCOME = {"error": "errors", "malformed": "malformed", "timeout": "timeouts"}
 
 
 @dataclass
@@ -45,20 +42,26 @@ class CallLog:
             return
         counts = self.by_tool.setdefault(name, CallCounts())
         counts.calls += 1
-        if outcome in _COUNT_OF_OUTCOME:
-            kind = _COUNT_OF_OUTCOME[outcome]
-            setattr(counts, kind, getattr(counts, kind) + 1)
+        counts.errors += outcome == "error"
+        counts.malformed_calls += outcome == "malformed"
+        counts.timeouts += outcome == "timeout"
 
     def totals(self) -> dict[str, int]:
-        """Returns the sums over all tools: calls, errors, malformed, timeouts, unknown."""
-        sums = dict.fromkeys(asdict(CallCounts()), 0)
-        for counts in self.by_tool.values():
-            for kind, number in asdict(counts).items():
-                sums[kind] += number
-        return sums | {"calls": sums["calls"] + self.unknown, "unknown": self.unknown}
+        """Returns the numbers of all tools together by the name of their metric."""
+        tools = self.by_tool.values()
+        return {
+            "calls": sum(each.calls for each in tools) + self.unknown,
+            "errors": sum(each.errors for each in tools),
+            "malformed": sum(each.malformed_calls for each in tools),
+            "unknown": self.unknown,
+            "timeouts": sum(each.timeouts for each in tools),
+        }
 
     def warn_of_failure(self, name: str, error: BaseException, function: Callable[..., Any] | None) -> None:
-        """Logs the first exception of a tool, with its notes and its place in the file of the function."""
+        """Logs the first exception of a tool.
+
+        The message has the notes of the exception, and its place in the file of the function.
+        """
         if self._is_first("failure", name):
             notes: list[str] = getattr(error, "__notes__", [])
             log.warning(
@@ -102,7 +105,10 @@ def _place_of_function(function: Callable[..., Any]) -> str:
 
 
 def _place_of_error(error: BaseException, function: Callable[..., Any] | None) -> str:
-    """Returns the last line of the function's own file in a traceback, or the last line of all."""
+    """Returns file and line of an exception.
+
+    This is the last line of the function's own file in the traceback, or the last line of all.
+    """
     frames = traceback.extract_tb(error.__traceback__)
     own_file = _source_file(function) if function is not None else None
     own_frames = [frame for frame in frames if frame.filename == own_file] or frames[-1:]

@@ -1,4 +1,6 @@
-"""Runs the code of a tool: in a daemon thread or in the event loop, with a deadline, and without raising.
+"""Runs the code of a tool with a deadline, in a thread or coroutine.
+
+An exception of the tool is an outcome, and is not raised.
 
 A thread cannot be ended from outside, so a call beyond its deadline stays in its daemon thread, which does not keep the
 process alive. A coroutine is cancelled at its deadline.
@@ -96,7 +98,7 @@ async def _call_coroutine(
 def _watch_steps(
     coroutine: Coroutine[Any, Any, Any], report_blocking: Callable[[float], None]
 ) -> Generator[Any, Any, Any]:
-    """Runs a coroutine, and reports the seconds of a step that holds the event loop for long."""
+    """Runs a coroutine, and reports a step that holds the event loop for long."""
     resume: Callable[..., Any] = coroutine.send
     value: Any = None
     while True:
@@ -119,7 +121,10 @@ def _watch_steps(
 async def call_in_thread(
     thread: DaemonThread, function: Callable[..., Any], arguments: Mapping[str, Any], seconds: float | None
 ) -> Outcome:
-    """Calls a function in a thread; the outcome is `DeadlineExceeded` if the call takes longer than `seconds`."""
+    """Calls a function in a thread.
+
+    The outcome is `DeadlineExceeded` if the call takes longer than `seconds`.
+    """
     return await wait_for_outcome(thread.submit(function, arguments), seconds)
 
 
@@ -129,12 +134,18 @@ async def call_in_loop(
     seconds: float | None,
     report_blocking: Callable[[float], None],
 ) -> Outcome:
-    """Awaits an async function; the outcome is `DeadlineExceeded` if the call takes longer than `seconds`."""
+    """Awaits an async function.
+
+    The outcome is `DeadlineExceeded` if the call takes longer than `seconds`.
+    """
     return await wait_for_outcome(asyncio.ensure_future(_call_coroutine(function, arguments, report_blocking)), seconds)
 
 
 async def wait_for_outcome(future: "asyncio.Future[Outcome]", seconds: float | None) -> Outcome:
-    """Waits for an outcome at most `seconds`; the caller's cancellation cancels the future and is raised."""
+    """Waits for an outcome at most `seconds`.
+
+    The caller's cancellation cancels the future and is raised.
+    """
     try:
         finished, _ = await asyncio.wait({future}, timeout=seconds)
     except asyncio.CancelledError:

@@ -37,7 +37,10 @@ ERROR_BYTES = 2000
 
 
 class ServerToolError(Exception):
-    """Failure of a tool in an MCP server, or of the server; the model reads the message."""
+    """Failure of a tool in an MCP server, or of the server.
+
+    The model reads the message.
+    """
 
 
 class LoopThread:
@@ -126,7 +129,10 @@ class McpConnection:
         self._task.add_done_callback(lambda _: function())
 
     async def call(self, name: str, arguments: Mapping[str, Any], seconds: float) -> Outcome:
-        """Calls a tool; the outcome is an exception if the tool or the server fails or is late."""
+        """Calls a tool.
+
+        The outcome is an exception if the tool or the server fails or is late.
+        """
         return await wait_for_outcome(asyncio.ensure_future(self._call(name, dict(arguments))), seconds)
 
     async def _call(self, name: str, arguments: dict[str, Any]) -> Outcome:
@@ -194,9 +200,10 @@ class McpConnection:
 
     def request_stop(self) -> None:
         """Starts to close the connection."""
+        is_first = not self._stop.is_set()
         self._stop.set()
-        if self._client is None:
-            self._task.cancel()
+        if is_first and self._client is None:
+            self._task.cancel()  # a second time would break off the end of the server's processes
 
     async def close(self) -> None:
         """Closes the connection, and waits until the processes of the server have ended."""
@@ -321,7 +328,10 @@ class McpSource:
         return connection.schemas
 
     async def _connect(self, opening: _Opening) -> McpConnection:
-        """Opens a connection. A start costs a core for a second, so only one for each core runs at a time."""
+        """Opens a connection.
+
+        A start costs a core for a second, so only one for each core runs at a time.
+        """
         async with self._starts:
             connection = McpConnection(self.address)
             opening.connection = connection

@@ -7,9 +7,10 @@ NO_RESULT = "(no result)"
 
 
 def result_text(value: Any) -> str:
-    """Returns a tool's value as text: a dict or list as JSON, any other value by `str`.
+    """Returns a tool's value as text.
 
-    Lone surrogates, which have no encoding, become question marks.
+    A dict or list becomes JSON, any other value its `str`. Lone surrogates, which have no
+    encoding, become question marks.
     """
     if value is None:
         return NO_RESULT

@@ -26,10 +26,8 @@ def main() -> None:
     signal.signal(signal.SIGTERM, _raise_stop)
     code = 1
     try:
-        if sys.platform == "linux":
-            libc = ctypes.CDLL(None)
-            libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # descendants whose parents end become children
-            libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+        _set_process_option(PR_SET_CHILD_SUBREAPER, 1)  # descendants whose parents end become children
+        _set_process_option(PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() == run_pid:  # the run has not ended meanwhile
             code = _run_server(command)
     except StopRequest:
@@ -46,11 +44,9 @@ def _raise_stop(number: int, frame: FrameType | None) -> None:
 
 def _run_server(command: list[str]) -> int:
     """Starts the server and returns its exit code."""
-    try:
-        server = os.posix_spawnp(command[0], command, os.environ, setsigdef=[signal.SIGTERM])
-    except OSError as error:
-        print(f"{command[0]}: {error.strerror}", file=sys.stderr)
-        return 127
+    server = os.fork()
+    if server == 0:
+        _become_server(command)
     null = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):  # an end of the server's streams is an end of the last copy
         os.dup2(null, stream)
@@ -58,6 +54,24 @@ def _run_server(command: list[str]) -> int:
         pid, status = os.wait()
         if pid == server:
             return os.waitstatus_to_exitcode(status) & 0xFF
+
+
+def _become_server(command: list[str]) -> None:
+    """Replaces this process by the server, which is killed if the guard is killed."""
+    guard_pid = os.getppid()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _set_process_option(PR_SET_PDEATHSIG, signal.SIGKILL)
+    try:
+        if os.getppid() == guard_pid:
+            os.execvp(command[0], command)
+    except OSError as error:
+        print(f"{command[0]}: {error.strerror}", file=sys.stderr, flush=True)
+    os._exit(127)
+
+
+def _set_process_option(option: int, value: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
 def _kill_children() -> None:

@@ -24,7 +24,7 @@ from envs.user_code import describe_exception, load_user_object
 
 ToolCall = Callable[[Mapping[str, Any]], Awaitable[Outcome]]
 """Call of a tool with its arguments by name."""
-PROTOCOL_METHODS = frozenset({"reset", "step", "close", "reward", "get_reward"})
+PROTOCOL_METHODS = frozenset({"reset", "step", "close", "reward", "get_reward", "examples"})
 """Public methods that are no tools: those that an environment has for the trainer."""
 
 
@@ -123,20 +123,23 @@ class FunctionSource:
 
 
 def method_schemas(place: str, kind: type) -> dict[str, dict[str, Any]]:
-    """Returns the schema of each public method that has a docstring, by the name of the method.
+    """Returns the schemas of the public methods with a docstring, by their names.
 
     Raises:
         ConfigError: as `function_schema`.
     """
     return {
-        name: strict_parameters(function_schema(place, name, _method_of_class(kind, name)))
+        name: strict_parameters(function_schema(place, name, method_of_class(kind, name)))
         for name in public_methods(kind)
         if inspect.getdoc(getattr(kind, name))
     }
 
 
 def public_methods(kind: type) -> list[str]:
-    """Returns the names of the public methods of a class in the order of their definition, bases first."""
+    """Returns the names of the public methods of a class.
+
+    They are in the order of their definition, those of base classes first.
+    """
     names = dict.fromkeys(name for base in reversed(kind.__mro__[:-1]) for name in vars(base))
     method_types = (FunctionType, staticmethod, classmethod)
     return [
@@ -148,7 +151,7 @@ def public_methods(kind: type) -> list[str]:
     ]
 
 
-def _method_of_class(kind: type, name: str) -> Callable[..., Any]:
+def method_of_class(kind: type, name: str) -> Callable[..., Any]:
     """Returns a method whose signature lacks the instance."""
     method: Callable[..., Any] = getattr(kind, name)
     is_plain = isinstance(inspect.getattr_static(kind, name), FunctionType)
@@ -274,9 +277,12 @@ def constructor_arguments(place: str, kind: type, env: EnvConfig) -> tuple[Any, 
 
 
 def run_schema(place: str, name: str, kind: Any) -> dict[str, Any]:
-    """Returns the schema of a class with the method `run`, described by the first paragraph of the class."""
+    """Returns the schema of a class that is one tool, with the method `run`.
+
+    The first paragraph of the class describes it.
+    """
     description = " ".join((inspect.getdoc(kind) or "").split("\n\n")[0].split()) if kind.__doc__ else None
-    return strict_parameters(function_schema(place, name, _method_of_class(kind, "run"), description))
+    return strict_parameters(function_schema(place, name, method_of_class(kind, "run"), description))
 
 
 class BuiltinSource:
@@ -325,7 +331,7 @@ class BuiltinSource:
 
 
 def run_in_new_loop(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Runs a coroutine in a thread with an event loop of its own, and waits for its value."""
+    """Runs a coroutine in a thread with a new event loop, and returns its value."""
     with ThreadPoolExecutor(1) as executor:
         return executor.submit(asyncio.run, coroutine).result()
 

@@ -22,7 +22,7 @@ def example(answer: Any = "3", row: int = 0, **columns: Any) -> Example:
     return Example(({"role": "user", "content": "?"},), answer, row, row_data=columns)
 
 
-def turn(text: str = "", *calls: tuple[str, dict[str, Any]], malformed: tuple[str, ...] = ()) -> Message:
+def turn(text: str = "", *calls: tuple[str, dict[str, Any]], malformed_calls: tuple[str, ...] = ()) -> Message:
     """Returns a message of the model with tool calls, each a name and arguments."""
     message: Message = {"role": "assistant", "content": text}
     if calls:
@@ -30,7 +30,7 @@ def turn(text: str = "", *calls: tuple[str, dict[str, Any]], malformed: tuple[st
             {"id": f"call_{index}", "type": "function", "function": {"name": name, "arguments": arguments}}
             for index, (name, arguments) in enumerate(calls)
         ]
-    return message | ({"malformed": list(malformed)} if malformed else {})
+    return message | ({"malformed": list(malformed_calls)} if malformed_calls else {})
 
 
 def run_with_factory(env: EnvConfig, use: Callable[[EnvironmentFactory], Awaitable[Result]]) -> Result:
@@ -47,7 +47,7 @@ def run_with_factory(env: EnvConfig, use: Callable[[EnvironmentFactory], Awaitab
 
 
 async def play(environment: Environment, first: Example, *turns: Message | str) -> list[Step | str]:
-    """Plays an episode; returns the steps, and the message of an error as the last entry."""
+    """Plays an episode; returns the steps, and an error's message as the last entry."""
     steps: list[Step | str] = []
     try:
         await environment.reset(first)

@@ -12,7 +12,7 @@ from envs.example import Example, Message
 from envs.sandbox.sandbox import Sandbox
 from envs.task import load_examples, make_task
 from envs.verifiers.code import extract_code
-from tests.config_composition import make_config
+from tests.config.test_schema import make_config
 from tests.envs.environment_helpers import play_once, reply_text, turn
 
 
@@ -53,8 +53,9 @@ def test_a_sum_without_a_right_answer_has_no_reward() -> None:
     assert steps[2] == Step(reward=0.0, components={"accuracy": 0.0})
 
 
-@pytest.mark.parametrize(("turns", "reward"), [(["call", "answer"], 1.0), (["answer"], 0.0), (["call", "call", "answer"], 0.0),
-                                               (["call", "1"], 0.0)])  # fmt: skip
+@pytest.mark.parametrize(("turns", "reward"), [
+    (["call", "answer"], 1.0), (["answer"], 0.0), (["call", "call", "answer"], 0.0), (["call", "1"], 0.0),
+])  # fmt: skip
 def test_a_product_needs_one_call(turns: list[str], reward: float) -> None:
     (example, *_) = examples_of("products_by_tool")
     a, b = map(int, example.messages[0]["content"].rstrip("=").split("*"))

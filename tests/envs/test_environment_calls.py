@@ -4,6 +4,7 @@ import asyncio
 import os
 import threading
 import time
+from typing import Any
 
 import pytest
 
@@ -23,7 +24,7 @@ def test_every_exception_ends_only_its_episode(kind: str, error: str, workers: i
     if kind == "AsyncNaughty" and error == "KeyboardInterrupt":
         pytest.skip("in the loop's thread it may be the user's own interrupt")
 
-    async def use(factory: EnvironmentFactory) -> list[object]:
+    async def use(factory: EnvironmentFactory) -> Any:
         return await asyncio.gather(
             play(factory.make(), example(), "hello", f"raise {error}"), play(factory.make(), example(), "a", "b")
         )
@@ -42,7 +43,7 @@ def test_an_error_in_reset_names_its_place() -> None:
     ("kind", "command"), [("Naughty", "hang"), ("AsyncNaughty", "hang"), ("AsyncNaughty", "refuse")]
 )
 def test_a_call_beyond_its_deadline_ends_its_episode(kind: str, command: str) -> None:
-    async def use(factory: EnvironmentFactory) -> list[object]:
+    async def use(factory: EnvironmentFactory) -> Any:
         return await asyncio.gather(
             play(factory.make(), example(), command), play(factory.make(), example(), *["a"] * 20)
         )
@@ -80,7 +81,7 @@ def test_a_pause_of_the_loop_does_not_count() -> None:
         task = asyncio.ensure_future(asyncio.sleep(1.5))
         waiting = asyncio.ensure_future(wait_for_task(task, 0.2))
         await asyncio.sleep(0)
-        time.sleep(2.5)  # noqa: ASYNC251  (the loop of a run stands still between two collections)
+        time.sleep(2.5)  # as between two collections of a run
         return await waiting
 
     assert asyncio.run(use())

@@ -54,7 +54,7 @@ def test_the_calls_of_a_turn_run_together_and_are_answered_in_order() -> None:
         environment = ToolEnvironment(tools)
         observation = await environment.reset(example())
         turns = [
-            turn("", ("double", {"n": 1}), ("half", {"n": 2}), malformed=("no JSON: {",)),
+            turn("", ("double", {"n": 1}), ("half", {"n": 2}), malformed_calls=("no JSON: {",)),
             turn("The answer is 2."),
         ]
         steps = [await environment.step(each) for each in turns]
@@ -73,7 +73,7 @@ def test_the_calls_of_a_turn_run_together_and_are_answered_in_order() -> None:
 
 
 def test_a_malformed_call_alone_is_answered() -> None:
-    step = asyncio.run(ToolEnvironment(WaitingTools(1)).step(turn("<tool_call>{", malformed=("no JSON",))))
+    step = asyncio.run(ToolEnvironment(WaitingTools(1)).step(turn("<tool_call>{", malformed_calls=("no JSON",))))
     assert step.messages == ({"role": "tool", "content": "error: no JSON"},)
 
 

@@ -2,58 +2,20 @@
 
 import asyncio
 import gc
-import os
-import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from transformers.utils import get_json_schema
+from transformers.utils.chat_template_utils import get_json_schema
 
-from config.schema.env import TOOLS, EnvConfig
 from config.schema.errors import ConfigError
 from envs.tools.call_log import CallCounts
-from envs.tools.execution import DaemonThread
 from envs.tools.results import shorten_result
-from envs.tools.tool_set import MethodTools, ToolResult, ToolSet, ToolSetFactory, check_tools
+from envs.tools.tool_set import ToolResult, ToolSetFactory, check_tools
 from tests.envs import user_tools
+from tests.envs.native_tools import MODULE, call_tools, function_of, tool_env, with_tools
 from tests.log_capture import LogCapture
 from tests.script_runner import ENVIRONMENT, ROOT, run_python
-
-MODULE = "tests.envs.user_tools"
-LONG = 3600.0
-"""Deadline in seconds that no test reaches."""
-
-
-def tool_env(*names: str, seconds: float = LONG, **fields: Any) -> EnvConfig:
-    paths = [name if name in TOOLS.names or ":" in name else f"{MODULE}:{name}" for name in names]
-    return EnvConfig(dataset="x", max_steps=2, tools=paths, tool_timeout_s=seconds, **fields)
-
-
-def with_tools(env: EnvConfig, use: Callable[[ToolSetFactory], Coroutine[Any, Any, Any]]) -> Any:
-    """Returns what a coroutine does with a factory, which is closed afterwards."""
-
-    async def make_and_use() -> Any:
-        factory = ToolSetFactory(env)
-        try:
-            return await use(factory)
-        finally:
-            await factory.close()
-
-    return asyncio.run(make_and_use())
-
-
-def call_tools(env: EnvConfig, *calls: tuple[str, dict[str, Any]]) -> list[ToolResult]:
-    """Returns the results of calls in one episode."""
-
-    async def use(factory: ToolSetFactory) -> list[ToolResult]:
-        tools = await factory.make()
-        results = [await tools.call(name, arguments) for name, arguments in calls]
-        await tools.close()
-        return results
-
-    results: list[ToolResult] = with_tools(env, use)
-    return results
 
 
 @pytest.fixture(autouse=True)
@@ -61,14 +23,6 @@ def _release_calls() -> Iterator[None]:
     user_tools.release.clear()
     yield
     user_tools.release.set()
-
-
-def function_of(env: EnvConfig, name: str) -> dict[str, Any]:
-    schemas = with_tools(env, lambda factory: asyncio.sleep(0, factory.schemas))
-    (schema,) = [schema for schema in schemas if schema["function"]["name"] == name]
-    assert schema["type"] == "function"
-    function: dict[str, Any] = schema["function"]
-    return function
 
 
 def test_a_schema_is_that_of_transformers_and_names_all_parameters() -> None:
@@ -122,11 +76,11 @@ def test_python_runs_in_the_sandbox_for_several_episodes() -> None:
 
 def test_functions_are_called_with_their_arguments() -> None:
     results = call_tools(
-        tool_env("capital", "double", "decorated"),
+        tool_env("capital", "double", "traced_echo"),
         ("capital", {"country": "Peru"}),
         ("capital", {"country": "Peru", "form": "long"}),
         ("double", {"number": 4, "note": None}),
-        ("decorated", {"word": "yes"}),
+        ("traced_echo", {"word": "yes"}),
     )
     assert [each.text for each in results] == [
         "Lima", "Lima is the capital of Peru.", '{"number": 8, "note": null}', "yes",
@@ -146,7 +100,7 @@ def test_any_value_is_text(kind: str, expected: str) -> None:
 def test_a_long_result_shows_its_cut(limit: int) -> None:
     (result,) = call_tools(tool_env("values", tool_result_characters=limit), ("values", {"kind": "long"}))
     head, cut, tail = result.text.split("\n")
-    assert len(result.text) == limit and result.outcome == "ok"
+    assert limit - 1 <= len(result.text) <= limit and result.outcome == "ok"
     assert cut == f"[... {100_001 - len(head) - len(tail)} characters cut ...]"
     assert abs(len(head) - len(tail)) <= 1 and tail.endswith("z")
     assert shorten_result(result.text, limit) == result.text
@@ -210,14 +164,19 @@ def test_calls_are_counted_by_tool_and_outcome() -> None:
 
     by_tool, totals = with_tools(tool_env("capital", "hang", seconds=0.2), use)
     assert by_tool["hang"] == CallCounts(calls=2, timeouts=2)
-    assert by_tool["capital"].calls == 6 and by_tool["capital"].malformed == 2 and by_tool["capital"].errors >= 2
+    assert by_tool["capital"].calls == 6 and by_tool["capital"].malformed_calls == 2 and by_tool["capital"].errors >= 2
     assert totals["calls"] == 10 and totals["unknown"] == 2
 
 
 @pytest.mark.parametrize("name", ["hang", "async_hang"])
 def test_a_call_beyond_its_deadline_is_answered(name: str) -> None:
-    (result,) = call_tools(tool_env(name, seconds=0.1), (name, {}))
-    assert result == ToolResult("error: took longer than 0.1 s", "timeout")
+    async def use(factory: ToolSetFactory) -> ToolResult:
+        result = await (await factory.make()).call(name, {})
+        user_tools.release.set()  # the coroutine refuses to be cancelled, and asyncio.run would wait for it
+        return result
+
+    expected = ToolResult("error: took longer than 0.1 s", "timeout")
+    assert with_tools(tool_env(name, seconds=0.1), use) == expected
 
 
 def test_other_calls_go_on_while_one_hangs() -> None:
@@ -251,7 +210,7 @@ def test_a_cancelled_call_raises_and_its_coroutine_ends() -> None:
 
 def test_a_tool_that_hangs_does_not_keep_the_process_alive(tmp_path: Any) -> None:
     (tmp_path / "script.py").write_text(
-        "from tests.envs.test_tools import call_tools, tool_env\n"
+        "from tests.envs.native_tools import call_tools, tool_env\n"
         "print(call_tools(tool_env('hang', seconds=0.2), ('hang', {})))\n"
     )
     done = run_python([str(tmp_path / "script.py")], ROOT, {**ENVIRONMENT, "PYTHONPATH": str(ROOT)})
@@ -264,117 +223,6 @@ def test_a_coroutine_that_holds_the_loop_is_named_once(log_capture: LogCapture) 
     assert [each.text for each in results] == ["done", "done"]
     (message,) = log_capture.messages
     assert f"tool blocking ({user_tools.__file__}) ran" in message and "instead of async def" in message
-
-
-NOTEBOOK_TOOLS = ["add_note", "read_notes", "process_id", "shout", "wait_for_release"]
-
-
-def test_a_class_has_state_for_each_episode_in_the_thread_of_its_constructor() -> None:
-    user_tools.Notebook.closed_notes.clear()
-
-    async def use(factory: ToolSetFactory) -> list[str]:
-        assert [schema["function"]["name"] for schema in factory.schemas] == NOTEBOOK_TOOLS
-        first, second = await factory.make(), await factory.make()
-        await first.call("add_note", {"text": "a"})
-        await second.call("add_note", {"text": "b"})
-        await first.call("add_note", {"text": "c"})
-        results = [await tools.call("read_notes", {}) for tools in (first, second)]
-        results += [await first.call("process_id", {}), await first.call("shout", {"text": "d"})]
-        for tools in (first, second):
-            await tools.close()
-        return [each.text for each in results]
-
-    assert with_tools(tool_env("Notebook"), use) == ['["a", "c"]', '["b"]', str(os.getpid()), "D"]
-    assert user_tools.Notebook.closed_notes == [[], ["a", "c"], ["b"]]  # the first one is the check at the start
-
-
-def test_calls_of_one_instance_run_in_their_order() -> None:
-    async def use(factory: ToolSetFactory) -> list[str]:
-        tools = await factory.make()
-        results = await asyncio.gather(*(tools.call("add_note", {"text": str(n)}) for n in range(20)))
-        assert [each.text for each in results] == [str(n + 1) for n in range(20)]
-        notes = await tools.call("read_notes", {})
-        await tools.close()
-        return [notes.text]
-
-    assert with_tools(tool_env("BiggerNotebook"), use) == [str([str(n) for n in range(20)]).replace("'", '"')]
-
-
-def test_a_call_behind_one_that_hangs_is_late_too_and_never_runs() -> None:
-    user_tools.Notebook.closed_notes.clear()
-
-    async def use(factory: ToolSetFactory) -> list[str]:
-        tools = await factory.make()
-        results = [await tools.call("wait_for_release", {}), await tools.call("add_note", {"text": "late"})]
-        user_tools.release.set()
-        await tools.close()
-        return [each.outcome for each in results]
-
-    assert with_tools(tool_env("Notebook", seconds=2.0), use) == ["timeout", "timeout"]
-    assert user_tools.Notebook.closed_notes == [[], []]
-
-
-def test_inherited_methods_are_tools() -> None:
-    env = tool_env("BiggerNotebook")
-    schemas = with_tools(env, lambda factory: asyncio.sleep(0, factory.schemas))
-    assert [schema["function"]["name"] for schema in schemas] == [*NOTEBOOK_TOOLS, "first_note"]
-
-
-def test_a_class_with_run_alone_is_one_tool() -> None:
-    env = tool_env("Echo")
-    assert function_of(env, "Echo")["description"] == "You have an echo."
-    assert call_tools(env, ("Echo", {"request": "a"})) == [ToolResult("a", "ok")]
-
-
-def test_a_failure_at_close_is_logged_and_not_raised(log_capture: LogCapture) -> None:
-    assert call_tools(tool_env("FailingAtClose"), ("look", {})) == [ToolResult("seen", "ok")]
-    (message,) = log_capture.messages
-    assert "FailingAtClose.close failed" in message and "cannot close" in message
-
-
-def test_methods_of_an_object_with_another_owner_are_tools() -> None:
-    user_tools.Notebook.closed_notes.clear()
-    env = tool_env("calculator")
-    method_tools = MethodTools("env.environment=x:Notebook", user_tools.Notebook, env)
-
-    async def use() -> tuple[ToolResult, ToolResult]:
-        tools: ToolSet = method_tools.bind(user_tools.Notebook(env))
-        results = await tools.call("shout", {"text": "a"}), await tools.call("get_reward", {})
-        await tools.close()
-        return results
-
-    assert [each.outcome for each in asyncio.run(use())] == ["ok", "unknown"]
-    assert user_tools.Notebook.closed_notes == []
-    assert method_tools.call_log.totals()["calls"] == 2
-
-
-def test_threads_of_tools_end_with_their_episode() -> None:
-    async def use(factory: ToolSetFactory) -> None:
-        tools = await factory.make()
-        await tools.call("read_notes", {})
-        await tools.call("capital", {"country": "Peru"})
-        await tools.close()
-
-    with_tools(tool_env("Notebook", "capital"), use)
-    for thread in threading.enumerate():
-        if thread.name.startswith("tool"):
-            thread.join(300)
-            assert not thread.is_alive()
-
-
-def test_a_value_that_comes_after_the_loop_is_closed_is_dropped() -> None:
-    thread = DaemonThread("late")
-
-    async def submit() -> None:
-        thread.submit(user_tools.hang, {})
-
-    asyncio.run(submit())
-    user_tools.release.set()
-    thread.stop()
-    (worker,) = [each for each in threading.enumerate() if each.name == "late"] or [threading.Thread()]
-    if worker.ident is not None:
-        worker.join(300)
-    assert not worker.is_alive()
 
 
 @pytest.mark.parametrize(("name", "message"), [

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from typing import Any
+from typing import Any, ClassVar
 
 from envs.environments.interface import Example, Message, Observation, Step, tool
 
@@ -17,17 +17,22 @@ RETURN_VALUES: dict[str, Any] = {
     "messages": [{"role": "tool", "content": "4"}, {"role": "user", "content": "more"}],
     "rewarded": ("more", 0.5), "ended": (None, 1), "done": ("bye", True, True), "step": Step(reward=1.0),
     "assistant": {"role": "assistant", "content": "I know"}, "number": 5, "nan": ("more", float("nan")),
-    "no content": {"role": "user"}, "unknown field": {"role": "user", "content": "a", "images": []}, "info": ("a", 0.0, {}),
+    "no content": {"role": "user"}, "unknown field": {"role": "user", "content": "a", "images": []},
+    "info": ("a", 0.0, {}),
     "text reward": ("a", "1"), "four": ("a", 0.0, False, {}), "reserved": Step(components={"mean": 1.0}),
     "flood": "x" * 2_000_000, "surrogate": "\ud800",
 }  # fmt: skip
+
+EXCEPTIONS: dict[str, type[BaseException]] = {
+    each.__name__: each for each in (ValueError, SystemExit, KeyboardInterrupt, asyncio.CancelledError, StopIteration)
+}
 
 
 class Counter:
     """Sync environment that counts its turns, and records the threads of its calls."""
 
-    threads: set[int] = set()
-    closed_instances: list["Counter"] = []
+    threads: ClassVar[set[int]] = set()
+    closed_instances: ClassVar[list["Counter"]] = []
 
     def __init__(self, limit: int = 2) -> None:
         self.limit = limit
@@ -143,8 +148,7 @@ class Naughty:
     def step(self, turn: Message) -> str | None:
         command, _, argument = turn["content"].partition(" ")
         if command == "raise":
-            raise {"ValueError": ValueError, "SystemExit": SystemExit, "KeyboardInterrupt": KeyboardInterrupt,
-                   "CancelledError": asyncio.CancelledError, "StopIteration": StopIteration}[argument]("as the turn says")  # fmt: skip
+            raise EXCEPTIONS[argument]("as the turn says")
         if command == "hang":
             time.sleep(600)
         if command == "pid":
@@ -161,7 +165,7 @@ class Naughty:
             sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
             return str(subprocess.Popen(sleep, start_new_session=True).pid)
         if command == "print":
-            os.write(1, b"x" * 1_000_000)
+            os.write(1, b"flood " * 20_000)
         if command == "grow":
             return "x" * (1 << 40)
         return turn["content"]

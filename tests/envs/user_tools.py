@@ -101,7 +101,7 @@ async def blocking(seconds: float) -> str:
     return "done"
 
 
-def _traced(function: Callable[..., Any]) -> Callable[..., Any]:
+def trace_calls(function: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)
@@ -109,8 +109,8 @@ def _traced(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-@_traced
-async def decorated(word: str) -> str:
+@trace_calls
+async def traced_echo(word: str) -> str:
     """Returns a word, awaited in a thread."""
     await asyncio.sleep(0)
     return word
@@ -235,11 +235,10 @@ def without_docstring(word: str) -> str:
 
 
 def only_arguments(word: str) -> str:
-    """
-    Args:
-        word: any word
-    """
     return word
+
+
+only_arguments.__doc__ = "\n    Args:\n        word: any word\n    "
 
 
 def without_annotation(word) -> str:  # type: ignore[no-untyped-def]

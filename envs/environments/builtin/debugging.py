@@ -9,6 +9,7 @@ from typing import Any
 from config.schema.env import EnvConfig
 from envs.environments.interface import Example, Message, Step
 from envs.sandbox.limits import Limits
+from envs.sandbox.sandbox import ProgramResult
 from envs.sandbox.sandbox_pool import SandboxPool
 from envs.sandbox.sandbox_selection import ProgramRunner
 from envs.verifiers.code import extract_code
@@ -68,15 +69,21 @@ def run_tests(sandbox: ProgramRunner, code: str, name: str, tests: list[Any]) ->
     """
     failures = []
     for arguments, expected in tests:
-        run = sandbox.call_function(code, name, arguments)
-        if not run.is_success:
-            lines = run.stderr.decode("utf-8", "replace").strip().splitlines()
-            reason = lines[-1] if run.status == "finished" and lines else run.status
+        if reason := _failure_reason(sandbox.call_function(code, name, arguments), expected):
             failures.append(f"{assertion(name, arguments, expected)}\n{reason[:MAX_REASON_CHARACTERS]}")
-        elif not same_value(value := json.loads(run.value), expected):
-            reason = f"The result is {value!r:.{MAX_REASON_CHARACTERS}}."
-            failures.append(f"{assertion(name, arguments, expected)}\n{reason}")
     return failures[0] if failures else "", 1 - len(failures) / len(tests)
+
+
+def _failure_reason(run: ProgramResult, expected: Any) -> str:
+    """Returns why a test failed; empty if the test passed."""
+    if not run.is_success:
+        lines = run.stderr.decode("utf-8", "replace").strip().splitlines()
+        return lines[-1] if run.status == "finished" and lines else str(run.status)
+    try:
+        value = json.loads(run.value)
+    except (ValueError, RecursionError):  # the program ended early, or its result is no JSON
+        return "There is no result."
+    return "" if same_value(value, expected) else f"The result is {value!r:.{MAX_REASON_CHARACTERS}}."
 
 
 def assertion(name: str, arguments: list[Any], expected: Any) -> str:
