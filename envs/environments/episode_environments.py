@@ -34,7 +34,7 @@ class EpisodeEnvironments:
         self.user_environments = EnvironmentFactory(env) if env.environment is not None else None
         self._text_tools = make_tools(env) if env.tools and not has_native_tools else []
         self.tools = ToolSetFactory(env) if has_native_tools else None
-        user_schemas = () if self.user_environments is None else self.user_environments.definition.schemas
+        user_schemas = () if self.user_environments is None else self.user_environments.definition.methods.schemas
         self.schemas: tuple[dict[str, Any], ...] = user_schemas if self.tools is None else self.tools.schemas
 
     async def make(self) -> Environment:

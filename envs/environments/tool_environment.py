@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from envs.environments.interface import Environment, EpisodeError, Observation, Step
 from envs.environments.replies import tool_message
 from envs.example import Example, Message
+from envs.group import ToolOutcome
 
 
 class ToolAnswer(Protocol):
@@ -23,7 +24,7 @@ class ToolAnswer(Protocol):
     def text(self) -> str: ...
 
     @property
-    def outcome(self) -> str: ...
+    def outcome(self) -> ToolOutcome: ...
 
 
 class Tools(Protocol):
@@ -72,7 +73,7 @@ class ToolEnvironment:
         )
         messages = [tool_message(call, answer.text) for call, answer in zip(calls, answers, strict=True)]
         messages += [{"role": "tool", "content": f"error: {problem}"} for problem in malformed_calls]
-        outcomes = [*[answer.outcome for answer in answers], *["malformed"] * len(malformed_calls)]
+        outcomes: list[ToolOutcome] = [*(answer.outcome for answer in answers), *(["malformed"] * len(malformed_calls))]
         return Step(tuple(messages), tool_outcomes=tuple(outcomes))
 
     async def close(self) -> None:

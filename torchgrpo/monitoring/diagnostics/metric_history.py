@@ -143,7 +143,7 @@ def has_gradient(row: Row, config: Config) -> bool:
     if config.policy.trains_on_equal_rewards:
         return bool(is_nonzero and row["sample_utilization"] > 0)
     has_equal_rewards = row["reward/zero_variance_groups"] >= 1 and not row.get("reward/overlong_penalty")
-    if has_equal_rewards and config.policy.baseline != "none":
+    if has_equal_rewards and config.policy.baseline != "none" and config.policy.credit != "turn":
         return False
     has_advantage = row["advantage/std"] > 0 or row["advantage/mean"] != 0
     return bool(has_advantage and is_nonzero)
