@@ -73,7 +73,8 @@ class ToolEnvironment:
         )
         messages = [tool_message(call, answer.text) for call, answer in zip(calls, answers, strict=True)]
         messages += [{"role": "tool", "content": f"error: {problem}"} for problem in malformed_calls]
-        outcomes: list[ToolOutcome] = [*(answer.outcome for answer in answers), *(["malformed"] * len(malformed_calls))]
+        outcomes = [answer.outcome for answer in answers]
+        outcomes += ["malformed" for _ in malformed_calls]
         return Step(tuple(messages), tool_outcomes=tuple(outcomes))
 
     async def close(self) -> None:
