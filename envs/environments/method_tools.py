@@ -9,7 +9,7 @@ from typing import Any
 from envs.environments.calls import EnvironmentTimeout
 from envs.environments.interface import TOOL_METHODS, EpisodeError
 from envs.tool_schemas import function_schema
-from envs.tools.arguments import ArgumentCheck, strict_parameters
+from envs.tools.arguments import ArgumentCheck
 from envs.tools.call_log import describe_error
 from envs.tools.results import replace_surrogates, result_text, shorten_result
 from envs.tools.tool_set import ToolResult
@@ -32,9 +32,7 @@ def make_method_schemas(place: str, kind: type[Any]) -> MethodSchemas:
     Raises:
         ConfigError: a method lacks type hints, or a docstring.
     """
-    schemas = tuple(
-        strict_parameters(function_schema(place, name, method_of_class(kind, name))) for name in tool_names(kind)
-    )
+    schemas = tuple(function_schema(place, name, method_of_class(kind, name)) for name in tool_names(kind))
     return MethodSchemas(schemas, {schema["function"]["name"]: ArgumentCheck(place, schema) for schema in schemas})
 
 
