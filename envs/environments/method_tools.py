@@ -1,6 +1,7 @@
 """Tools that are methods of an environment's instance, called one after another."""
 
 import asyncio
+import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -40,10 +41,11 @@ def make_method_schemas(place: str, kind: type[Any]) -> MethodSchemas:
 def tool_names(kind: type[Any]) -> list[str]:
     """Returns the names of the methods that are tools, in the order of their definition.
 
-    A class with `step` marks them by the decorator `tool`; without `step` they are all public methods.
+    A class with `step` marks them by the decorator `tool`. Without `step` they are all public methods with a docstring.
     """
-    names = public_methods(kind)
-    return [name for name in names if getattr(kind, name) in TOOL_METHODS] if "step" in dir(kind) else names
+    if "step" in dir(kind):
+        return [name for name in public_methods(kind) if getattr(kind, name) in TOOL_METHODS]
+    return [name for name in public_methods(kind) if inspect.getdoc(getattr(kind, name))]
 
 
 @dataclass
