@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from config.schema.config import JOBS
-from config.schema.env import TOOLS
+from config.schema.env import ENVIRONMENTS, TOOLS
 from config.schema.errors import ConfigError
 from config.schema.inference import ENGINES
 from config.schema.logging import TRACKERS
@@ -21,7 +21,7 @@ from config.schema.registry import Registry
 from tests.script_runner import QUICK, ROOT, read_metrics
 from torchgrpo.plan.devices import TRANSPORTS
 
-REGISTRIES = [ENGINES, TRACKERS, TRANSPORTS, OPTIMIZERS, OBJECTIVES, TOOLS, JOBS]
+REGISTRIES = [ENGINES, TRACKERS, TRANSPORTS, OPTIMIZERS, OBJECTIVES, TOOLS, ENVIRONMENTS, JOBS]
 FILES = {
     "torchgrpo/rollout/engines/backends/added.py": """
 from torchgrpo.rollout.engines.backends.transformers import engine_factory as transformers_engine_factory
@@ -85,6 +85,10 @@ def tool(request):
     """You have an echo."""
     return request
 ''',
+    "envs/environments/builtin/added.py": """
+def environment(turns, example):
+    return f"turn {len(turns)}"
+""",
     "torchgrpo/run/jobs/added.py": """
 def run(job):
     print("a job of mine:", job.config.run)
@@ -138,7 +142,7 @@ def test_a_run_with_added_files_trains(checkout: Path) -> None:
     assert metrics[0]["grad_norm"] > 0 and 0 < metrics[0]["reward/mean"] <= 1
 
 
-def test_an_added_job_and_transport_are_known(checkout: Path) -> None:
+def test_an_added_job_transport_and_environment_are_known(checkout: Path) -> None:
     process = run_in_checkout(checkout, "run=added")
     assert process.returncode == 0 and "a job of mine: added" in process.stdout, process.stderr
     code = (
@@ -146,6 +150,12 @@ def test_an_added_job_and_transport_are_known(checkout: Path) -> None:
     )
     process = subprocess.run([sys.executable, "-c", code], cwd=checkout, capture_output=True, text=True, check=True)
     assert process.stdout.strip() == "SharedMemory"
+    code = (
+        "from config.schema.env import EnvConfig; from envs.environments.definition import find_environment; "
+        "print(find_environment(EnvConfig(dataset='arithmetic', environment='added')).target([1], None))"
+    )
+    process = subprocess.run([sys.executable, "-c", code], cwd=checkout, capture_output=True, text=True, check=True)
+    assert process.stdout.strip() == "turn 1"
 
 
 def test_unknown_names_are_refused_with_the_known_ones(checkout: Path) -> None:

@@ -237,6 +237,15 @@ class NoDocstring:
     def look(self, page: str) -> None: ...
 
 
+class NoAnnotation:
+    """Class with a tool whose parameter has no type."""
+
+    def reset(self) -> None: ...
+
+    def look(self, page) -> None:  # type: ignore[no-untyped-def]
+        """Looks."""
+
+
 def countdown(turns: list[Message], example: Example) -> str | None:
     """Replies until the example's number of turns."""
     return None if len(turns) == example.answer else f"{len(turns)} of {example.answer}: {turns[-1]['content']}"
