@@ -14,6 +14,7 @@ from torchrl.objectives import LossModule
 
 from config.schema.policy import PolicyConfig
 from torchgrpo.batches.batch import Batch, Tokens, environment_token_mask, select_declared_fields
+from torchgrpo.batches.episodes import EpisodeRows
 from torchgrpo.training.aggregation import BatchTotals
 from torchgrpo.training.loss_metrics import effective_sample_size
 from torchgrpo.training.loss_terms import loss_terms
@@ -47,6 +48,7 @@ class GRPOLoss(LossModule):
         mask: NestedKey = "mask"
         weight: NestedKey = "weight"
         penalty: NestedKey = "penalty"
+        episode: NestedKey = "episode"
 
     default_keys = _AcceptedKeys
     actor: nn.Module
@@ -94,8 +96,9 @@ class GRPOLoss(LossModule):
         Terms are scalars, 0 for terms that the policy does not use.
 
         Args:
-            tensordict: [N] completions, in the order of groups; see `_AcceptedKeys`.
-            totals: of the global batch, if this is a microbatch; terms and metrics then sum over microbatches.
+            tensordict: [N] token sequences, in the order of groups; see `_AcceptedKeys`.
+            totals: of the global batch, if this is a microbatch; terms and metrics then sum over microbatches. All rows
+                of a completion are in the same microbatch.
             entropy_coef: replaces the policy's coefficient for this batch.
 
         Raises:
@@ -109,7 +112,10 @@ class GRPOLoss(LossModule):
         tokens = inputs[keys.tokens]
         tokens = tokens if isinstance(tokens, Tokens) else select_declared_fields(Tokens, tokens)
         policy = self.policy if entropy_coef is None else replace(self.policy, entropy_coef=entropy_coef)
-        environment = environment_token_mask(tokens, inputs[keys.mask]) if policy.environment_coef else None
+        episodes = None
+        if inputs[keys.episode] is not None:
+            episodes = EpisodeRows.from_masks(inputs[keys.episode], tokens.prompt_mask, tokens.response_mask)
+        environment = environment_token_mask(tokens, inputs[keys.mask], episodes) if policy.environment_coef else None
         scored_tokens: Tokens = tokens if environment is None else tokens.copy()
         if environment is not None:
             scored_tokens.loss_mask = tokens.response_mask
@@ -133,6 +139,7 @@ class GRPOLoss(LossModule):
             environment=None if environment is None else environment.to(scores.log_prob.device),
             totals=totals,
             weights=weights,
+            episodes=None if episodes is None else episodes.to(scores.log_prob.device),
         )
         assert scores.entropy is not None  # `with_entropy` is set
         named = {name.replace("/", "_"): term for name, term in terms.items()}
