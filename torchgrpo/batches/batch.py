@@ -116,9 +116,7 @@ class Batch(TensorClass):
     @property
     def episode_rows(self) -> EpisodeRows | None:
         """Rows of each completion; None if each row is a completion."""
-        if self.episode is None:
-            return None
-        return EpisodeRows.from_masks(self.episode, self.tokens.prompt_mask, self.tokens.response_mask)
+        return episode_rows(self.tokens, self.episode)
 
     @property
     def num_completions(self) -> int:
@@ -241,6 +239,11 @@ def _completion_from_torchrl(row: TensorDictBase) -> SampledCompletion:
         FINISH_REASONS[int(row.get("finish_reason", torch.zeros(1)))],
         sampled.tolist(),
     )
+
+
+def episode_rows(tokens: Tokens, episode: Tensor | None) -> EpisodeRows | None:
+    """Returns the rows of each completion; None if each row is a completion. episode: as `Batch.episode`."""
+    return None if episode is None else EpisodeRows.from_masks(episode, tokens.prompt_mask, tokens.response_mask)
 
 
 def environment_token_mask(tokens: Tokens, mask: Tensor, episodes: EpisodeRows | None = None) -> Tensor:
