@@ -150,15 +150,15 @@ class PolicyConfig:
     """Aggregation of token losses over the global batch. `token_mean` and `token_sum` go over all tokens.
     `sequence_mean` is the mean over sequences of token means, `sequence_sum` the mean over sequences of token sums.
     `constant_length` is `sequence_sum` divided by `constant_length`, `constant_length_sum` is `token_sum` divided
-    by it. `pass_mean` is the mean over passes of `pass_size` rows of their token means. `length_weighted` is the
-    sum of each row times its length, divided by all positions. `padded_mean` is the mean over all positions."""
+    by it. `pass_mean` is the mean over passes of `pass_size` completions of their token means. `length_weighted` is the
+    sum of each completion times its length, divided by all positions. `padded_mean` is the mean over all positions."""
     constant_length: int | None = None
     """Divisor of `constant_length` and `constant_length_sum`. Unset: `inference_model.max_tokens`; for plain
     tensors the width of the batch."""
     pass_size: int | None = None
-    """Number of rows in a pass of `aggregation=pass_mean`. Unset: the whole batch is one pass."""
+    """Number of completions in a pass of `aggregation=pass_mean`. Unset: the whole batch is one pass."""
     count_empty: bool = False
-    """Counts rows without a token in the loss in the means over sequences."""
+    """Counts completions without a token in the loss in the means over sequences."""
     length_epsilon: float = 0.0
     """Added to the token count of a sequence where the token count is a divisor."""
     include_padding: bool = False
@@ -226,7 +226,7 @@ class PolicyConfig:
     mismatch_floor: float = 0.0
     """Minimum of w."""
     mismatch_normalize: bool = False
-    """Divides the weights by their mean over tokens (over rows for `mismatch_level=sequence`)."""
+    """Divides the weights by their mean over tokens (over completions for `mismatch_level=sequence`)."""
 
     filter_truncated: bool = False
     """Excludes responses that are truncated at the token limit from the loss."""

@@ -14,11 +14,11 @@ COMPONENTS = {"right": 1.0, "short": 0.5}
 
 @dataclass(frozen=True)
 class Piece:
-    """One turn of an episode: sampled tokens, their log-probs, the environment's reply and the turn's reward."""
+    """One turn of an episode: sampled tokens, their log-probs, reply and reward."""
 
-    sampled: tuple[int, ...]
+    sampled_ids: tuple[int, ...]
     log_probs: tuple[float, ...]
-    reply: tuple[int, ...]
+    reply_ids: tuple[int, ...]
     reward: float
 
 
@@ -45,11 +45,11 @@ class Stream:
                     for values in (ids, log_probs, mask):
                         values.pop()  # type: ignore[attr-defined]
                 starts.append(SequenceStart(len(ids), tuple(context)))
-            turns.append(Turn({}, len(ids), len(ids) + len(piece.sampled), reward=piece.reward))
-            ids += piece.sampled + piece.reply
-            log_probs += piece.log_probs + (0.0,) * len(piece.reply)
-            mask += [True] * len(piece.sampled) + [False] * len(piece.reply)
-            context += piece.sampled + piece.reply
+            turns.append(Turn({}, len(ids), len(ids) + len(piece.sampled_ids), reward=piece.reward))
+            ids += piece.sampled_ids + piece.reply_ids
+            log_probs += piece.log_probs + (0.0,) * len(piece.reply_ids)
+            mask += [True] * len(piece.sampled_ids) + [False] * len(piece.reply_ids)
+            context += piece.sampled_ids + piece.reply_ids
         return replace(
             self.outcome,
             token_ids=ids,
@@ -62,7 +62,7 @@ class Stream:
 
 
 def random_streams(seed: int, groups: int = 5) -> list[list[Stream]]:
-    """Makes groups of episodes of 1 to 4 turns, with random outcomes; one reward in eight failed."""
+    """Makes groups of episodes of 1 to 4 turns, with random outcomes."""
     rng = random.Random(seed)
 
     def piece(is_last: bool) -> Piece:
@@ -97,7 +97,7 @@ def whole_groups(streams: Sequence[Sequence[Stream]]) -> list[Group]:
 def split_groups(
     streams: Sequence[Sequence[Stream]], seed: int, share: float, drops_replies: bool = False
 ) -> list[Group]:
-    """Makes the same groups with a new sequence at a random `share` of the turns after the first."""
+    """Makes the same groups with completions split at a random `share` of the turns."""
     rng = random.Random(seed)
     groups = []
     for number, row in enumerate(streams):
@@ -107,12 +107,12 @@ def split_groups(
     return groups
 
 
-def episode(rewards: Sequence[float], score: float | None = None, failed: bool = False) -> SampledCompletion:
-    """Makes an episode with a sampled token and, but for the last turn, a reply token for each turn.
+def episode(rewards: Sequence[float], score: float | None = None, has_error: bool = False) -> SampledCompletion:
+    """Makes an episode of one sampled token per turn, with replies of one token.
 
     score: of the verdict; None: the sum of the turns' rewards.
     """
     pieces = [Piece((10 + turn,), (-1.0,), (30 + turn,), reward) for turn, reward in enumerate(rewards)]
-    pieces[-1] = replace(pieces[-1], reply=())
-    verdict = Verdict(sum(rewards) if score is None else score, {}, "error" if failed else "scored")
+    pieces[-1] = replace(pieces[-1], reply_ids=())
+    verdict = Verdict(sum(rewards) if score is None else score, {}, "error" if has_error else "scored")
     return Stream((5, 6), tuple(pieces), replace(make_completion(1), verdict=verdict)).completion()

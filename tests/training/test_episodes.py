@@ -89,7 +89,10 @@ def float64_scorer(packs: bool) -> ResponseScorer:
 
 @cache
 def log_probs_near_the_model(seed: int) -> Tensor:
-    """Returns log-probs float64 [3, M] of engine, trainer and reference for the sampled tokens of `random_streams`."""
+    """Returns log-probs float64 [3, M] of engine, trainer and reference.
+
+    They are those of the sampled tokens of `random_streams`.
+    """
     tokens = collate(whole_groups(random_streams(seed))).tokens
     with torch.no_grad():
         log_prob = float64_scorer(packs=True)(tokens).log_prob[tokens.loss_mask]

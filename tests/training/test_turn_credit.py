@@ -1,4 +1,4 @@
-"""Tests of advantages of turns: values by hand, and no bias where episodes choose their length."""
+"""Tests of advantages of turns: values by hand, and their bias under random lengths."""
 
 import math
 import random
@@ -27,7 +27,10 @@ def turn_advantages(groups: list[Group], **fields: object) -> list[list[float]]:
 
 
 def test_three_episodes_by_hand() -> None:
-    """Returns-to-go are 3, 2, 2 and 1, 1 and 2.5; the verdict of the third adds 0.5 to its only turn."""
+    """Returns-to-go are 3, 2, 2 and 1, 1 and 2.5.
+
+    The verdict of the third adds 0.5 to its only turn.
+    """
     group = make_group(0, [episode([1.0, 0.0, 2.0]), episode([0.0, 1.0]), episode([2.0], score=2.5)])
     assert turn_advantages([group]) == [[1.25, 1.0, 0.0], [-1.75, -1.0], [0.5]]
     assert turn_advantages([group], group_of_one="raw") == [[1.25, 1.0, 2.0], [-1.75, -1.0], [0.5]]
@@ -36,7 +39,7 @@ def test_three_episodes_by_hand() -> None:
 
 def test_a_failed_episode_is_in_no_baseline() -> None:
     completions = [episode([1.0, 0.0, 2.0]), episode([0.0, 1.0]), episode([2.0], score=2.5)]
-    group = make_group(0, [*completions, episode([5.0, 5.0, 5.0, 5.0], failed=True)])
+    group = make_group(0, [*completions, episode([5.0, 5.0, 5.0, 5.0], has_error=True)])
     assert turn_advantages([group]) == [[1.25, 1.0, 0.0], [-1.75, -1.0], [0.5], [0.0] * 4]
 
 
@@ -63,7 +66,7 @@ def test_the_last_turn_carries_the_overlong_penalty() -> None:
 
 def test_whitening_centres_the_tokens() -> None:
     groups = [make_group(number, [episode([1.0, 0.0, 2.0]), episode([0.0, 1.0])]) for number in range(2)]
-    groups[1].completions[0] = episode([9.0], failed=True)
+    groups[1].completions[0] = episode([9.0], has_error=True)
     whitened = turn_advantages(groups, whiten="tokens")
     values = [value for row in (whitened[0], whitened[1], whitened[3]) for value in row]
     assert statistics.mean(values) == pytest.approx(0.0, abs=1e-6)
@@ -84,9 +87,10 @@ LAST_TURN = 3
 
 
 def stop_or_go(rng: random.Random) -> SampledCompletion:
-    """Makes an episode that stops or goes on at random, with a reward of one on average for the turn that ends it.
+    """Makes an episode that stops or goes on at random.
 
-    The return is the same on average for both actions at every turn, so that the true advantage is zero.
+    The mean reward is one for the turn that ends it, and zero for the others. The mean return is thus the same for both
+    actions at every turn, and their true advantage is zero.
     """
     actions, rewards = [], []
     while not actions or (actions[-1] == GO):
@@ -111,7 +115,7 @@ def bias_by_action(groups: list[Group], advantages: list[list[float]]) -> dict[t
 
 
 def minus_means_of_turns(group: Group) -> list[list[float]]:
-    """Returns for each turn the sum of its reward and the later ones, each less the mean over the group's episodes."""
+    """Returns the sum of each turn's reward and later ones, less their turns' means."""
     rewards = [[turn.reward for turn in one.turns] for one in group.completions]
     means = [statistics.mean(row[turn] for row in rewards if len(row) > turn) for turn in range(max(map(len, rewards)))]
     centred = [[reward - mean for reward, mean in zip(row, means, strict=False)] for row in rewards]

@@ -35,6 +35,10 @@ class Tokens(TensorClass):
     loss_mask: Tensor
     """bool [N, R]: true on tokens that the model sampled, false on padding and on tokens of the environment."""
 
+    def episode_rows(self, episode: Tensor | None) -> EpisodeRows | None:
+        """Returns the rows of each completion by `Batch.episode`."""
+        return None if episode is None else EpisodeRows.from_masks(episode, self.prompt_mask, self.response_mask)
+
     def clamp_to_vocabulary(self, rows: int) -> "Tokens":
         """Replaces ids that an embedding of `rows` rows lacks by its last id."""
         clamped: Tokens = self.copy()
@@ -116,7 +120,7 @@ class Batch(TensorClass):
     @property
     def episode_rows(self) -> EpisodeRows | None:
         """Rows of each completion; None if each row is a completion."""
-        return episode_rows(self.tokens, self.episode)
+        return self.tokens.episode_rows(self.episode)
 
     @property
     def num_completions(self) -> int:
@@ -241,11 +245,6 @@ def _completion_from_torchrl(row: TensorDictBase) -> SampledCompletion:
     )
 
 
-def episode_rows(tokens: Tokens, episode: Tensor | None) -> EpisodeRows | None:
-    """Returns the rows of each completion; None if each row is a completion. episode: as `Batch.episode`."""
-    return None if episode is None else EpisodeRows.from_masks(episode, tokens.prompt_mask, tokens.response_mask)
-
-
 def environment_token_mask(tokens: Tokens, mask: Tensor, episodes: EpisodeRows | None = None) -> Tensor:
     """Returns the mask [N, R] of environment tokens in completions that are in the loss.
 
@@ -295,7 +294,10 @@ def collate(groups: Sequence[Group]) -> Batch:
 
 
 def _teacher_prompt(group: Group, prompt: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns the teacher's prompt of a sequence: the group's, and what the sequence's prompt adds to the policy's."""
+    """Returns the teacher's prompt of a sequence.
+
+    It is the teacher's prompt of the group, with what the sequence's `prompt` adds to that of the group.
+    """
     if prompt[: len(group.prompt)] != group.prompt:
         raise ConfigError(
             f"policy.teacher_prompt is set, but a completion of row {group.example.row} has a sequence that does not "

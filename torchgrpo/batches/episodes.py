@@ -56,15 +56,18 @@ class EpisodeRows:
         return EpisodeRows(self.index.to(device), self.lengths.to(device))
 
     def sum(self, values: Tensor) -> Tensor:
-        """Sums values [N, k] over the rows of each completion; every row gets the sum of its completion."""
+        """Sums values [N, k] over the rows of each completion.
+
+        Returns [N, k]: each row has the sum of its completion.
+        """
         # `index_put` adds in a fixed order on every device, and does not wait for the device.
         return torch.zeros_like(values).index_put((self.index,), values, accumulate=True)[self.index]
 
     def token_mask(self, mask: Tensor) -> Tensor:
-        """Returns a mask bool [C, W] with the tokens of `mask` [N, R] in one row per completion.
+        """Returns the mask bool [C, W] of the tokens, with one row per completion.
 
-        The tokens keep their order, and W is the length of the longest completion. Without completions of several rows
-        it is `mask` itself.
+        The tokens keep their order, and W is the length of the longest completion. If each row is a completion, it is
+        `mask` [N, R] itself.
         """
         if self.count == len(self.index):
             return mask
@@ -73,7 +76,10 @@ class EpisodeRows:
         return torch.arange(width, device=mask.device) < counts
 
     def spread(self, values: Tensor, mask: Tensor) -> Tensor:
-        """Returns values [C, 1] as [N, 1], or those [C, W] of the tokens of `token_mask(mask)` as [N, R]."""
+        """Copies values of completions to their rows.
+
+        values: [C, 1], which become [N, 1]; or [C, W] of the tokens in `token_mask(mask)`, which become [N, R].
+        """
         if values.shape[1] == 1:
             return values[self.index]
         if self.count == len(self.index):

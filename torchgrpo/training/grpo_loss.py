@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torchrl.objectives import LossModule
 
 from config.schema.policy import PolicyConfig
-from torchgrpo.batches.batch import Batch, Tokens, environment_token_mask, episode_rows, select_declared_fields
+from torchgrpo.batches.batch import Batch, Tokens, environment_token_mask, select_declared_fields
 from torchgrpo.training.aggregation import BatchTotals
 from torchgrpo.training.loss_metrics import effective_sample_size
 from torchgrpo.training.loss_terms import loss_terms
@@ -111,7 +111,7 @@ class GRPOLoss(LossModule):
         tokens = inputs[keys.tokens]
         tokens = tokens if isinstance(tokens, Tokens) else select_declared_fields(Tokens, tokens)
         policy = self.policy if entropy_coef is None else replace(self.policy, entropy_coef=entropy_coef)
-        episodes = episode_rows(tokens, inputs[keys.episode])
+        episodes = tokens.episode_rows(inputs[keys.episode])
         environment = environment_token_mask(tokens, inputs[keys.mask], episodes) if policy.environment_coef else None
         scored_tokens: Tokens = tokens if environment is None else tokens.copy()
         if environment is not None:

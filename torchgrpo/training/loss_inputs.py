@@ -119,7 +119,10 @@ def episode_sum(values: Tensor, mask: Tensor, episodes: EpisodeRows | None) -> T
 
 
 def episode_mean(values: Tensor, mask: Tensor, episodes: EpisodeRows | None, epsilon: float = 0.0) -> Tensor:
-    """Returns for each row the mean over the tokens of its completion, [N, 1]; 0 without tokens."""
+    """Returns for each row the mean over the tokens of its completion, [N, 1].
+
+    The mean is 0 without tokens.
+    """
     count = mask.sum(dim=1, keepdim=True)
     count = (count if episodes is None else episodes.sum(count)).clamp_min(1).to(values.dtype)
     return episode_sum(values, mask, episodes) / (count + epsilon)

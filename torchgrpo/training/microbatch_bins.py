@@ -21,7 +21,10 @@ MAX_IMBALANCE = 1.1
 
 @dataclass(frozen=True)
 class Bin:
-    """Rows of one microbatch, the number of positions that the model computes for them, and of completions."""
+    """Rows of one microbatch.
+
+    positions: number of positions that the model computes for the rows. completions: number of completions.
+    """
 
     rows: list[int]
     positions: int

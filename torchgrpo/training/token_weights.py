@@ -55,7 +55,7 @@ def token_weights(policy: PolicyConfig, inputs: LossInputs) -> TokenWeights:
 
 
 def _one_row_each(inputs: LossInputs) -> Tensor:
-    """Returns a mask [N, 1] with one row of each completion that has tokens in the loss."""
+    """Returns a mask [N, 1] with one row of each completion in the loss."""
     in_loss = inputs.mask.any(dim=1, keepdim=True)
     if inputs.episodes is None:
         return in_loss

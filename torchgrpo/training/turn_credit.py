@@ -1,4 +1,4 @@
-"""Computes an advantage for each turn of an episode, from the rewards of this turn and of the later ones.
+"""Computes an advantage for each turn of an episode, from its reward and later ones.
 
     G_t = r_t + ... + r_T                     return-to-go; the last turn carries what the turns' rewards leave
     A_t = G_t - mean of G_t over the other completions of the group that came to turn t
@@ -43,7 +43,7 @@ def turn_advantage(policy: PolicyConfig, rollout: Rollout, adjustment: Tensor, v
 
 
 def turn_returns(groups: Sequence[Group], adjustment: Tensor) -> tuple[Tensor, Tensor]:
-    """Computes the returns-to-go [P, G, T] float64 of T turns, and a mask of the turns that were reached.
+    """Computes returns-to-go float64 [P, G, T] and a mask of the turns that were reached.
 
     The first return of a completion is its reward, adjustment included. Returns have the precision of float32, as
     rewards have, so that sums in another order do not differ.
@@ -74,12 +74,18 @@ def _minus_mean_of_others(returns: Tensor, is_reached: Tensor, keeps_lone: bool)
 
 
 def _turns(completion: SampledCompletion) -> list[tuple[int, float]]:
-    """Returns the start and the reward of each turn; a completion without turns is a single one."""
+    """Returns start and reward of each turn.
+
+    A completion without turns is a single turn.
+    """
     return [(turn.start, turn.reward) for turn in completion.turns] or [(0, 0.0)]
 
 
 def _turn_numbers(completion: SampledCompletion) -> Tensor:
-    """Returns the number of the turn of each token, int64 [tokens]; an environment's reply belongs to its turn."""
+    """Returns the number of each token's turn, int64 [tokens].
+
+    A reply of the environment belongs to the turn before it.
+    """
     numbers = torch.zeros(len(completion.token_ids), dtype=torch.int64)
     for number, (start, _) in enumerate(_turns(completion)):
         numbers[start:] = number
