@@ -29,6 +29,7 @@ AGGREGATIONS = (
 OBJECTIVES = Registry("policy.objective", "torchgrpo.training.objectives", "TERM")
 
 CHOICES: dict[str, tuple[str, ...]] = {
+    "credit": ("completion", "turn"),
     "reward_components": ("combined", "separate"),
     "baseline": ("mean", "leave_one_out", "length_weighted", "second_best", "none"),
     "scale": (
@@ -64,6 +65,9 @@ class PolicyConfig:
     name: str = "grpo"
     """Name of the preset, for error messages."""
 
+    credit: str = "completion"
+    """Unit that gets an advantage. `completion`: the whole completion, by its reward. `turn`: each turn of the model,
+    by the rewards of this turn and the later ones, relative to the group's other completions that came to this turn."""
     reward_components: str = "combined"
     """`combined`: the reward of a completion is its total score. `separate`: each reward component in
     `env.reward_weights` or in the list `env.reward` is centred and scaled separately, and the results are
@@ -146,15 +150,15 @@ class PolicyConfig:
     """Aggregation of token losses over the global batch. `token_mean` and `token_sum` go over all tokens.
     `sequence_mean` is the mean over sequences of token means, `sequence_sum` the mean over sequences of token sums.
     `constant_length` is `sequence_sum` divided by `constant_length`, `constant_length_sum` is `token_sum` divided
-    by it. `pass_mean` is the mean over passes of `pass_size` rows of their token means. `length_weighted` is the
-    sum of each row times its length, divided by all positions. `padded_mean` is the mean over all positions."""
+    by it. `pass_mean` is the mean over passes of `pass_size` completions of their token means. `length_weighted` is the
+    sum of each completion times its length, divided by all positions. `padded_mean` is the mean over all positions."""
     constant_length: int | None = None
     """Divisor of `constant_length` and `constant_length_sum`. Unset: `inference_model.max_tokens`; for plain
     tensors the width of the batch."""
     pass_size: int | None = None
-    """Number of rows in a pass of `aggregation=pass_mean`. Unset: the whole batch is one pass."""
+    """Number of completions in a pass of `aggregation=pass_mean`. Unset: the whole batch is one pass."""
     count_empty: bool = False
-    """Counts rows without a token in the loss in the means over sequences."""
+    """Counts completions without a token in the loss in the means over sequences."""
     length_epsilon: float = 0.0
     """Added to the token count of a sequence where the token count is a divisor."""
     include_padding: bool = False
@@ -222,7 +226,7 @@ class PolicyConfig:
     mismatch_floor: float = 0.0
     """Minimum of w."""
     mismatch_normalize: bool = False
-    """Divides the weights by their mean over tokens (over rows for `mismatch_level=sequence`)."""
+    """Divides the weights by their mean over tokens (over completions for `mismatch_level=sequence`)."""
 
     filter_truncated: bool = False
     """Excludes responses that are truncated at the token limit from the loss."""
@@ -314,12 +318,18 @@ class PolicyConfig:
             (no_reward and self.filter_range is not None, "filter_range", messages.FILTER_WITHOUT_REWARD),
             (no_reward and self.kl_coef and self.kl_placement == "reward", "kl_placement", messages.KL_WITHOUT_REWARD),
             (has_teacher and self.objective == "geometric", "objective", messages.GEOMETRIC_WITH_TEACHER),
+            (self.credit == "turn" and self.objective == "geometric", "objective", messages.GEOMETRIC_WITH_TURNS),
             (missing, "teacher_prompt", f"the text lacks {' and '.join(missing)}; {marks}"),
             (text and self.kl_coef, "kl_coef", messages.KL_WITH_TEACHER_PROMPT),
             (text and not has_teacher, "distill_coef", messages.TEACHER_PROMPT_WITHOUT_TEACHER),
         ):
             if is_violated:
                 raise self._field_error(key, problem)
+
+        if self.credit == "turn":
+            for key, known in messages.TURN_CREDIT_FIELDS.items():
+                if getattr(self, key) not in known:
+                    raise self._field_error(key, f"{messages.TURN_CREDIT}; set policy.{key}={known[0]}")
 
     def _field_error(self, key: str, problem: str) -> ConfigError:
         return ConfigError(f"policy.{key}={getattr(self, key)} (policy {self.name}): {problem}")

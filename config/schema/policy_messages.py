@@ -11,6 +11,18 @@ POSITIVE_FIELDS = (
     "overlong_cache", "filter_attempts",
 )  # fmt: skip
 
+TURN_CREDIT_FIELDS = {
+    "baseline": ("leave_one_out", "none"),
+    "scale": ("none",),
+    "reward_components": ("combined",),
+    "discount": (1,),
+    "whiten": ("none", "tokens"),
+}
+"""Values of fields that `credit=turn` can be combined with."""
+TURN_CREDIT = (
+    "policy.credit=turn compares the return of a turn with those of the other completions, without a scale for a whole "
+    "completion"
+)
 NOTHING_TO_LEARN = (
     "with policy.distill_coef=0 and policy.kl_coef=0 the objective has no term to train on; set "
     "policy.reward_coef=1, or policy.distill_coef=1 for a teacher"
@@ -23,6 +35,10 @@ KL_WITHOUT_REWARD = "the KL is subtracted from the reward, but policy.reward_coe
 GEOMETRIC_WITH_TEACHER = (
     "the objective averages the advantages of a response and clips by their sign, but a teacher's "
     "advantages differ from token to token; set policy.distill_coef=0, or policy.objective=clip"
+)
+GEOMETRIC_WITH_TURNS = (
+    "the objective averages the advantages of a response and clips by their sign, but with policy.credit=turn they "
+    "differ from turn to turn; set policy.credit=completion, or policy.objective=clip"
 )
 KL_WITH_TEACHER_PROMPT = (
     "with policy.teacher_prompt the KL penalty would refer to a model that sees the reference answer; set "

@@ -16,7 +16,9 @@ import torch
 from tensordict import TensorClass, TensorDict, TensorDictBase, lazy_stack
 from torch import Tensor
 
+from config.schema.errors import ConfigError
 from envs.group import FINISH_REASONS, OUTCOMES, Group, SampledCompletion, TokenSequence, Verdict
+from torchgrpo.batches.episodes import EpisodeRows
 
 
 class Tokens(TensorClass):
@@ -32,6 +34,10 @@ class Tokens(TensorClass):
     """bool [N, R]: true on response tokens, false on padding."""
     loss_mask: Tensor
     """bool [N, R]: true on tokens that the model sampled, false on padding and on tokens of the environment."""
+
+    def episode_rows(self, episode: Tensor | None) -> EpisodeRows | None:
+        """Returns the rows of each completion by `Batch.episode`."""
+        return None if episode is None else EpisodeRows.from_masks(episode, self.prompt_mask, self.response_mask)
 
     def clamp_to_vocabulary(self, rows: int) -> "Tokens":
         """Replaces ids that an embedding of `rows` rows lacks by its last id."""
@@ -112,6 +118,17 @@ class Batch(TensorClass):
         return cls(**tensors, batch_size=tensordict.batch_size)
 
     @property
+    def episode_rows(self) -> EpisodeRows | None:
+        """Rows of each completion; None if each row is a completion."""
+        return self.tokens.episode_rows(self.episode)
+
+    @property
+    def num_completions(self) -> int:
+        """Number of completions."""
+        rows = self.episode_rows
+        return len(self) if rows is None else rows.count
+
+    @property
     def reference_tokens(self) -> Tokens:
         """Token ids that the reference model scores."""
         return self.tokens if self.teacher_tokens is None else self.teacher_tokens
@@ -156,6 +173,8 @@ class Batch(TensorClass):
         scores = {"reward": rewards, "reward_status": torch.tensor(status)[:, None]}
         batch["next"] = TensorDict(scores, [len(each)])
         converted, response = cls.from_tensors(batch), batch["tokens", "response_mask"]
+        if all("episode" in row for row in each):
+            converted.episode = torch.stack([row["episode"] for row in each])
         if all("advantage" in row for row in each):
             converted.advantage = torch.stack([row["advantage"][-1] for row in each])
         if all(("next", "ref_log_probs", "full") in row.keys(True) for row in each):
@@ -203,6 +222,8 @@ def _row_to_torchrl(row: Batch) -> TensorDict:
         },
         **{name: getattr(row, name) for name in ("group_id", "finish_reason", "temperature")},
     }
+    if row.episode is not None:
+        entries["episode"] = row.episode
     if row.ref_log_prob is not None:
         entries["next"]["ref_log_probs"] = {"full": full(row.ref_log_prob)}
     if row.advantage is not None:  # one number for all tokens of the row
@@ -224,12 +245,17 @@ def _completion_from_torchrl(row: TensorDictBase) -> SampledCompletion:
     )
 
 
-def environment_token_mask(tokens: Tokens, mask: Tensor) -> Tensor:
+def environment_token_mask(tokens: Tokens, mask: Tensor, episodes: EpisodeRows | None = None) -> Tensor:
     """Returns the mask [N, R] of environment tokens in completions that are in the loss.
 
-    mask: bool [N, R], the tokens in the loss.
+    Tokens in a prompt are not among them, even if the environment wrote them.
+
+    mask: bool [N, R], the tokens in the loss. episodes: rows of each completion; None: each row is a completion.
     """
-    return tokens.response_mask & ~tokens.loss_mask & mask.any(dim=1, keepdim=True)
+    in_loss = mask.any(dim=1, keepdim=True)
+    if episodes is not None:
+        in_loss = episodes.sum(in_loss.long()) > 0
+    return tokens.response_mask & ~tokens.loss_mask & in_loss
 
 
 def select_declared_fields(
@@ -240,25 +266,45 @@ def select_declared_fields(
 
 
 def collate(groups: Sequence[Group]) -> Batch:
-    """Builds the batch of scored groups: a row for each token sequence of each completion."""
-    completions = [(group, one) for group in groups for one in group.completions]
-    counts = torch.tensor([one.num_sequences for _, one in completions])
-    rows = [sequence for group, one in completions for sequence in one.sequences(group.prompt)]
+    """Builds the batch of scored groups: a row for each token sequence of each completion.
+
+    Raises:
+        ConfigError: the teacher's prompt of a sequence is not known.
+    """
+    completions = [one for group in groups for one in group.completions]
+    rows = [(group, one) for group in groups for each in group.completions for one in each.sequences(group.prompt)]
+    counts = torch.tensor([one.num_sequences for one in completions])
     collated = prompt_tensors(
         [group.group_id for group in groups],
         [group.prompt for group in groups],
         torch.tensor([group.num_sequences for group in groups]),
         [group.teacher_prompt for group in groups if group.teacher_prompt],
     )
-    if any(one.sequence_starts for _, one in completions):
-        collated["tokens"] = _pad_prompts([row.prompt for row in rows])
-    temperatures = [group.sampling.temperature for group, one in completions for _ in range(one.num_sequences)]
-    collated.update(completion_tensors(rows, temperatures))
-    verdicts = verdict_tensors([one.verdict for _, one in completions if one.verdict is not None])
+    if any(one.sequence_starts for one in completions):
+        collated["tokens"] = _pad_prompts([one.prompt for _, one in rows])
+        if "teacher_tokens" in collated:
+            collated["teacher_tokens"] = _pad_prompts([_teacher_prompt(group, one.prompt) for group, one in rows])
+    temperatures = [group.sampling.temperature for group, _ in rows]
+    collated.update(completion_tensors([one for _, one in rows], temperatures))
+    verdicts = verdict_tensors([one.verdict for one in completions if one.verdict is not None])
     collated["next"] = verdicts.repeat_interleave(counts, dim=0)
     if len(rows) > len(completions):
         collated["episode"] = torch.arange(len(completions)).repeat_interleave(counts)[:, None]
     return Batch.from_tensors(collated)
+
+
+def _teacher_prompt(group: Group, prompt: tuple[int, ...]) -> tuple[int, ...]:
+    """Returns the teacher's prompt of a sequence.
+
+    It is the teacher's prompt of the group, with what the sequence's `prompt` adds to that of the group.
+    """
+    if prompt[: len(group.prompt)] != group.prompt:
+        raise ConfigError(
+            f"policy.teacher_prompt is set, but a completion of row {group.example.row} has a sequence that does not "
+            "begin with the prompt, so its teacher's prompt is unknown; set policy.teacher_prompt=null, or use a chat "
+            "template or environment that keeps the first messages"
+        )
+    return group.teacher_prompt + prompt[len(group.prompt) :]
 
 
 def prompt_tensors(

@@ -65,6 +65,14 @@ def batch_advantage(
     if policy.discount != 1:
         later = mask.sum(dim=1, keepdim=True) - mask.cumsum(dim=1)
         advantage = torch.where(mask, advantage * policy.discount ** later.double(), 0.0)
+    return whiten_advantage(policy, advantage, valid, mask)
+
+
+def whiten_advantage(policy: PolicyConfig, advantage: Tensor, valid: Tensor, mask: Tensor) -> Tensor:
+    """Whitens advantages [N, 1] or [N, R] over the batch by `policy.whiten`.
+
+    valid: bool [N, 1], completions that enter the statistics. mask: bool [N, R], the tokens that the policy sampled.
+    """
     weight = WHITENING_WEIGHTS[policy.whiten](advantage, mask)
     if weight is None:
         return advantage

@@ -47,6 +47,7 @@ class GRPOLoss(LossModule):
         mask: NestedKey = "mask"
         weight: NestedKey = "weight"
         penalty: NestedKey = "penalty"
+        episode: NestedKey = "episode"
 
     default_keys = _AcceptedKeys
     actor: nn.Module
@@ -94,8 +95,9 @@ class GRPOLoss(LossModule):
         Terms are scalars, 0 for terms that the policy does not use.
 
         Args:
-            tensordict: [N] completions, in the order of groups; see `_AcceptedKeys`.
-            totals: of the global batch, if this is a microbatch; terms and metrics then sum over microbatches.
+            tensordict: [N] token sequences, in the order of groups; see `_AcceptedKeys`.
+            totals: of the global batch, if this is a microbatch; terms and metrics then sum over microbatches. All rows
+                of a completion are in the same microbatch.
             entropy_coef: replaces the policy's coefficient for this batch.
 
         Raises:
@@ -109,7 +111,8 @@ class GRPOLoss(LossModule):
         tokens = inputs[keys.tokens]
         tokens = tokens if isinstance(tokens, Tokens) else select_declared_fields(Tokens, tokens)
         policy = self.policy if entropy_coef is None else replace(self.policy, entropy_coef=entropy_coef)
-        environment = environment_token_mask(tokens, inputs[keys.mask]) if policy.environment_coef else None
+        episodes = tokens.episode_rows(inputs[keys.episode])
+        environment = environment_token_mask(tokens, inputs[keys.mask], episodes) if policy.environment_coef else None
         scored_tokens: Tokens = tokens if environment is None else tokens.copy()
         if environment is not None:
             scored_tokens.loss_mask = tokens.response_mask
@@ -133,6 +136,7 @@ class GRPOLoss(LossModule):
             environment=None if environment is None else environment.to(scores.log_prob.device),
             totals=totals,
             weights=weights,
+            episodes=None if episodes is None else episodes.to(scores.log_prob.device),
         )
         assert scores.entropy is not None  # `with_entropy` is set
         named = {name.replace("/", "_"): term for name, term in terms.items()}

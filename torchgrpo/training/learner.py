@@ -25,7 +25,7 @@ from torch import Tensor
 from config.schema.config import Config
 from envs.group import Group
 from envs.reward_workers.task_scorer import component_weights
-from torchgrpo.batches.batch import Batch, collate, environment_token_mask
+from torchgrpo.batches.batch import Batch, collate
 from torchgrpo.batches.rollout import Rollout
 from torchgrpo.plan.plan import Plan
 from torchgrpo.training.aggregation import BatchTotals
@@ -202,7 +202,7 @@ class Learner:
             batch.ref_log_prob = self._score_batch(batch.for_reference(), "reference_log_prob")
         elif self.scorers is not None:
             batch.ref_log_prob = self._reference_from_scorers(self.scorers, rollout)
-        several_steps = self.config.train.epochs > 1 or len(batch) > self.config.optim_batch_size
+        several_steps = self.config.train.epochs > 1 or batch.num_completions > self.config.optim_batch_size
         if policy.old_log_prob == "trainer" and several_steps:
             batch.old_log_prob = self._score_batch(batch, "log_prob")
         weights = component_weights(self.config.env)
@@ -251,7 +251,7 @@ class Learner:
 
     def _partition_for_scoring(self, batch: Batch) -> list[list[Microbatch]]:
         """Partitions a batch of any number of optimizer steps into microbatches that are only scored."""
-        return self._partition(batch, steps=-(-len(batch) // self.config.optim_batch_size))
+        return self._partition(batch, steps=-(-batch.num_completions // self.config.optim_batch_size))
 
     def step(self, batch: Batch) -> StepReport:
         """Makes an optimizer step from whole groups of a credited batch.
@@ -262,7 +262,7 @@ class Learner:
         policy = self.config.policy
         batch, shares = self._partition_step(batch)
         assert batch.mask is not None
-        totals = BatchTotals.from_mask(policy, batch.mask, environment_token_mask(batch.tokens, batch.mask))
+        totals = BatchTotals.from_batch(policy, batch)
         coef = self.entropy_control.next_coef
         futures = self._queue_scoring(batch, shares)
         outputs = self.workers.gradients(self._task_rounds(shares, futures, totals, coef))
@@ -351,6 +351,7 @@ class Learner:
             batch.advantage,
             batch.mask,
             entropy,
+            batch.episode_rows,
         )
         weights = token_weights(policy, inputs)
         batch.weight, batch.penalty = weights.policy, weights.penalty

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from config.schema.policy import PolicyConfig
+from torchgrpo.batches.episodes import EpisodeRows
 from torchgrpo.training.kl import ESTIMATORS
 
 
@@ -20,7 +21,7 @@ class LossInputs:
     advantage: sum of the reward's and the teacher's. teacher_advantage: 0 outside `mask`, or None.
     mask: tokens in the loss. sum_mask: tokens that are summed, `mask` unless `include_padding`.
     log_ratio: log_prob - old_log_prob of each token, with gradient. ratio: by `policy.ratio`, with gradient.
-    entropy: over the vocabulary, or None.
+    entropy: over the vocabulary, or None. episodes: rows of each completion; None: each row is a completion.
     """
 
     log_prob: Tensor
@@ -34,6 +35,7 @@ class LossInputs:
     log_ratio: Tensor
     ratio: Tensor
     entropy: Tensor | None
+    episodes: EpisodeRows | None = None
 
     @classmethod
     def from_tensors(
@@ -46,6 +48,7 @@ class LossInputs:
         advantage: Tensor,
         mask: Tensor,
         entropy: Tensor | None = None,
+        episodes: EpisodeRows | None = None,
     ) -> "LossInputs":
         """Builds the inputs from arguments of `loss_terms`.
 
@@ -66,7 +69,7 @@ class LossInputs:
         if policy.old_log_prob != "engine":
             old = log_prob.detach() if old_log_prob is None else clean(old_log_prob.detach())
         log_ratio = log_prob - old
-        policy_log_ratio = LOG_RATIOS[policy.ratio](log_ratio, mask, policy.length_epsilon)
+        policy_log_ratio = LOG_RATIOS[policy.ratio](log_ratio, mask, policy.length_epsilon, episodes)
         if policy.log_ratio_min is not None or policy.log_ratio_max is not None:
             policy_log_ratio = policy_log_ratio.clamp(policy.log_ratio_min, policy.log_ratio_max)
         ref = None if ref_log_prob is None else clean(ref_log_prob.detach())
@@ -91,6 +94,7 @@ class LossInputs:
             log_ratio=log_ratio,
             ratio=policy_log_ratio.exp(),
             entropy=None if entropy is None else clean(entropy),
+            episodes=episodes,
         )
 
 
@@ -108,15 +112,20 @@ def _teacher_advantage(policy: PolicyConfig, difference: Tensor) -> Tensor:
     return -policy.distill_coef * estimate
 
 
-def row_sum(values: Tensor, mask: Tensor) -> Tensor:
-    """Returns the sum over each row's tokens, [N, 1]."""
-    return torch.where(mask, values, 0.0).sum(dim=1, keepdim=True)
+def episode_sum(values: Tensor, mask: Tensor, episodes: EpisodeRows | None) -> Tensor:
+    """Returns for each row the sum over the tokens of its completion, [N, 1]."""
+    sums = torch.where(mask, values, 0.0).sum(dim=1, keepdim=True)
+    return sums if episodes is None else episodes.sum(sums)
 
 
-def row_mean(values: Tensor, mask: Tensor, epsilon: float = 0.0) -> Tensor:
-    """Returns the mean over each row's tokens, [N, 1]; 0 for a row without tokens."""
-    count = mask.sum(dim=1, keepdim=True).clamp_min(1).to(values.dtype)
-    return row_sum(values, mask) / (count + epsilon)
+def episode_mean(values: Tensor, mask: Tensor, episodes: EpisodeRows | None, epsilon: float = 0.0) -> Tensor:
+    """Returns for each row the mean over the tokens of its completion, [N, 1].
+
+    The mean is 0 without tokens.
+    """
+    count = mask.sum(dim=1, keepdim=True)
+    count = (count if episodes is None else episodes.sum(count)).clamp_min(1).to(values.dtype)
+    return episode_sum(values, mask, episodes) / (count + epsilon)
 
 
 def token_mean(values: Tensor, mask: Tensor) -> Tensor:
@@ -124,16 +133,16 @@ def token_mean(values: Tensor, mask: Tensor) -> Tensor:
     return torch.where(mask, values, 0.0).sum() / mask.sum().clamp_min(1)
 
 
-def _sequence_log_ratio(log_ratio: Tensor, mask: Tensor, epsilon: float) -> Tensor:
-    """Returns each row's mean log-ratio, expanded to its tokens, [N, R]."""
-    return row_mean(log_ratio, mask, epsilon).expand_as(log_ratio)
+def _sequence_log_ratio(log_ratio: Tensor, mask: Tensor, epsilon: float, episodes: EpisodeRows | None) -> Tensor:
+    """Returns each completion's mean log-ratio, expanded to its tokens, [N, R]."""
+    return episode_mean(log_ratio, mask, episodes, epsilon).expand_as(log_ratio)
 
 
-LOG_RATIOS: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
-    "token": lambda log_ratio, mask, epsilon: log_ratio,
+LOG_RATIOS: dict[str, Callable[[Tensor, Tensor, float, EpisodeRows | None], Tensor]] = {
+    "token": lambda log_ratio, mask, epsilon, episodes: log_ratio,
     "sequence": _sequence_log_ratio,
-    "sequence_token": lambda log_ratio, mask, epsilon: (
-        log_ratio - log_ratio.detach() + _sequence_log_ratio(log_ratio, mask, epsilon).detach()
+    "sequence_token": lambda log_ratio, mask, epsilon, episodes: (
+        log_ratio - log_ratio.detach() + _sequence_log_ratio(log_ratio, mask, epsilon, episodes).detach()
     ),
-    "none": lambda log_ratio, mask, epsilon: torch.zeros_like(log_ratio),
+    "none": lambda log_ratio, mask, epsilon, episodes: torch.zeros_like(log_ratio),
 }

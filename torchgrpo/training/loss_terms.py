@@ -6,7 +6,7 @@ loss = aggregate(weight * policy term + penalty * |log ratio|) + kl_coef * KL(re
        + kl_inference_coef * KL(inference) - entropy_coef * entropy
        - environment_coef * mean log-prob of the environment's tokens
 
-N responses, R positions. `docs/objectives.md` has the formulas.
+N token sequences, R positions. `docs/objectives.md` has the formulas.
 """
 
 from collections.abc import Callable
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from config.schema.policy import PolicyConfig
+from torchgrpo.batches.episodes import EpisodeRows
 from torchgrpo.training.aggregation import BatchTotals, aggregate
 from torchgrpo.training.kl import kl_estimate
 from torchgrpo.training.loss_inputs import LossInputs
@@ -42,6 +43,7 @@ def loss_terms(
     environment: Tensor | None = None,
     totals: BatchTotals | None = None,
     weights: TokenWeights | None = None,
+    episodes: EpisodeRows | None = None,
 ) -> tuple[dict[str, Tensor], Metrics, Tensor]:
     """Computes the loss terms by metric name, their metrics, and the total advantage.
 
@@ -57,6 +59,7 @@ def loss_terms(
     entropy: [N, R] over the vocabulary, for `entropy_form=full`; without an `entropy_coef` only a metric.
     environment: bool [N, R], environment tokens, for which `log_prob` is then needed too; None: there are none.
     totals: totals of the global batch, for these rows; None: these rows are the global batch.
+    episodes: rows of each completion; None: each row is a completion.
     weights: weights of these rows' tokens that depend on the whole global batch; `mask` must then lack the
         tokens that `policy.masked_in_denominator=false` leaves out. None: the weights follow from these rows
         alone.
@@ -68,14 +71,14 @@ def loss_terms(
     """
     log_probs_and_advantage = log_prob, sample_log_prob, old_log_prob, ref_log_prob, advantage
     mask = mask.bool()
-    inputs = LossInputs.from_tensors(policy, *log_probs_and_advantage, mask, entropy)
+    inputs = LossInputs.from_tensors(policy, *log_probs_and_advantage, mask, entropy, episodes)
     total_advantage = inputs.advantage  # includes dropped tokens
     if weights is None:
         weights = token_weights(policy, inputs)
         if not policy.masked_in_denominator:
             mask = weights.kept_mask
-            inputs = LossInputs.from_tensors(policy, *log_probs_and_advantage, mask, entropy)
-    totals = BatchTotals.from_mask(policy, mask, environment) if totals is None else totals
+            inputs = LossInputs.from_tensors(policy, *log_probs_and_advantage, mask, entropy, episodes)
+    totals = BatchTotals.from_mask(policy, mask, environment, episodes) if totals is None else totals
     term = weights.policy * policy_term(policy).loss(policy, inputs)
     if weights.penalty is not None:
         term = term + weights.penalty * inputs.log_ratio.abs()

@@ -19,9 +19,9 @@ from torchgrpo.training.microbatch_bins import pack_into_bins, pad_into_bins
 
 @dataclass(frozen=True)
 class Microbatch:
-    """Completions that go through the model together.
+    """Completions that go through the model together, with all their rows.
 
-    rows: int64 [n], their positions in the batch. idle: the rows belong to no completion of the batch.
+    rows: int64 [n], positions of the rows in the batch. idle: the rows belong to no completion of the batch.
     has_gradient: the gradient of at least one row may be nonzero.
     """
 
@@ -36,20 +36,22 @@ def partition_rows(
 ) -> list[list[Microbatch]]:
     """Partitions a batch into the microbatches of each worker, [workers][count], balanced by positions.
 
-    Every row of the batch is in one microbatch. A batch that is a single microbatch is not copied.
+    Every row of the batch is in one microbatch, together with the other rows of its completion. A batch that is a
+    single microbatch is not copied.
 
     microbatches: number of each worker, increased where `max_tokens` requires it. max_tokens: largest number
-    of positions in a microbatch, exceeded by a longer response only. packs: as `ResponseScorer.packs`; groups
+    of positions in a microbatch, exceeded by a longer completion only. packs: as `ResponseScorer.packs`; groups
     then stay together where balance and `max_tokens` allow.
     """
     single = Microbatch(torch.arange(len(batch)), batch)
     if workers * microbatches == 1 and max_tokens is None:
         return [[single]]
-    plan = pack_into_bins if packs else pad_into_bins
-    bins = plan(batch.tokens, microbatches * workers, max_tokens)
-    while max_tokens is not None and any(len(one.rows) > 1 and one.positions > max_tokens for one in bins):
+    plan, episodes = pack_into_bins if packs else pad_into_bins, batch.episode_rows
+    completions = [range(row, row + 1) for row in range(len(batch))] if episodes is None else episodes.ranges
+    bins = plan(batch.tokens, completions, microbatches * workers, max_tokens)
+    while max_tokens is not None and any(one.completions > 1 and one.positions > max_tokens for one in bins):
         microbatches += max(1, microbatches // 16)
-        bins = plan(batch.tokens, microbatches * workers, max_tokens)
+        bins = plan(batch.tokens, completions, microbatches * workers, max_tokens)
     bins = sorted((one for one in bins if one.rows), key=lambda one: one.positions, reverse=True)
     if workers == 1 and len(bins) == 1:
         return [[single]]

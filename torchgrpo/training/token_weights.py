@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from config.schema.policy import PolicyConfig
-from torchgrpo.training.loss_inputs import LossInputs, row_mean, row_sum, token_mean
+from torchgrpo.batches.episodes import EpisodeRows
+from torchgrpo.training.loss_inputs import LossInputs, episode_mean, episode_sum, token_mean
 from torchgrpo.training.policy_terms import policy_term
 from torchgrpo.training.trust_region import trust_region_mask
 
@@ -38,11 +39,11 @@ def token_weights(policy: PolicyConfig, inputs: LossInputs) -> TokenWeights:
         weight = _bounded_weight(policy, inputs)
         if policy.mismatch_normalize:
             average = token_mean(weight, inputs.mask)
-            if policy.mismatch_level != "token":  # over rows with tokens
-                average = token_mean(row_mean(weight, inputs.mask), inputs.mask.any(dim=1, keepdim=True))
+            if policy.mismatch_level != "token":
+                average = token_mean(episode_mean(weight, inputs.mask, inputs.episodes), _one_row_each(inputs))
             weight = weight / torch.where(average > 1e-8, average, 1.0)
         if policy.objective == "geometric":
-            logarithm = row_mean((weight + 1e-10).log(), inputs.mask, policy.length_epsilon)
+            logarithm = episode_mean((weight + 1e-10).log(), inputs.mask, inputs.episodes, policy.length_epsilon)
             weight = logarithm.exp().expand_as(weight)
     if policy.trust_regions:
         weight = torch.where(kept, weight, 0.0)  # a dropped weight may be infinite
@@ -53,6 +54,14 @@ def token_weights(policy: PolicyConfig, inputs: LossInputs) -> TokenWeights:
     return TokenWeights(weight, penalty, kept)
 
 
+def _one_row_each(inputs: LossInputs) -> Tensor:
+    """Returns a mask [N, 1] with one row of each completion in the loss."""
+    in_loss = inputs.mask.any(dim=1, keepdim=True)
+    if inputs.episodes is None:
+        return in_loss
+    return (inputs.episodes.sum(in_loss.long()) > 0) & inputs.episodes.is_first[:, None]
+
+
 def mismatch_capped(policy: PolicyConfig, inputs: LossInputs) -> Tensor:
     """Returns a mask [N, R] of tokens with a capped or zero mismatch weight."""
     weight = _bounded_weight(policy, inputs)
@@ -61,7 +70,8 @@ def mismatch_capped(policy: PolicyConfig, inputs: LossInputs) -> Tensor:
 
 def _bounded_weight(policy: PolicyConfig, inputs: LossInputs) -> Tensor:
     """Computes the mismatch weight exp(old - engine) of each token, truncated or masked, [N, R]."""
-    weight = MISMATCH_LEVELS[policy.mismatch_level](inputs.old_log_prob - inputs.sample_log_prob, inputs.mask).exp()
+    difference = inputs.old_log_prob - inputs.sample_log_prob
+    weight = MISMATCH_LEVELS[policy.mismatch_level](difference, inputs.mask, inputs.episodes).exp()
     return MISMATCH_BOUNDS[policy.mismatch](weight, _weight_cap(policy), policy.mismatch_floor)
 
 
@@ -70,10 +80,10 @@ def _weight_cap(policy: PolicyConfig) -> float:
     return float("inf") if policy.mismatch_cap is None else policy.mismatch_cap
 
 
-MISMATCH_LEVELS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "token": lambda difference, mask: difference,
-    "sequence": lambda difference, mask: row_sum(difference, mask).expand_as(difference),
-    "sequence_mean": lambda difference, mask: row_mean(difference, mask).expand_as(difference),
+MISMATCH_LEVELS: dict[str, Callable[[Tensor, Tensor, EpisodeRows | None], Tensor]] = {
+    "token": lambda difference, mask, episodes: difference,
+    "sequence": lambda difference, mask, episodes: episode_sum(difference, mask, episodes).expand_as(difference),
+    "sequence_mean": lambda difference, mask, episodes: episode_mean(difference, mask, episodes).expand_as(difference),
 }
 MISMATCH_BOUNDS: dict[str, Callable[[Tensor, float, float], Tensor]] = {
     "truncate": lambda weight, cap, floor: weight.clamp(floor, cap),

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from config.schema.trust_region import TrustRegion
+from torchgrpo.batches.episodes import EpisodeRows
 from torchgrpo.training.kl import ESTIMATORS
-from torchgrpo.training.loss_inputs import LossInputs, row_mean, row_sum
+from torchgrpo.training.loss_inputs import LossInputs, episode_mean, episode_sum
 
 MIN_PROBABILITY = 1e-8
 """Smallest probability in the KL of two Bernoulli distributions."""
@@ -29,7 +30,7 @@ def trust_region_mask(regions: Sequence[TrustRegion], inputs: LossInputs) -> Ten
             low, high = (math.log(bound) if bound > 0 else -math.inf for bound in (low, high))
         later, earlier = POLICY_PAIRS[region.between](inputs)
         value = MEASURES[region.measure](later, earlier)
-        below, above = LEVELS[region.level](value, inputs.mask, low, high)
+        below, above = LEVELS[region.level](value, inputs.mask, inputs.episodes, low, high)
         kept = kept & ~SIDES[region.side](below, above, inputs.advantage)
     return kept
 
@@ -80,21 +81,30 @@ OutsideMasks = tuple[Tensor, Tensor]
 """Masks, bool [N, R], of values below the lower and above the upper bound."""
 
 
-def _outside_masks(value: Tensor, mask: Tensor, low: float, high: float) -> OutsideMasks:
+def _outside_masks(value: Tensor, low: float, high: float) -> OutsideMasks:
     """Returns the masks of values outside the bounds, per token."""
     return value < low, value > high
 
 
-def _any_token_outside(value: Tensor, mask: Tensor, low: float, high: float) -> OutsideMasks:
-    """Returns the masks of rows with any token outside the bounds, expanded to all tokens."""
-    below, above = _outside_masks(value, mask, low, high)
-    return tuple((mask & outside).any(dim=1, keepdim=True).expand_as(mask) for outside in (below, above))  # type: ignore[return-value]
+def _any_token_outside(
+    value: Tensor, mask: Tensor, episodes: EpisodeRows | None, low: float, high: float
+) -> OutsideMasks:
+    """Returns the masks of completions with any token outside the bounds, expanded to all tokens."""
+    below, above = (
+        (episode_sum(outside.to(value.dtype), mask, episodes) > 0).expand_as(mask)
+        for outside in _outside_masks(value, low, high)
+    )
+    return below, above
 
 
-LEVELS: dict[str, Callable[[Tensor, Tensor, float, float], OutsideMasks]] = {
-    "token": _outside_masks,
-    "sum": lambda value, mask, low, high: _outside_masks(row_sum(value, mask).expand_as(value), mask, low, high),
-    "mean": lambda value, mask, low, high: _outside_masks(row_mean(value, mask).expand_as(value), mask, low, high),
+LEVELS: dict[str, Callable[[Tensor, Tensor, EpisodeRows | None, float, float], OutsideMasks]] = {
+    "token": lambda value, mask, episodes, low, high: _outside_masks(value, low, high),
+    "sum": lambda value, mask, episodes, low, high: _outside_masks(
+        episode_sum(value, mask, episodes).expand_as(value), low, high
+    ),
+    "mean": lambda value, mask, episodes, low, high: _outside_masks(
+        episode_mean(value, mask, episodes).expand_as(value), low, high
+    ),
     "each": _any_token_outside,
 }
 

@@ -23,7 +23,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.flop_counter import FlopCounterMode
 
-from torchgrpo.batches.batch import Batch, CompletionRewards, Tokens, environment_token_mask
+from torchgrpo.batches.batch import Batch, CompletionRewards, Tokens
 from torchgrpo.plan.microbatch_sizes import longest_microbatch_rows
 from torchgrpo.plan.plan import Plan, ReferencePlan
 from torchgrpo.run.dry_run.fake_tensors import use_fake_tensors
@@ -163,7 +163,7 @@ def _prepared_worker(plan: Plan) -> Iterator[tuple[MeasuredWorker, MicrobatchTas
     policy = plan.config.policy
     if policy.has_batchwide_weights:  # present in steps of several microbatches
         batch.weight = batch.penalty = torch.ones_like(batch.sample_log_prob)
-    totals = BatchTotals.from_mask(policy, batch.mask, environment_token_mask(batch.tokens, batch.mask))
+    totals = BatchTotals.from_batch(policy, batch)
     task = MicrobatchTask(batch, totals, policy.entropy_coef)
     with _fake_process_group(plan) as mesh, use_fake_tensors(imitates_gpu=not plan.devices.on_cpu):
         device, rank_plan = torch.device("cpu"), plan

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from config.schema.policy import PolicyConfig
-from torchgrpo.training.loss_inputs import LossInputs, row_mean
+from torchgrpo.training.loss_inputs import LossInputs, episode_mean
 from torchgrpo.training.policy_terms import ClipMasks, PolicyTerm
 
 
@@ -14,8 +14,8 @@ def _loss(policy: PolicyConfig, inputs: LossInputs) -> Tensor:
     log_ratio = inputs.log_ratio
     clipped = log_ratio.clamp(-policy.clip_epsilon_low, policy.clip_epsilon_high)
     pessimistic = sign * torch.minimum(sign * log_ratio, sign * clipped)
-    ratio = row_mean(pessimistic, inputs.mask, policy.length_epsilon).exp()
-    advantage = row_mean(inputs.advantage, inputs.mask, policy.length_epsilon)
+    ratio = episode_mean(pessimistic, inputs.mask, inputs.episodes, policy.length_epsilon).exp()
+    advantage = episode_mean(inputs.advantage, inputs.mask, inputs.episodes, policy.length_epsilon)
     return (-ratio * advantage).expand_as(log_ratio)
 
 
