@@ -144,7 +144,9 @@ def test_completions_without_replies_equal_engine_completions(model: Any, tokeni
     requests = list(engine.requests_by_id.values())
     assert len({request.seed for request in requests}) == 12
     assert {request.sampling for request in requests} == {Sampling(max_tokens=8)}
-    expected = [one for response in generate(TransformersEngine(model, [EOS]), requests) for one in response.completions]
+    expected = [
+        one for response in generate(TransformersEngine(model, [EOS]), requests) for one in response.completions
+    ]
     completions = [one for group in groups for one in group]
     assert [replace(one, sampled_mask=[], turns=[]) for one in completions] == expected
     assert all(one.sampled_mask == [True] * len(one.token_ids) for one in completions)
