@@ -46,29 +46,7 @@ def suffix_ids(
     Raises:
         ConfigError: the template refuses the messages, or does not render a new message.
     """
-    chat = _Chat(tokenizer, after, tools)
-    prompt, text = chat.render(before[:-1]), chat.render(after)
-    if not text.startswith(prompt):
-        return None
-    end, answer, rest = chat.token_text(end_token), before[-1], text[len(prompt) :]
-    content, thoughts = answer.get("content") or "", answer.get("reasoning_content") or ""
-    calls = answer.get("tool_calls") or ()
-    if not calls and "reasoning_content" not in answer:  # the content is the sampled text
-        suffix = rest[len(content + end) :] if rest.startswith(content + end) else None
-    else:
-        whole = chat.render(before, add_generation_prompt=False)
-        names = [call.get("function", call)["name"] for call in calls]
-        answer_text = whole[len(prompt) :] if whole.startswith(prompt) else ""
-        if not all(part in answer_text for part in (content, thoughts, *names)):
-            return None
-        last = "" if calls else content or thoughts
-        suffix = chat.continuation(answer_text, rest, end, last)
-    if suffix is None:
-        return None
-    missing = _missing_messages(after[len(before) :], suffix)
-    if missing:
-        raise _cannot_render(tokenizer, missing)
-    return chat.encode_after(end_token, suffix)
+    return GrowingChat(tokenizer, tools).suffix_ids(before, after, end_token)
 
 
 def appended_suffix_ids(
@@ -102,18 +80,46 @@ def appended_suffix_ids(
     raise _cannot_render(tokenizer, new_messages)
 
 
+class GrowingChat:
+    """Chat of one episode, which keeps its last text, since the text of the next turn begins with it."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, tools: Sequence[dict[str, Any]]) -> None:
+        self.tokenizer, self.tools = tokenizer, tools
+        self._messages: list[Message] = []
+        self._text: str | None = None
+
+    def suffix_ids(
+        self, before: Sequence[Message], after: Sequence[Message], end_token: int | None
+    ) -> list[int] | None:
+        """Encodes what the template writes after an answer, as the function `suffix_ids`."""
+        prompt = self._text if self._messages == list(before[:-1]) else None
+        has_names = False
+        if prompt is not None:  # the kept messages spell no token of the template
+            has_names = control_tokens(self.tokenizer).spells_control_token(after[len(before) - 1 :])
+        chat = _Chat(self.tokenizer, after, self.tools, None if prompt is None else has_names)
+        if prompt is None or has_names:
+            prompt = chat.render(before[:-1])
+        text = chat.render(after)
+        self._messages, self._text = list(after), None if chat.has_names else text
+        return chat.suffix_ids(prompt, text, before, after, end_token)
+
+
 class _Chat:
     """Renders a chat, with private names for the template's tokens if a message spells one.
 
-    messages: the longest chat to render.
+    messages: the longest chat to render. has_names: whether a message spells such a token; None if unknown.
     """
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], tools: Sequence[dict[str, Any]]
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        messages: Sequence[Message],
+        tools: Sequence[dict[str, Any]],
+        has_names: bool | None = None,
     ) -> None:
-        self.tokenizer, self.tools, self.messages = tokenizer, tools, messages
+        self.tokenizer, self.tools = tokenizer, tools
         self.control = control_tokens(tokenizer)
-        self.has_names = self.control.spells_control_token(messages, tools)
+        self.has_names = self.control.spells_control_token(messages, tools) if has_names is None else has_names
 
     def render(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> str:
         """Renders messages; raises ConfigError if the template refuses them."""
@@ -121,6 +127,35 @@ class _Chat:
             if self.has_names:
                 return self.control.render_with_private_names(messages, self.tools, add_generation_prompt)
             return render_chat(self.tokenizer, messages, self.tools, add_generation_prompt)
+
+    def suffix_ids(
+        self, prompt: str, text: str, before: Sequence[Message], after: Sequence[Message], end_token: int | None
+    ) -> list[int] | None:
+        """Encodes what follows the answer in `text`, which is the rendered `after`.
+
+        prompt: the rendered messages before the answer.
+        """
+        if not text.startswith(prompt):
+            return None
+        end, answer, rest = self.token_text(end_token), before[-1], text[len(prompt) :]
+        content, thoughts = answer.get("content") or "", answer.get("reasoning_content") or ""
+        calls = answer.get("tool_calls") or ()
+        if not calls and "reasoning_content" not in answer:  # the content is the sampled text
+            suffix = rest[len(content + end) :] if rest.startswith(content + end) else None
+        else:
+            whole = self.render(before, add_generation_prompt=False)
+            names = [call.get("function", call)["name"] for call in calls]
+            answer_text = whole[len(prompt) :] if whole.startswith(prompt) else ""
+            if not all(part in answer_text for part in (content, thoughts, *names)):
+                return None
+            last = "" if calls else content or thoughts
+            suffix = self.continuation(answer_text, rest, end, last)
+        if suffix is None:
+            return None
+        missing = _missing_messages(after[len(before) :], suffix)
+        if missing:
+            raise _cannot_render(self.tokenizer, missing)
+        return self.encode_after(end_token, suffix)
 
     def token_text(self, token: int | None) -> str:
         """Returns the text of an end token in the rendered chat; empty for None."""

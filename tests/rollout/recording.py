@@ -6,6 +6,7 @@ from typing import Any
 
 from envs.task import Completion, Example, Reward
 from tests.tiny_models import ImmediateRewards
+from torchgrpo.batches.batch import Batch
 from torchgrpo.rollout.engines.interface import Request, Response
 from torchgrpo.rollout.engines.transformers_engine import TransformersEngine
 
@@ -51,3 +52,19 @@ class RecordingRewards(ImmediateRewards):
 
 def addition_examples(count: int) -> list[Example]:
     return [Example(({"role": "user", "content": f"{10 + i}+{3 * i}="},), "", i) for i in range(count)]
+
+
+def assert_every_sampled_token_is_trained_once(engine: RecordingEngine, batch: Batch) -> None:
+    """Asserts that each turn of the engine is in one row, after the context that the engine sampled it in."""
+    turns = sorted((request.prompt, tuple(ids)) for request, ids in engine.sampled_turns)
+    trained = []
+    tokens = batch.tokens
+    for row in range(len(batch)):
+        prompt = tokens.prompt[row][tokens.prompt_mask[row]].tolist()
+        length = int(tokens.response_mask[row].sum())
+        ids, mask = tokens.response[row][:length].tolist(), tokens.loss_mask[row][:length].tolist()
+        starts = [at for at in range(length) if mask[at] and not (at and mask[at - 1])]
+        for start in starts:
+            end = next((at for at in range(start, length) if not mask[at]), length)
+            trained.append((tuple(prompt + ids[:start]), tuple(ids[start:end])))
+    assert sorted(trained) == turns

@@ -12,8 +12,15 @@ from config.schema.models import ModelConfig
 from envs.group import Group, SampledCompletion, Sampling
 from tests.group_collection import EPISODE_LIMITS, make_group_rollout
 from tests.rollout.games import Failing, Game, Games, Hanging, Opening, Window
-from tests.rollout.recording import EOS, QUICKSTART, RecordingEngine, RecordingRewards, addition_examples
-from torchgrpo.batches.batch import Batch, collate
+from tests.rollout.recording import (
+    EOS,
+    QUICKSTART,
+    RecordingEngine,
+    RecordingRewards,
+    addition_examples,
+    assert_every_sampled_token_is_trained_once,
+)
+from torchgrpo.batches.batch import collate
 from torchgrpo.rollout.engine_loop import EngineLoop
 from torchgrpo.rollout.episode_player import EpisodeLimits
 from torchgrpo.training.model_loading import load_model
@@ -66,22 +73,6 @@ def play(loop: EngineLoop, tokenizer: PreTrainedTokenizerBase) -> Play:
 
 def completions_of(groups: Sequence[Group]) -> list[SampledCompletion]:
     return [one for group in groups for one in group.completions]
-
-
-def assert_every_sampled_token_is_trained_once(engine: RecordingEngine, batch: Batch) -> None:
-    """Asserts that each turn of the engine is in one row, after the context that the engine sampled it in."""
-    turns = sorted((request.prompt, tuple(ids)) for request, ids in engine.sampled_turns)
-    trained = []
-    tokens = batch.tokens
-    for row in range(len(batch)):
-        prompt = tokens.prompt[row][tokens.prompt_mask[row]].tolist()
-        length = int(tokens.response_mask[row].sum())
-        ids, mask = tokens.response[row][:length].tolist(), tokens.loss_mask[row][:length].tolist()
-        starts = [at for at in range(length) if mask[at] and not (at and mask[at - 1])]
-        for start in starts:
-            end = next((at for at in range(start, length) if not mask[at]), length)
-            trained.append((tuple(prompt + ids[:start]), tuple(ids[start:end])))
-    assert sorted(trained) == turns
 
 
 def test_replies_extend_one_sequence(engine: RecordingEngine, play: Play, tokenizer: Any) -> None:

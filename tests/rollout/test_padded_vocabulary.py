@@ -10,9 +10,9 @@ from config.schema.env import EnvConfig
 from envs.group import Group, Sampling
 from envs.reward_workers.service import RewardService
 from envs.task import Completion, Example, Reward, Task
-from envs.turns import Conversation, ReflectionPrompt
 from tests.group_collection import make_group_rollout
 from tests.rollout.conftest import EOS, VOCAB, StartEngine, tiny_llama
+from tests.rollout.games import Game, Games
 from torchgrpo.rollout.engine_loop import EngineLoop
 from torchgrpo.rollout.engines.interface import SteppedEngine
 from torchgrpo.rollout.engines.transformers_engine import TransformersEngine
@@ -46,9 +46,9 @@ def sample_group(engine: SteppedEngine) -> Group:
     env = EnvConfig(dataset="x")
     loop = EngineLoop(engine, timeout=600.0, wait_timeout=600.0)
     service = RewardService(RightAnswerTask(env), env)
-    conversation = Conversation(tokenizer, [ReflectionPrompt("?")], 2)
+    games = Games(Game, {"reply": "?", "turns": 2, "reward": None})
     greedy = Sampling(temperature=0.0, max_tokens=6)
-    group_rollout = make_group_rollout(loop, service, 1, greedy, tokenizer=tokenizer, conversation=conversation)
+    group_rollout = make_group_rollout(loop, service, 1, greedy, tokenizer=tokenizer, environments=games)
     try:
         return loop.run(group_rollout.run_group(Example(({"role": "user", "content": "1+1="},), "2", 0), 0))
     finally:

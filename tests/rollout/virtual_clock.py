@@ -73,6 +73,7 @@ class VirtualEngine:
     Args:
         is_remote: steps pass by themselves, as in the engines of a pool, and `step` waits for the first response at
             most its timeout. Otherwise each call of `step` takes `step_s` seconds, as in an engine in this process.
+        answer: token ids of every completion; zeros by default.
 
     steps: number of calls of `step`.
     """
@@ -81,6 +82,7 @@ class VirtualEngine:
     step_s: float
     tokens: int
     is_remote: bool
+    answer: list[int] = field(default_factory=list)
     steps: int = 0
     _running: list[tuple[float, int]] = field(default_factory=list)
 
@@ -107,8 +109,9 @@ class VirtualEngine:
         responses = []
         while self._running and self._running[0][0] <= reached + 1e-9:
             _, request_id = heapq.heappop(self._running)
-            ids = [0] * self.tokens
-            responses.append(Response(request_id, [SampledCompletion(ids, [0.0] * self.tokens, ids, "stop")]))
+            zeros = [0] * self.tokens
+            completion = SampledCompletion(self.answer or zeros, [0.0] * self.tokens, zeros, "stop")
+            responses.append(Response(request_id, [completion]))
         return responses
 
     def close(self) -> None:

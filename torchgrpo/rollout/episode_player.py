@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from config.schema.errors import ConfigError
 from envs.chat import ChatEncoder
 from envs.chat_responses import ResponseParser
-from envs.chat_suffix import appended_suffix_ids, suffix_ids
+from envs.chat_suffix import GrowingChat, appended_suffix_ids
 from envs.environments.episode_environments import EpisodeEnvironments
 from envs.environments.interface import Environment, EpisodeError, Step
 from envs.example import Example, Message
@@ -45,24 +45,37 @@ class EpisodeLimits:
 
 
 class _Episode:
-    """Messages and completion of one episode."""
+    """Messages and completion of one episode.
 
-    def __init__(self, encoder: ChatEncoder, example: Example, group_prompt: tuple[int, ...]) -> None:
-        self.encoder = encoder
-        self.example = example
+    context: token ids of the present sequence, its prompt and the tokens after it. has_invalid_turn: whether the last
+    turn has control tokens before its end.
+    """
+
+    def __init__(
+        self, encoder: ChatEncoder, example: Example, prompt: tuple[int, ...], group_prompt: tuple[int, ...]
+    ) -> None:
+        self.encoder, self.example, self.group_prompt = encoder, example, group_prompt
         self.messages: list[Message] = list(example.messages)
-        self.first_prompt = self.prompt = _encode(encoder, example)
+        self.chat = GrowingChat(encoder.tokenizer, example.tools)
+        self.first_prompt = self.prompt = prompt
+        self.context = list(prompt)
         self.completion = SampledCompletion([], [], [], "stop")
-        if self.prompt != group_prompt:
-            self.completion.sequence_starts = [SequenceStart(0, self.prompt)]
+        if prompt != group_prompt:
+            self.completion.sequence_starts = [SequenceStart(0, prompt)]
         self.components: dict[str, float] = {}
-        self.has_reward = False
+        self.has_reward = self.has_invalid_turn = False
+        self._text, self._num_decoded = "", 0
 
     @property
-    def context(self) -> tuple[int, ...]:
-        """Token ids of the present sequence: its prompt and the tokens after it."""
-        starts = self.completion.sequence_starts
-        return (*self.prompt, *self.completion.token_ids[starts[-1].start if starts else 0 :])
+    def num_response_tokens(self) -> int:
+        """Number of tokens of the context after the first prompt, which `max_tokens` bounds."""
+        return len(self.context) - len(self.first_prompt)
+
+    def context_text(self) -> str:
+        """Returns the text of the context; decodes only tokens that came after the last call."""
+        self._text += self.encoder.prompt_text(self.context[self._num_decoded :])
+        self._num_decoded = len(self.context)
+        return self._text
 
     def append_sample(self, sample: SampledCompletion) -> None:
         """Appends the sampled tokens of a turn."""
@@ -72,6 +85,7 @@ class _Episode:
         one.policy_versions += sample.policy_versions
         one.sampled_mask += [True] * len(sample.token_ids)
         one.engine = sample.engine
+        self.context += sample.token_ids
 
     def append_replies(self, suffix: list[int]) -> None:
         """Appends token ids of the environment, which get the policy version of the token before them."""
@@ -80,13 +94,26 @@ class _Episode:
         one.log_probs += [0.0] * len(suffix)
         one.policy_versions += one.policy_versions[-1:] * len(suffix)
         one.sampled_mask += [False] * len(suffix)
+        self.context += suffix
 
     def start_sequence(self, prompt: tuple[int, ...]) -> None:
         """Starts a new token sequence with this prompt."""
         one = self.completion
         one.sequence_starts = one.sequence_starts or [SequenceStart(0, self.prompt)]
         one.sequence_starts.append(SequenceStart(len(one.token_ids), prompt))
-        self.prompt = prompt
+        self.prompt, self.context = prompt, list(prompt)
+        self._text, self._num_decoded = "", 0
+
+    def remove_unanswered_replies(self) -> None:
+        """Removes tokens and a sequence after the last sampled token, to which the model gave no turn."""
+        one = self.completion
+        while one.sampled_mask and not one.sampled_mask[-1]:
+            for values in (one.token_ids, one.log_probs, one.policy_versions, one.sampled_mask):
+                values.pop()
+        if len(one.sequence_starts) > 1 and one.sequence_starts[-1].start == len(one.token_ids):
+            one.sequence_starts.pop()
+        if one.sequence_starts == [SequenceStart(0, self.group_prompt)]:
+            one.sequence_starts = []
 
     def environment_verdict(self) -> Verdict | None:
         """Returns the verdict of the environment; None where the task's reward scores the completion."""
@@ -94,6 +121,8 @@ class _Episode:
         seconds = sum(turn.env_seconds for turn in one.turns)
         if one.finish_reason == "error":
             return Verdict(0.0, self.components, "error", seconds)
+        if self.has_reward and self.has_invalid_turn:
+            return Verdict(0.0, {"control_tokens": 1.0}, "invalid", seconds)
         if self.has_reward:
             return Verdict(sum(turn.reward for turn in one.turns), self.components, "scored", seconds)
         return Verdict(0.0, {}, "invalid", seconds) if one.finish_reason == "deadline" else None
@@ -140,7 +169,7 @@ class EpisodePlayer:
                 self.num_alive -= 1
 
     async def _play_with_deadline(self, request: Request, example: Example, row: int) -> SampledCompletion:
-        episode = _Episode(self.encoder, example, request.prompt)
+        episode = _Episode(self.encoder, example, request.prompt, request.prompt)
         completion, environment = episode.completion, None
         try:
             async with asyncio.timeout(self.limits.seconds) as deadline:
@@ -159,6 +188,7 @@ class EpisodePlayer:
             if environment is not None:
                 with self.sampler.outside_engine():
                     await environment.close()
+        episode.remove_unanswered_replies()
         completion.verdict = episode.environment_verdict()
         if (verdict := completion.verdict) is not None:
             result = ScoringResult(
@@ -177,7 +207,8 @@ class EpisodePlayer:
         messages = (*example.messages, *observation.messages)
         if messages == example.messages and tools == example.tools:
             return episode
-        started = _Episode(self.encoder, replace(example, messages=messages, tools=tools), group_prompt)
+        example = replace(example, messages=messages, tools=tools)
+        started = _Episode(self.encoder, example, _encode(self.encoder, example), group_prompt)
         if len(started.prompt) > self.limits.prompt_tokens:
             raise EpisodeError(
                 f"the prompt after reset has {len(started.prompt)} tokens, more than env.max_prompt_tokens="
@@ -191,19 +222,20 @@ class EpisodePlayer:
         """Plays turns until the episode ends; returns the reason."""
         completion = episode.completion
         for number in range(self.limits.turns):
-            context = episode.context
-            room = request.sampling.max_tokens - (len(context) - len(episode.first_prompt))
+            room = request.sampling.max_tokens - episode.num_response_tokens
             limit = min(room, self.limits.turn_tokens or room)
+            turn_request = self._turn_request(request, row, number, tuple(episode.context), limit)
             started_at, start = time.perf_counter(), len(completion.token_ids)
-            (sample,) = await self.sampler.generate(self._turn_request(request, row, number, context, limit))
+            (sample,) = await self.sampler.generate(turn_request)
             sampled_at = time.perf_counter()
+            prompt_text = episode.context_text()
             episode.append_sample(sample)
             prefill = "" if number else episode.example.prefill
-            prompt_text = self.encoder.prompt_text(context)
             parsed = self.parser.parse(sample.token_ids, prompt_text, episode.example.tools, prefill)
             turn = Turn(parsed.message, start, len(completion.token_ids), engine_seconds=sampled_at - started_at)
             completion.turns.append(turn)
             if self.encoder.control.has_control_tokens(sample.token_ids, self.encoder.ends):
+                episode.has_invalid_turn = True
                 return sample.finish_reason
             is_cut = sample.finish_reason != "stop"
             notes = {"malformed": list(parsed.malformed)} if parsed.malformed else {}
@@ -253,7 +285,7 @@ class EpisodePlayer:
         end_token = last if last in self.encoder.ends else None
         tokenizer = self.encoder.tokenizer
         try:
-            suffix = suffix_ids(tokenizer, before, after, tools, end_token) if step.history is None else None
+            suffix = episode.chat.suffix_ids(before, after, end_token) if step.history is None else None
             if suffix is None and step.history is None and self.append_history:
                 suffix = appended_suffix_ids(tokenizer, before, after, tools, end_token)
         except ConfigError as error:
@@ -264,7 +296,7 @@ class EpisodePlayer:
                 return False
             episode.start_sequence(prompt)
         else:
-            if len(episode.context) + len(suffix) - len(episode.first_prompt) >= max_tokens:
+            if episode.num_response_tokens + len(suffix) >= max_tokens:
                 return False
             episode.append_replies(suffix)
         episode.messages = after
