@@ -49,8 +49,8 @@ def test_the_function_of_the_page(run_folder: Path) -> None:
 
 @pytest.mark.parametrize("workers", [None, 1])
 def test_the_class_of_the_page(run_folder: Path, workers: int | None) -> None:
-    options = {"largest": 50}
-    env = page_environment(run_folder, "class HigherLower", "HigherLower", environment_options=options, environment_workers=workers)  # fmt: skip
+    fields = {"environment_options": {"largest": 50}, "environment_workers": workers}
+    env = page_environment(run_folder, "class HigherLower", "HigherLower", **fields)
     examples = load_examples(make_task(env), "train")
     assert len(examples) == 500 and examples[0].messages[0]["content"] == "Guess a number from 1 to 50."
     assert len({each.answer for each in examples}) > 20
