@@ -60,6 +60,13 @@ class DaemonThread:
                 future.set_result(error)
         return future
 
+    async def call(self, function: Callable[..., Any], arguments: Mapping[str, Any], seconds: float | None) -> Outcome:
+        """Calls a function.
+
+        The outcome is `DeadlineExceeded` if the call takes longer than `seconds`.
+        """
+        return await wait_for_outcome(self.submit(function, arguments), seconds)
+
     def _run_jobs(self) -> None:
         while (job := self._jobs.get()) is not None:
             job()
@@ -67,6 +74,41 @@ class DaemonThread:
     def stop(self) -> None:
         """Ends the thread after the functions that are submitted."""
         self._jobs.put(None)
+
+
+class DaemonThreads:
+    """Threads that run functions side by side, as many as are needed at a time.
+
+    A thread whose call exceeds its deadline ends after this call. All others are used again.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._idle: list[DaemonThread] = []
+        self._is_stopped = False
+
+    async def call(self, function: Callable[..., Any], arguments: Mapping[str, Any], seconds: float | None) -> Outcome:
+        """Calls a function as `DaemonThread.call`."""
+        try:
+            thread = self._idle.pop()
+        except IndexError:
+            thread = DaemonThread(self.name)
+        try:
+            outcome = await thread.call(function, arguments, seconds)
+        except asyncio.CancelledError:
+            thread.stop()
+            raise
+        if self._is_stopped or isinstance(outcome, DeadlineExceeded):
+            thread.stop()
+        else:
+            self._idle.append(thread)
+        return outcome
+
+    def stop(self) -> None:
+        """Ends the threads after their functions."""
+        self._is_stopped = True
+        while self._idle:
+            self._idle.pop().stop()
 
 
 def _set_outcome(future: "asyncio.Future[Outcome]", outcome: Outcome) -> None:
@@ -119,16 +161,6 @@ def _watch_steps(
             resume = coroutine.send
         except BaseException as error:
             resume, value = coroutine.throw, error
-
-
-async def call_in_thread(
-    thread: DaemonThread, function: Callable[..., Any], arguments: Mapping[str, Any], seconds: float | None
-) -> Outcome:
-    """Calls a function in a thread.
-
-    The outcome is `DeadlineExceeded` if the call takes longer than `seconds`.
-    """
-    return await wait_for_outcome(thread.submit(function, arguments), seconds)
 
 
 async def call_in_loop(

@@ -17,7 +17,7 @@ from config.schema.env import TOOLS, EnvConfig
 from config.schema.errors import ConfigError
 from envs.tool_schemas import function_schema
 from envs.tools.call_log import CallLog
-from envs.tools.execution import DaemonThread, Outcome, call_in_loop, call_in_thread
+from envs.tools.execution import DaemonThread, DaemonThreads, Outcome, call_in_loop
 from envs.tools.results import result_text
 from envs.user_code import describe_exception, load_user_object
 
@@ -78,24 +78,22 @@ async def _close_nothing() -> None:
 
 
 def function_call(
-    name: str, function: Callable[..., Any], seconds: float | None, call_log: CallLog, thread: DaemonThread | None
+    name: str,
+    function: Callable[..., Any],
+    seconds: float | None,
+    call_log: CallLog,
+    thread: DaemonThread | DaemonThreads,
 ) -> ToolCall:
-    """Returns the call of a function that may be async.
+    """Returns the call of a function.
 
-    thread: thread of a function that is not async; None: a thread of its own for each call.
+    A function that is async runs in the event loop, any other one in the thread.
     """
 
     async def call(arguments: Mapping[str, Any]) -> Outcome:
         if inspect.iscoroutinefunction(function):
             report = partial(call_log.warn_of_blocking, name, function)
             return await call_in_loop(function, arguments, seconds, report)
-        if thread is not None:
-            return await call_in_thread(thread, function, arguments, seconds)
-        own_thread = DaemonThread(f"tool {name}")
-        try:
-            return await call_in_thread(own_thread, function, arguments, seconds)
-        finally:
-            own_thread.stop()
+        return await thread.call(function, arguments, seconds)
 
     return call
 
@@ -107,7 +105,8 @@ class FunctionSource:
         name = path.rpartition(":")[2]
         self.place = place
         self.schemas: tuple[dict[str, Any], ...] = (function_schema(place, name, function),)
-        call = function_call(name, function, env.tool_timeout_s, call_log, thread=None)
+        self._threads = DaemonThreads(f"tool {name}")
+        call = function_call(name, function, env.tool_timeout_s, call_log, self._threads)
         self.tools = OpenTools({name: call}, _close_nothing, {name: function})
 
     def start(self) -> None:
@@ -118,7 +117,8 @@ class FunctionSource:
         return self.tools
 
     async def close(self) -> None:
-        """Does nothing."""
+        """Ends the threads."""
+        self._threads.stop()
 
 
 def method_schemas(place: str, kind: type) -> dict[str, dict[str, Any]]:
@@ -234,7 +234,7 @@ class ClassSource:
         thread = DaemonThread(f"tools of {self.kind.__name__}")
         seconds = self.env.tool_timeout_s
         try:
-            outcome = await call_in_thread(thread, lambda: instances.append(self.kind(*self.arguments)), {}, seconds)
+            outcome = await thread.call(lambda: instances.append(self.kind(*self.arguments)), {}, seconds)
         except asyncio.CancelledError:
             thread.stop()
             raise
