@@ -259,7 +259,7 @@ def test_a_token_that_was_added_and_is_in_no_prompt_does_no_harm(tmp_path: Path)
     small = ("env.num_envs=2", "env.repeats=2", "train.total_dialog_turns=4", f"model.name={config.name}")
     assert run_job(compose_run_config(*small), tmp_path / "run", grpo.train, LockstepRun) == "finished"
     file = tmp_path / "rows.jsonl"
-    file.write_text('{"prompt": "1+1=<image>", "answer": "2"}\n')
+    file.write_text('{"prompt": "1+1=", "answer": "2", "prefill": "<image>"}\n')  # in a message it is text
     data = ("env.dataset=jsonl", f"env.data_files={file}")
     with pytest.raises(ConfigError, match=r"the prompt of row 0 has the token '<image>', whose id 263 is beyond"):
         run_job(compose_run_config(*small, *data), tmp_path / "other", grpo.train, LockstepRun)
