@@ -6,8 +6,14 @@ from jsonschema import Draft202012Validator, SchemaError
 from jsonschema.exceptions import best_match
 from jsonschema.validators import validator_for
 from referencing import Registry
+from referencing.exceptions import Unresolvable
 
 from config.schema.errors import ConfigError
+
+NAME_RULES = frozenset(
+    ("additionalProperties", "patternProperties", "unevaluatedProperties", "allOf", "anyOf", "oneOf", "$ref", "if")
+)
+"""Keys of a schema that allow further names."""
 
 
 class ArgumentCheck:
@@ -30,24 +36,32 @@ class ArgumentCheck:
             name = schema["function"]["name"]
             raise ConfigError(f"{place}: the parameters of {name} are no JSON schema: {error.message}") from error
         # An empty registry fetches no schema from the network.
-        self.validator = kind(_with_null(self.parameters), registry=Registry())
+        self.validator = kind(_with_null(_without_other_names(self.parameters)), registry=Registry())
 
     def problem(self, arguments: Any) -> str | None:
         """Returns a sentence on the first problem of the arguments, or None."""
         if not isinstance(arguments, dict):
             return f"the arguments must be an object, but are {type(arguments).__name__}"
-        error = best_match(self.validator.iter_errors(arguments))
-        if error is None:
+        try:
+            error = best_match(self.validator.iter_errors(arguments))
+            if error is None:
+                return None
+            place = ".".join(map(str, error.absolute_path))
+            return f"argument {place}: {error.message}" if place else error.message
+        except RecursionError:
+            return "the arguments are nested too deeply"
+        except Unresolvable:  # the schema refers to another one; the server checks its arguments itself
             return None
-        place = ".".join(map(str, error.absolute_path))
-        return f"argument {place}: {error.message}" if place else error.message
 
 
-def strict_parameters(schema: dict[str, Any]) -> dict[str, Any]:
-    """Returns a function's schema that allows only the named parameters."""
-    function = schema["function"]
-    parameters = function["parameters"] | {"additionalProperties": False}
-    return schema | {"function": function | {"parameters": parameters}}
+def _without_other_names(parameters: dict[str, Any]) -> dict[str, Any]:
+    """Returns the parameters as a schema that allows no names but its own.
+
+    A schema that combines others, or says which other names it allows, stays as it is.
+    """
+    if "properties" not in parameters or not parameters.keys().isdisjoint(NAME_RULES):
+        return parameters
+    return parameters | {"additionalProperties": False}
 
 
 def _with_null(schema: Any) -> Any:

@@ -45,7 +45,7 @@ class DaemonThread:
         future: asyncio.Future[Outcome] = loop.create_future()
 
         def run() -> None:
-            if future.cancelled():  # its deadline passed behind a call that hangs
+            if future.done():  # its deadline passed behind a call that hangs
                 return
             outcome = _call_function(function, arguments)
             with suppress(RuntimeError):  # the loop is closed, and nobody waits
@@ -53,8 +53,11 @@ class DaemonThread:
 
         self._jobs.put(run)
         if not self._has_started:
-            self._has_started = True
-            threading.Thread(target=self._run_jobs, name=self.name, daemon=True).start()
+            try:
+                threading.Thread(target=self._run_jobs, name=self.name, daemon=True).start()
+                self._has_started = True
+            except RuntimeError as error:  # the process has too many threads
+                future.set_result(error)
         return future
 
     def _run_jobs(self) -> None:

@@ -5,6 +5,7 @@ that waits for an engine does not delay a server.
 """
 
 import asyncio
+import logging
 import os
 import sys
 import threading
@@ -179,6 +180,8 @@ class McpConnection:
         from mcp import Client, StdioServerParameters
         from mcp.client.stdio import stdio_client
 
+        # The library logs a traceback for each line that a server prints beside its messages.
+        logging.getLogger("mcp.client").setLevel(logging.CRITICAL)
         if self.address.url:
             async with Client(self.address.url) as client:
                 yield client

@@ -16,7 +16,6 @@ from typing import Any, Protocol
 from config.schema.env import TOOLS, EnvConfig
 from config.schema.errors import ConfigError
 from envs.tool_schemas import function_schema
-from envs.tools.arguments import strict_parameters
 from envs.tools.call_log import CallLog
 from envs.tools.execution import DaemonThread, Outcome, call_in_loop, call_in_thread
 from envs.tools.results import result_text
@@ -24,7 +23,7 @@ from envs.user_code import describe_exception, load_user_object
 
 ToolCall = Callable[[Mapping[str, Any]], Awaitable[Outcome]]
 """Call of a tool with its arguments by name."""
-PROTOCOL_METHODS = frozenset({"reset", "step", "close", "reward", "get_reward", "examples"})
+PROTOCOL_METHODS = frozenset({"reset", "step", "close", "reward", "get_reward"})
 """Public methods that are no tools: those that an environment has for the trainer."""
 
 
@@ -107,7 +106,7 @@ class FunctionSource:
     def __init__(self, place: str, path: str, function: Callable[..., Any], env: EnvConfig, call_log: CallLog) -> None:
         name = path.rpartition(":")[2]
         self.place = place
-        self.schemas: tuple[dict[str, Any], ...] = (strict_parameters(function_schema(place, name, function)),)
+        self.schemas: tuple[dict[str, Any], ...] = (function_schema(place, name, function),)
         call = function_call(name, function, env.tool_timeout_s, call_log, thread=None)
         self.tools = OpenTools({name: call}, _close_nothing, {name: function})
 
@@ -129,7 +128,7 @@ def method_schemas(place: str, kind: type) -> dict[str, dict[str, Any]]:
         ConfigError: as `function_schema`.
     """
     return {
-        name: strict_parameters(function_schema(place, name, method_of_class(kind, name)))
+        name: function_schema(place, name, _method_of_class(kind, name))
         for name in public_methods(kind)
         if inspect.getdoc(getattr(kind, name))
     }
@@ -151,7 +150,7 @@ def public_methods(kind: type) -> list[str]:
     ]
 
 
-def method_of_class(kind: type, name: str) -> Callable[..., Any]:
+def _method_of_class(kind: type, name: str) -> Callable[..., Any]:
     """Returns a method whose signature lacks the instance."""
     method: Callable[..., Any] = getattr(kind, name)
     is_plain = isinstance(inspect.getattr_static(kind, name), FunctionType)
@@ -282,7 +281,7 @@ def run_schema(place: str, name: str, kind: Any) -> dict[str, Any]:
     The first paragraph of the class describes it.
     """
     description = " ".join((inspect.getdoc(kind) or "").split("\n\n")[0].split()) if kind.__doc__ else None
-    return strict_parameters(function_schema(place, name, method_of_class(kind, "run"), description))
+    return function_schema(place, name, _method_of_class(kind, "run"), description)
 
 
 class BuiltinSource:
@@ -301,7 +300,7 @@ class BuiltinSource:
         if self._is_class:
             self.schemas: tuple[dict[str, Any], ...] = (run_schema(place, name, self.tool),)
         else:
-            self.schemas = (strict_parameters(function_schema(place, name, self.tool)),)
+            self.schemas = (function_schema(place, name, self.tool),)
 
     def start(self) -> None:
         """Makes the tool."""

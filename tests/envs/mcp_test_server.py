@@ -76,4 +76,5 @@ elif sys.argv[1:] == ["stubborn"]:
     server.run("stdio")
     time.sleep(3600)
 else:
+    print("words are ready")  # a line that is no message
     server.run("stdio")

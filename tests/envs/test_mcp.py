@@ -56,7 +56,8 @@ async def value(tools: ToolSet, name: str, **arguments: Any) -> int:
     return int(result.text)
 
 
-def test_tools_of_a_server_answer_like_others() -> None:
+def test_tools_of_a_server_answer_like_others(log_capture: LogCapture) -> None:
+    """The server also prints a line that is no message."""
     env = tool_env("calculator", server())
     schemas = with_tools(env, lambda factory: asyncio.sleep(0, factory.schemas))
     assert [schema["function"]["name"] for schema in schemas] == ["calculator", *NAMES]
@@ -72,6 +73,8 @@ def test_tools_of_a_server_answer_like_others() -> None:
         "été", "error: argument word: 3 is not of type 'string'", "error: Error executing tool fail",
     ]  # fmt: skip
     assert len(results[3].text) <= 200 and "characters cut" in results[3].text
+    (message,) = log_capture.messages
+    assert "tool fail failed" in message
 
 
 def test_every_episode_has_its_own_server() -> None:
@@ -133,6 +136,7 @@ def test_a_server_that_is_killed_between_calls_costs_only_its_episode() -> None:
     assert with_tools(tool_env(server()), use) == "error"
 
 
+@pytest.mark.long
 def test_a_late_call_is_answered_and_the_next_one_works() -> None:
     async def use(factory: ToolSetFactory) -> tuple[str, str]:
         tools = await factory.make()
@@ -140,10 +144,10 @@ def test_a_late_call_is_answered_and_the_next_one_works() -> None:
         await tools.close()
         return late.text, next_result.text
 
-    assert with_tools(tool_env(server(), seconds=20.0), use) == ("error: took longer than 20 s", "ba")
+    assert with_tools(tool_env(server(), seconds=10.0), use) == ("error: took longer than 10 s", "ba")
 
 
-@pytest.mark.parametrize("kind", ["", "stubborn"])
+@pytest.mark.parametrize("kind", ["stubborn", pytest.param("", marks=pytest.mark.long)])
 def test_no_process_is_left_of_a_cancelled_episode(kind: str) -> None:
     """The server ignores the end of its input, its child process SIGTERM."""
 
@@ -170,6 +174,7 @@ def test_no_process_is_left_of_a_cancelled_episode(kind: str) -> None:
     assert len(with_tools(tool_env(server(*kind.split())), use)) == 2
 
 
+@pytest.mark.long
 def test_an_episode_that_is_cancelled_while_it_closes_leaves_no_process() -> None:
     async def use(factory: ToolSetFactory) -> None:
         tools = await factory.make()
@@ -184,7 +189,7 @@ def test_an_episode_that_is_cancelled_while_it_closes_leaves_no_process() -> Non
     with_tools(tool_env(server("stubborn")), use)
 
 
-@pytest.mark.parametrize("steps", [1, 10, 1000])
+@pytest.mark.parametrize("steps", [100, *(pytest.param(number, marks=pytest.mark.long) for number in (1, 10, 1000))])
 def test_an_episode_that_is_cancelled_while_its_server_starts_leaves_no_process(steps: int) -> None:
     async def use(factory: ToolSetFactory) -> None:
         making_task = asyncio.ensure_future(factory.make())
@@ -200,6 +205,7 @@ def test_an_episode_that_is_cancelled_while_its_server_starts_leaves_no_process(
     with_tools(tool_env(server()), use)
 
 
+@pytest.mark.long
 def test_the_factory_closes_servers_of_episodes_that_are_not_closed() -> None:
     async def use(factory: ToolSetFactory) -> list[int]:
         return [await value(await factory.make(), "process_id") for _ in range(2)]
@@ -226,7 +232,7 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
 def test_no_process_is_left_of_a_killed_run(number: int, tmp_path: Path) -> None:
     (tmp_path / "killed_run.py").write_text(KILLED_RUN)
     run = subprocess.Popen(
@@ -292,6 +298,7 @@ def test_a_server_that_does_not_start_is_refused() -> None:
         ToolSetFactory(tool_env(f"mcp:http://127.0.0.1:{free_port()}/mcp"))
 
 
+@pytest.mark.long
 def test_a_failed_start_of_one_server_ends_the_others() -> None:
     with pytest.raises(ConfigError, match="failed at its start"):
         ToolSetFactory(tool_env(server(prefix="mcp:shared:"), server("fails")))

@@ -22,7 +22,7 @@ def _release_calls() -> Iterator[None]:
     user_tools.release.set()
 
 
-NOTEBOOK_TOOLS = ["add_note", "read_notes", "process_id", "shout", "wait_for_release"]
+NOTEBOOK_TOOLS = ["add_note", "read_notes", "process_id", "shout"]
 
 
 def test_a_class_has_state_for_each_episode_in_the_thread_of_its_constructor() -> None:
@@ -57,17 +57,21 @@ def test_calls_of_one_instance_run_in_their_order() -> None:
 
 
 def test_a_call_behind_one_that_hangs_is_late_too_and_never_runs() -> None:
-    user_tools.Notebook.closed_notes.clear()
+    recorder = user_tools.Recorder()
+    method_tools = MethodTools("env.environment=x:Recorder", user_tools.Recorder, tool_env("calculator", seconds=0.2))
 
-    async def use(factory: ToolSetFactory) -> list[str]:
-        tools = await factory.make()
-        results = [await tools.call("wait_for_release", {}), await tools.call("add_note", {"text": "late"})]
+    async def use() -> list[str]:
+        tools = method_tools.bind(recorder)
+        results = [await tools.call("wait_for_release", {}), await tools.call("record", {"text": "late"})]
         user_tools.release.set()
         await tools.close()
         return [each.outcome for each in results]
 
-    assert with_tools(tool_env("Notebook", seconds=2.0), use) == ["timeout", "timeout"]
-    assert user_tools.Notebook.closed_notes == [[], []]
+    assert asyncio.run(use()) == ["timeout", "timeout"]
+    for thread in threading.enumerate():
+        if thread.name == "tools of Recorder":
+            thread.join(300)
+    assert recorder.texts == []
 
 
 def test_inherited_methods_are_tools() -> None:

@@ -148,11 +148,6 @@ class Notebook:
         """Returns capitals."""
         return text.upper()
 
-    def wait_for_release(self) -> str:
-        """Waits for a signal."""
-        release.wait(600)
-        return "released"
-
     def count(self) -> int:
         return int(self.database.execute("select count(*) from notes").fetchone()[0])
 
@@ -179,6 +174,21 @@ class BiggerNotebook(Notebook):
     def first_note(self) -> str:
         """Returns the first note."""
         return self.read_notes()[0]
+
+
+class Recorder:
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def wait_for_release(self) -> str:
+        """Waits for a signal."""
+        release.wait(600)
+        return "released"
+
+    def record(self, text: str) -> str:
+        """Records a text."""
+        self.texts.append(text)
+        return text
 
 
 class Echo:
