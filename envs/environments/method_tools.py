@@ -4,6 +4,7 @@ import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from types import MethodType
 from typing import Any
 
 from envs.environments.calls import EnvironmentTimeout
@@ -13,7 +14,7 @@ from envs.tools.arguments import ArgumentCheck
 from envs.tools.call_log import describe_error
 from envs.tools.results import replace_surrogates, result_text, shorten_result
 from envs.tools.tool_set import ToolResult
-from envs.tools.tool_sources import method_of_class, public_methods
+from envs.tools.tool_sources import public_methods
 
 
 @dataclass(frozen=True)
@@ -32,18 +33,23 @@ def make_method_schemas(place: str, kind: type[Any]) -> MethodSchemas:
     Raises:
         ConfigError: a method lacks type hints, or a docstring.
     """
-    schemas = tuple(function_schema(place, name, method_of_class(kind, name)) for name in tool_names(kind))
+    # A method that is bound to any object has a signature without the instance.
+    methods = {name: MethodType(getattr(kind, name), kind) for name in tool_names(kind)}
+    schemas = tuple(function_schema(place, name, method) for name, method in methods.items())
     return MethodSchemas(schemas, {schema["function"]["name"]: ArgumentCheck(place, schema) for schema in schemas})
 
 
 def tool_names(kind: type[Any]) -> list[str]:
     """Returns the names of the methods that are tools, in the order of their definition.
 
-    A class with `step` marks them by the decorator `tool`. Without `step` they are all public methods with a docstring.
+    A class with `step` marks them by the decorator `tool`. Without `step` they are all public methods with a docstring,
+    except `examples`.
     """
+    functions = {name: getattr(kind, name) for name in public_methods(kind) if name != "examples"}
+    methods = {name: each for name, each in functions.items() if each is inspect.getattr_static(kind, name)}
     if "step" in dir(kind):
-        return [name for name in public_methods(kind) if getattr(kind, name) in TOOL_METHODS]
-    return [name for name in public_methods(kind) if inspect.getdoc(getattr(kind, name))]
+        return [name for name, method in methods.items() if method in TOOL_METHODS]
+    return [name for name, method in methods.items() if inspect.getdoc(method)]
 
 
 @dataclass

@@ -23,7 +23,7 @@ from envs.user_code import describe_exception, load_user_object
 
 ToolCall = Callable[[Mapping[str, Any]], Awaitable[Outcome]]
 """Call of a tool with its arguments by name."""
-PROTOCOL_METHODS = frozenset({"reset", "step", "close", "reward", "get_reward", "examples"})
+PROTOCOL_METHODS = frozenset({"reset", "step", "close", "reward", "get_reward"})
 """Public methods that are no tools: those that an environment has for the trainer."""
 
 
@@ -150,7 +150,7 @@ def public_methods(kind: type) -> list[str]:
     ]
 
 
-def method_of_class(kind: type, name: str) -> Callable[..., Any]:
+def _method_of_class(kind: type, name: str) -> Callable[..., Any]:
     """Returns a method whose signature lacks the instance."""
     method: Callable[..., Any] = getattr(kind, name)
     is_plain = isinstance(inspect.getattr_static(kind, name), FunctionType)

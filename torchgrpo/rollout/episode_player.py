@@ -21,6 +21,7 @@ from envs.chat_responses import ResponseParser
 from envs.chat_suffix import GrowingChat, appended_suffix_ids
 from envs.environments.episode_environments import EpisodeEnvironments
 from envs.environments.interface import Environment, EpisodeError, Step
+from envs.environments.replies import first_messages
 from envs.example import Example, Message
 from envs.group import FinishReason, SampledCompletion, SequenceStart, Turn, Verdict
 from envs.reward_workers.outcome_counts import OutcomeCounts
@@ -204,7 +205,7 @@ class EpisodePlayer:
             observation = await environment.reset(episode.example)
         example = episode.example
         tools = (*example.tools, *(tool for tool in observation.tools if tool not in example.tools))
-        messages = (*example.messages, *observation.messages)
+        messages = first_messages(example.messages, observation)
         if messages == example.messages and tools == example.tools:
             return episode
         example = replace(example, messages=messages, tools=tools)

@@ -27,7 +27,8 @@ FIXED_SETTINGS = (
     *("env.dataset", "env.split", "env.holdout", "env.duplicates", "env.mixture"),
     *("env.curriculum.column", "env.curriculum.order", "env.curriculum.bins"),
     *("env.options", "env.max_prompt_tokens", "env.system_prompt", "env.tools", "env.repeats"),
-    *("env.environment", "env.environment_options", "env.tool_format", "env.tool_parser", "env.history"),
+    *("env.environment", "env.environment_options", "env.tool_format", "env.tool_parser"),
+    *("env.history", "env.turn_ends"),
     *("train.seed", "train.epochs", "model.dtype", "model.chat_template_kwargs", "optimizer.name"),
     *("train_model.lora.enabled", "train_model.lora.r", "train_model.lora.alpha"),
     *("train_model.lora.quantization", "ref_model.name", "ref_model.dtype"),
@@ -46,7 +47,7 @@ AUTO_IGNORED_SETTINGS = (
     *("train.keep_best", "train.export"),
     *("train.async_checkpoint", "train.restarts", "train.wait_timeout_s", "inference_model.start_timeout_s"),
     *("train_model.num_devices", "train_model.num_nodes", "train_model.shard_size", "train_model.offload"),
-    *("train_model.devices", "train_model.num_threads", "env.reward_workers"),
+    *("train_model.devices", "train_model.num_threads", "env.reward_workers", "env.environment_workers"),
     *("inference_model.num_devices", "inference_model.devices", "inference_model.request_timeout_s"),
 )
 """Settings that `train.resume=auto` ignores when it looks for an earlier run with the same settings."""
