@@ -128,7 +128,7 @@ def method_schemas(place: str, kind: type) -> dict[str, dict[str, Any]]:
         ConfigError: as `function_schema`.
     """
     return {
-        name: function_schema(place, name, method_of_class(kind, name))
+        name: function_schema(place, name, _method_of_class(kind, name))
         for name in public_methods(kind)
         if inspect.getdoc(getattr(kind, name))
     }
@@ -281,7 +281,7 @@ def run_schema(place: str, name: str, kind: Any) -> dict[str, Any]:
     The first paragraph of the class describes it.
     """
     description = " ".join((inspect.getdoc(kind) or "").split("\n\n")[0].split()) if kind.__doc__ else None
-    return function_schema(place, name, method_of_class(kind, "run"), description)
+    return function_schema(place, name, _method_of_class(kind, "run"), description)
 
 
 class BuiltinSource:
