@@ -5,6 +5,7 @@ Rollouts pass groups to the learner, evaluation and monitoring. A rollout makes 
 tensors of groups. This module does not import torch.
 """
 
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import chain
@@ -223,8 +224,9 @@ class Group:
 
     @property
     def oldest_version(self) -> int:
-        """Oldest policy version of the tokens in the completions."""
-        return min(chain.from_iterable([one.policy_versions for one in self.completions]))
+        """Oldest policy version of the tokens in the completions; a group without tokens is never too old."""
+        versions = chain.from_iterable([one.policy_versions for one in self.completions])
+        return min(versions, default=sys.maxsize)
 
     @property
     def num_sequences(self) -> int:
