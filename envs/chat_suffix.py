@@ -80,6 +80,18 @@ def appended_suffix_ids(
     raise _cannot_render(tokenizer, new_messages)
 
 
+def check_user_replies(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Checks that a user message can follow an answer.
+
+    Raises:
+        ConfigError: there is no chat template, or it does not render such a message.
+    """
+    question, answer, reply = ({"role": role, "content": f"the {role}"} for role in ("user", "assistant", "user"))
+    if not tokenizer.chat_template:
+        raise _cannot_render(tokenizer, [reply])
+    appended_suffix_ids(tokenizer, [question, answer], [question, answer, reply], (), None)
+
+
 class GrowingChat:
     """Chat of one episode, which keeps its last text, since the text of the next turn begins with it."""
 

@@ -5,6 +5,7 @@ Rollouts pass groups to the learner, evaluation and monitoring. A rollout makes 
 tensors of groups. This module does not import torch.
 """
 
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import chain
@@ -18,8 +19,6 @@ FinishReason = Literal["stop", "length", "abort", "turns", "deadline", "error"]
 episode's deadline, or a failure of the environment."""
 SINGLE_ENGINE_NAME = "the engine"
 """Name of an engine outside a pool."""
-NO_VERSION = 1 << 60
-"""Policy version of a group whose episodes failed before any token."""
 OUTCOMES: tuple[Outcome, ...] = ("scored", "invalid", "error")
 FINISH_REASONS: tuple[FinishReason, ...] = ("stop", "length", "abort", "turns", "deadline", "error")
 ToolOutcome = Literal["ok", "error", "unknown", "malformed", "timeout"]
@@ -90,7 +89,10 @@ class SequenceStart:
 
 @dataclass(frozen=True, slots=True)
 class TokenSequence:
-    """One token sequence to train on: a prompt and the tokens after it, with their values (`SampledCompletion`)."""
+    """Token sequence to train on: a prompt and the tokens after it.
+
+    The values are those of `SampledCompletion`.
+    """
 
     prompt: tuple[int, ...]
     token_ids: list[int]
@@ -225,8 +227,9 @@ class Group:
 
     @property
     def oldest_version(self) -> int:
-        """Oldest policy version of the tokens in the completions; `NO_VERSION` without tokens, which are never old."""
-        return min(chain.from_iterable([one.policy_versions for one in self.completions]), default=NO_VERSION)
+        """Oldest policy version of the tokens in the completions; a group without tokens is never too old."""
+        versions = chain.from_iterable([one.policy_versions for one in self.completions])
+        return min(versions, default=sys.maxsize)
 
     @property
     def num_sequences(self) -> int:

@@ -24,6 +24,13 @@ CURRICULUM = (
     "env.curriculum.priority=learnability",
     "env.curriculum.replay=0.2",
 )
+EPISODES = (
+    "env.environment=tests.run_environments:WaitingSums",
+    "env.environment_options.wait_ms=20",
+    "env.max_steps=3",
+    "inference_model.max_tokens=32",
+)
+"""Settings of episodes whose environment waits between three turns."""
 
 
 def one_epoch(stale: str, run_dir: Path, *more: str) -> Config:

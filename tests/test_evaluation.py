@@ -46,8 +46,8 @@ def test_prompts_that_are_trained_on_are_said_of_every_set(tmp_path: Path, log_c
         "env.dataset=jsonl", f"env.data_files={trained_file}", f"eval.sets={{{sets},{trained_set}}}"
     )
     tokenizer = load_tokenizer(config.model)
-    prompts = make_prompts(config, make_task(config.env), tokenizer)
-    load_eval_sets(config, tokenizer, prompts.source.examples)
+    prompts = make_prompts(config, make_task(config.env), tokenizer, None)
+    load_eval_sets(config, tokenizer, None, prompts.source.examples)
     (warning,) = [line for line in log_capture.messages if "trained on" in line]
     assert warning.startswith("eval.sets.mixed: 5 of the 10 prompts are trained on")
 

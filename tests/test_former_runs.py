@@ -1,4 +1,4 @@
-"""Run folders written under the former names: report, rollouts and diagnostics read them like present ones."""
+"""Tests that report, rollouts and diagnostics read run folders with former names."""
 
 import json
 import shutil

@@ -1,5 +1,6 @@
 """Tests that repeated kills of grpo_async.py lose and repeat no prompt."""
 
+import itertools
 import multiprocessing
 import random
 import time
@@ -12,20 +13,20 @@ from config.run_folder.checkpoints import newest_checkpoint
 from envs.prompts import PromptSource
 from envs.task import make_task
 from tests.group_collection import next_examples
-from tests.killed_runs import CURRICULUM, one_epoch, train_noting_prompts
+from tests.killed_runs import CURRICULUM, EPISODES, one_epoch, train_noting_prompts
 from torchgrpo.training.checkpoint import load_checkpoint
 
 
 def run_with_kills(
     stale: str, overrides: tuple[str, ...], run_dir: Path, ledger: Path, kills: int, random_source: random.Random
-) -> int:
-    """Kills a run after random events until it finishes; returns the number of resumes.
+) -> tuple[int, int]:
+    """Kills a run after random events until it finishes; returns the number of resumes, and of kills.
 
     Events: training begins, an optimizer step, a checkpoint.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.killed_preload"])
-    resumes = 0
+    resumes = done_kills = 0
     while True:
         events, deadline = context.Semaphore(0), time.monotonic() + 300
         resumes += newest_checkpoint(run_dir) is not None
@@ -34,13 +35,14 @@ def run_with_kills(
         for _ in range(1 + random_source.randint(0, 3)):
             while not events.acquire(timeout=0.2) and process.exitcode is None:
                 assert time.monotonic() < deadline, "nothing happened in the run for 300 s"
-        process.join(random_source.uniform(0.0, 0.2) if kills else 120)
-        kills -= 1
+        process.join(random_source.uniform(0.0, 0.2) if done_kills < kills else 600)
         if process.exitcode is not None:
             assert process.exitcode == 0
-            return resumes
+            return resumes, done_kills
         process.kill()
         process.join()
+        assert done_kills < kills, "the run did not end in 600 s"
+        done_kills += 1
 
 
 def prompts_of(ledger: Path) -> list[str]:
@@ -55,18 +57,20 @@ def prompts_of(ledger: Path) -> list[str]:
 
 @pytest.mark.parametrize("stale", ["wait", pytest.param("drop", marks=pytest.mark.long)])
 def test_after_random_kills_every_prompt_is_trained_on_exactly_once(stale: str, tmp_path: Path) -> None:
-    """After 10 SIGKILLs with resumes every prompt is trained on once.
-
-    Prompts trained on and prompts returned by the last checkpoint are together the sampled prompts.
-    """
+    """After 10 SIGKILLs with resumes every prompt is trained on once."""
     random_source = random.Random(stale)
     run_dir, ledger = tmp_path / "run", tmp_path / "ledger"
-    resumes = run_with_kills(stale, (), run_dir, ledger, 10, random_source)
+    resumes, _ = run_with_kills(stale, (), run_dir, ledger, 10, random_source)
     assert resumes >= 3
+    check_every_prompt_is_trained_on_once(stale, (), run_dir, ledger)
+
+
+def check_every_prompt_is_trained_on_once(stale: str, overrides: tuple[str, ...], run_dir: Path, ledger: Path) -> None:
+    """Asserts that prompts trained on and prompts returned by the last checkpoint are the sampled prompts."""
     path = newest_checkpoint(run_dir)
     assert path is not None
     saved_prompts = load_checkpoint(path)["prompts"]
-    examples = make_task(one_epoch(stale, run_dir).env).examples("train")
+    examples = make_task(one_epoch(stale, run_dir, *overrides).env).examples("train")
     source = PromptSource(examples, seed=0, fits_limit=lambda example: True)
     sampled = next_examples(source, sum(saved_prompts["source"]["drawn"].values()))
     trained_prompts = prompts_of(ledger)
@@ -74,6 +78,24 @@ def test_after_random_kills_every_prompt_is_trained_on_exactly_once(stale: str, 
     assert Counter(trained_prompts) + Counter(handed_back) == Counter(e.messages[-1]["content"] for e in sampled)
     if stale == "wait":
         assert len(trained_prompts) == len(set(trained_prompts)) == 44
+
+
+@pytest.mark.parametrize("kills", [5, pytest.param(40, marks=pytest.mark.long)])
+def test_kills_with_episodes_in_flight_lose_and_repeat_nothing(kills: int, tmp_path: Path) -> None:
+    """Runs start until there were so many SIGKILLs; kills leave episodes that begin and do not end."""
+    random_source, num_killed, num_resumes = random.Random(kills), 0, 0
+    events_file = tmp_path / "episodes"
+    overrides = (*EPISODES, f"env.environment_options.log_file={events_file}")
+    for number in itertools.count():
+        run_dir, ledger = tmp_path / f"run_{number}", tmp_path / f"ledger_{number}"
+        resumes, done_kills = run_with_kills("wait", overrides, run_dir, ledger, kills - num_killed, random_source)
+        check_every_prompt_is_trained_on_once("wait", overrides, run_dir, ledger)
+        num_killed, num_resumes = num_killed + done_kills, num_resumes + resumes
+        if num_killed >= kills:
+            break
+    assert num_killed == kills and num_resumes >= kills // 4
+    events = Counter(events_file.read_text().splitlines())
+    assert events["begin"] > events["end"] >= 2 * 44
 
 
 @pytest.mark.long
@@ -84,7 +106,7 @@ def test_with_a_curriculum_kills_lose_and_repeat_nothing(tmp_path: Path) -> None
     on since it was sampled, or waits in the buffer.
     """
     run_dir, ledger = tmp_path / "run", tmp_path / "ledger"
-    resumes = run_with_kills("wait", CURRICULUM, run_dir, ledger, 6, random.Random(1))
+    resumes, _ = run_with_kills("wait", CURRICULUM, run_dir, ledger, 6, random.Random(1))
     assert resumes >= 2
     path = newest_checkpoint(run_dir)
     assert path is not None

@@ -23,6 +23,8 @@ class EpisodeEnvironments:
 
     Attributes:
         schemas: of all tools that the chat template writes into the prompt.
+        sends_user_messages: whether all replies are user messages: results of tools called by tags, or the request to
+            think again.
 
     Raises:
         ConfigError: the environment or a tool does not exist, has a wrong form, or does not start.
@@ -36,6 +38,7 @@ class EpisodeEnvironments:
         self.tools = ToolSetFactory(env) if has_native_tools else None
         user_schemas = () if self.user_environments is None else self.user_environments.definition.methods.schemas
         self.schemas: tuple[dict[str, Any], ...] = user_schemas if self.tools is None else self.tools.schemas
+        self.sends_user_messages = self.user_environments is None and self.tools is None
 
     async def make(self) -> Environment:
         """Makes the environment of an episode.

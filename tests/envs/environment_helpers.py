@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from config.schema.env import EnvConfig
+from envs.chat_suffix import suffix_ids
 from envs.environments.interface import Environment, EpisodeError, Step
 from envs.environments.make import EnvironmentFactory
 from envs.example import Example, Message
@@ -66,6 +67,17 @@ def play_once(env: EnvConfig, first: Example, *turns: Message | str) -> list[Ste
         return await play(factory.make(), first, *turns)
 
     return run_with_factory(env, use)
+
+
+def reply_ids(tokenizer: Any, environment: Environment, text: str, end_token: int = 2) -> list[int]:
+    """Plays one turn; returns the replies as the chat template writes them, empty at the end of the episode."""
+    question, answer = {"role": "user", "content": "6*7?"}, turn(text)
+    step = asyncio.run(environment.step(answer))
+    if step.ends_episode:
+        return []
+    ids = suffix_ids(tokenizer, [question, answer], [question, answer, *step.messages], (), end_token)
+    assert ids is not None
+    return ids
 
 
 def reply_text(step: Step | str) -> str:

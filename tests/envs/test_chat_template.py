@@ -11,12 +11,12 @@ from transformers import PreTrainedTokenizerBase
 from config.schema.errors import ConfigError
 from config.schema.models import ModelConfig
 from envs.chat import ChatEncoder, answer_prefill, encode_prompt
+from envs.chat_suffix import check_user_replies
 from envs.chat_template import render_prompt
 from envs.control_tokens import turn_end_token
 from envs.group import SampledCompletion
 from envs.prompt_checks import check_prompts
 from envs.task import Example
-from envs.turns import Conversation
 from tests.log_capture import LogCapture
 from torchgrpo.training.model_loading import load_saved_tokenizer, load_tokenizer
 
@@ -95,7 +95,7 @@ def test_a_model_without_template_takes_prompts_as_they_are(tmp_path: Path) -> N
     with pytest.raises(ConfigError, match=r"a prompt must be one user message"):
         render_prompt(tokenizer, example(QUESTION, CALL_MESSAGE, RESULT))
     with pytest.raises(ConfigError, match=r"env\.max_steps must be 1 .*model\.chat_template=FILE"):
-        Conversation(tokenizer, [], 2)
+        check_user_replies(tokenizer)
 
 
 def test_a_plain_prompt_has_one_begin_token() -> None:

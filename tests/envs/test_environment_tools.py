@@ -11,7 +11,6 @@ from envs.environments.interface import EpisodeError, Observation, Step
 from envs.environments.make import EnvironmentFactory
 from envs.environments.tool_environment import ReflectionEnvironment, TagsEnvironment, ToolEnvironment
 from envs.tool_calls import Tool, make_tools
-from envs.turns import Conversation, make_responders
 from tests.envs.environment_helpers import env_config, example, play, run_with_factory, turn
 
 SCHEMA = {"type": "function", "function": {"name": "double", "parameters": {"type": "object"}}}
@@ -79,7 +78,7 @@ def test_a_malformed_call_alone_is_answered() -> None:
 
 def test_turns_without_calls_go_to_the_inner_environment() -> None:
     async def run() -> list[Step | str]:
-        inner = ReflectionEnvironment("Sure?")
+        inner = ReflectionEnvironment("Sure?", 1)
         return await play(ToolEnvironment(WaitingTools(1), inner), example(), turn("", ("double", {"n": 1})), "2")
 
     called, reflection = asyncio.run(run())
@@ -95,19 +94,16 @@ def test_tools_of_the_environment_exclude_other_tools() -> None:
     run_with_factory(env_config("AsyncCounter"), use)
 
 
-@pytest.mark.parametrize("text", [
-    "I need <calculator>2*3</calculator>", "<calculator>1/0</calculator> \n", "<calculator>1</calculator> is one",
-    "<shout>ab</shout>", "no call",
+@pytest.mark.parametrize(("text", "reply"), [
+    ("I need <calculator>2*3</calculator>", "calculator: 6"),
+    ("<calculator>1/0</calculator> \n", "calculator: error: division by zero"),
+    ("<calculator>1</calculator> is one", None), ("<shout>ab</shout>", "shout: AB"), ("no call", None),
 ])  # fmt: skip
 @pytest.mark.parametrize("reasoning", [False, True])
-def test_tags_are_answered_as_by_the_conversation(text: str, reasoning: bool, tokenizer: Any) -> None:
-    env = EnvConfig(dataset="x", max_steps=3, tools=["calculator"], reasoning=reasoning, reasoning_prompt="Sure?")
+def test_tags_are_answered_by_their_tool(text: str, reply: str | None, reasoning: bool) -> None:
+    env = EnvConfig(dataset="x", max_steps=3, tools=["calculator"], tool_format="tags")
     shout = Tool("shout", str.upper, is_slow=True, close=lambda: None)
-    conversation = Conversation(tokenizer, [shout, *make_responders(env)], 3)
-    expected = tokenizer.decode(conversation.reply_sync([*tokenizer.encode(text, add_special_tokens=False), 2]))
-    inner = ReflectionEnvironment(env.reasoning_prompt) if reasoning else None
+    inner = ReflectionEnvironment("Sure?", 2) if reasoning else None
     (step,) = asyncio.run(play(TagsEnvironment([shout, *make_tools(env)], inner), example(), text))
-    reply = "".join(f"<{message['role']}>{message['content']}<assistant>" for message in step.messages)
-    assert reply == expected
-    assert step.ends_episode == (expected == "")
-    conversation.close()
+    expected = reply or ("Sure?" if reasoning else None)
+    assert step == (Step() if expected is None else Step(({"role": "user", "content": expected},)))

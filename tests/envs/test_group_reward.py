@@ -48,7 +48,7 @@ def test_the_function_sees_the_turns() -> None:
     assert [one.score for one in rescore(make_env("count_turns"), verdicts, completions)] == [1.0, 3.0]
 
 
-@pytest.mark.parametrize("function", ("hang", "too_few", "not_finite"))
+@pytest.mark.parametrize("function", ["hang", "too_few", "not_finite"])
 def test_a_failing_function_makes_its_group_an_error(function: str) -> None:
     verdicts = [Verdict(1.0, {}, "scored"), Verdict(0.0, {}, "invalid")]
     new = rescore(make_env(function, reward_timeout_s=1.0), verdicts, [Completion("a"), Completion("b")])
@@ -68,7 +68,7 @@ def test_a_group_without_a_scored_completion_is_not_passed() -> None:
     ],
 )
 def test_another_form_is_refused(path: str, message: str) -> None:
-    with pytest.raises(ConfigError, match="env.group_reward=") as refused:
+    with pytest.raises(ConfigError, match=r"env\.group_reward=") as refused:
         GroupRewardTask(make_env(path))
     assert message in str(refused.value)
 

@@ -1,4 +1,4 @@
-"""Tests of the environment's replies between turns, as text and token ids."""
+"""Tests of replies between turns, as text and token ids: tools called by tags, and the request to think again."""
 
 import asyncio
 import copy
@@ -10,21 +10,25 @@ from transformers import PreTrainedTokenizerBase
 
 from config.schema.env import EnvConfig
 from config.schema.errors import ConfigError
+from envs.chat_suffix import appended_suffix_ids, check_user_replies, suffix_ids
+from envs.environments.episode_environments import EpisodeEnvironments, with_tools
+from envs.environments.interface import Environment, Step
+from envs.environments.tool_environment import TagsEnvironment
 from envs.task import Example
 from envs.tool_calls import Tool
-from envs.turns import Conversation, ReflectionPrompt, make_responders, with_tool_instructions
+from tests.envs.environment_helpers import reply_ids, turn
+from tests.envs.user_tasks_and_tools import Counter
 from tests.tiny_models import numbered_examples
 
 EOS = 2
 
 
-def encode_turn(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    """Returns the tokens of a finished turn."""
-    return [*tokenizer.encode(text, add_special_tokens=False), EOS]
+def calculator(**fields: object) -> EnvConfig:
+    return EnvConfig(dataset="x", max_steps=3, tools=["calculator"], tool_format="tags", **fields)  # type: ignore[arg-type]
 
 
-def calculator() -> EnvConfig:
-    return EnvConfig(dataset="x", max_steps=3, tools=["calculator"], tool_format="tags")
+def make_environment(env: EnvConfig) -> Environment:
+    return asyncio.run(EpisodeEnvironments(env).make())
 
 
 @pytest.mark.parametrize(("text", "reply"), [
@@ -38,11 +42,11 @@ def test_a_call_ends_the_turn(text: str, reply: str | None) -> None:
 
 
 def test_the_stream_reads_as_the_template_would_have_written_it(tokenizer: PreTrainedTokenizerBase) -> None:
-    conversation: Conversation = Conversation(tokenizer, make_responders(calculator()), 3)
+    environment = make_environment(calculator())
     prompt = tokenizer.apply_chat_template(
         [{"role": "user", "content": "6*7?"}], add_generation_prompt=True, return_dict=False
     )
-    turn = encode_turn(tokenizer, "<calculator>6*7</calculator>")
+    call = tokenizer.encode("<calculator>6*7</calculator>", add_special_tokens=False)
     whole = tokenizer.apply_chat_template(
         [
             {"role": "user", "content": "6*7?"},
@@ -52,32 +56,34 @@ def test_the_stream_reads_as_the_template_would_have_written_it(tokenizer: PreTr
         add_generation_prompt=True,
         return_dict=False,
     )
-    assert [*prompt, *turn, *conversation.reply_sync(turn)] == whole
-    assert conversation.reply_sync(encode_turn(tokenizer, "It is 42.")) == []
+    replies = reply_ids(tokenizer, environment, "<calculator>6*7</calculator>")
+    assert [*prompt, *call, EOS, *replies] == whole
+    assert reply_ids(tokenizer, environment, "It is 42.") == []
 
 
 def test_an_end_token_of_no_template_stays_in_the_stream(tokenizer: PreTrainedTokenizerBase) -> None:
-    conversation: Conversation = Conversation(tokenizer, [ReflectionPrompt("?")], 2)
-    other = [25, 22, 7]  # ended by an end token other than the template's
-    assert conversation.reply_sync(other) == [EOS, *conversation.reply_sync([25, 22, EOS])]
+    """With another end token than the template's, the template rewrites the stream, or the template's end follows."""
+    before = [{"role": "user", "content": "6*7?"}, turn("42")]
+    after = [*before, {"role": "user", "content": "?"}]
+    replies = suffix_ids(tokenizer, before, after, (), EOS)
+    assert replies is not None and replies == appended_suffix_ids(tokenizer, before, after, (), EOS)
+    assert suffix_ids(tokenizer, before, after, (), 7) is None
+    assert appended_suffix_ids(tokenizer, before, after, (), 7) == [EOS, *replies]
 
 
 def test_tools_reply_before_the_reflection_prompt(tokenizer: PreTrainedTokenizerBase) -> None:
-    env = EnvConfig(
-        dataset="x", max_steps=3, tools=["calculator"], tool_format="tags", reasoning=True, reasoning_prompt="Sure?"
-    )
-    conversation: Conversation = Conversation(tokenizer, make_responders(env), 3)
+    environment = make_environment(calculator(reasoning=True, reasoning_prompt="Sure?"))
     replies = [
-        tokenizer.decode(conversation.reply_sync(encode_turn(tokenizer, text)))
+        tokenizer.decode(reply_ids(tokenizer, environment, text))
         for text in ("<calculator>1/0</calculator>", "It is 3.")
     ]
     assert replies == ["<user>calculator: error: division by zero<assistant>", "<user>Sure?<assistant>"]
 
 
 def test_the_last_turn_gets_no_reply(tokenizer: PreTrainedTokenizerBase) -> None:
-    conversation = Conversation(tokenizer, [ReflectionPrompt("?")], 2)
-    assert asyncio.run(conversation.reply(encode_turn(tokenizer, "1"), turn=1))
-    assert asyncio.run(conversation.reply(encode_turn(tokenizer, "2"), turn=2)) == []
+    environment = make_environment(EnvConfig(dataset="x", max_steps=2, reasoning=True))
+    assert reply_ids(tokenizer, environment, "1")
+    assert reply_ids(tokenizer, environment, "2") == []
 
 
 def test_slow_replies_run_in_parallel_with_generation(tokenizer: PreTrainedTokenizerBase) -> None:
@@ -89,14 +95,12 @@ def test_slow_replies_run_in_parallel_with_generation(tokenizer: PreTrainedToken
             raise RuntimeError("the tool is broken")
         return request.upper()
 
-    close_calls: list[bool] = []
-    tool = Tool("python", slow, is_slow=True, close=lambda: close_calls.append(True))
-    conversation = Conversation(tokenizer, [tool], 2)
+    tool = Tool("python", slow, is_slow=True, close=lambda: None)
 
-    def reply_to(request: str) -> "asyncio.Task[list[int]]":
-        return asyncio.ensure_future(conversation.reply(encode_turn(tokenizer, f"<python>{request}</python>"), 1))
+    def reply_to(request: str) -> "asyncio.Task[Step]":
+        return asyncio.ensure_future(TagsEnvironment([tool]).step(turn(f"<python>{request}</python>")))
 
-    async def converse() -> list[list[int]]:
+    async def converse() -> list[Step]:
         reply_tasks = [reply_to("a"), reply_to("b")]
         for _ in range(10):
             await asyncio.sleep(0)  # the event loop runs
@@ -107,24 +111,53 @@ def test_slow_replies_run_in_parallel_with_generation(tokenizer: PreTrainedToken
             await reply_to("break")
         return answers
 
-    assert [tokenizer.decode(ids) for ids in asyncio.run(converse())] == [
-        "<user>python: A<assistant>",
-        "<user>python: B<assistant>",
+    assert [step.messages for step in asyncio.run(converse())] == [
+        ({"role": "user", "content": "python: A"},),
+        ({"role": "user", "content": "python: B"},),
     ]
-    conversation.close()
-    assert close_calls == [True]
+
+
+def test_tools_of_all_episodes_are_closed_at_the_end_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Counter, "closed_counts", [])
+    path = "tests.envs.user_tasks_and_tools:Counter"
+    environments = EpisodeEnvironments(EnvConfig(dataset="x", max_steps=2, tools=[path], tool_format="tags"))
+
+    async def play_two_episodes() -> list[int]:
+        for _ in range(2):
+            environment = await environments.make()
+            await environment.step(turn("<Counter>3</Counter>"))
+            await environment.close()
+        closed_before = list(Counter.closed_counts)
+        await environments.close()
+        return closed_before
+
+    assert asyncio.run(play_two_episodes()) == []
+    assert Counter.closed_counts == [1 + 2 * 3]
 
 
 def test_a_template_without_a_second_question_is_refused(tokenizer: PreTrainedTokenizerBase) -> None:
     other = copy.copy(tokenizer)
     other.chat_template = "{{ messages[0]['content'] }}"
-    with pytest.raises(ConfigError, match=r"does not render a user message .*env\.max_steps=1"):
-        Conversation(other, [ReflectionPrompt("?")], 2)
+    with pytest.raises(ConfigError, match=r"does not render a message \(user\) .*env\.max_steps=1"):
+        check_user_replies(other)
+    check_user_replies(tokenizer)
+
+
+@pytest.mark.parametrize(("fields", "is_expected"), [
+    ({"max_steps": 2, "reasoning": True}, True),
+    ({"max_steps": 2, "tools": ["calculator"], "tool_format": "tags"}, True),
+    ({"max_steps": 2, "tools": ["calculator"]}, False),
+    ({"environment": "tests.envs.user_environments:AsyncCounter"}, False),
+])  # fmt: skip
+def test_only_some_environments_need_user_messages(fields: dict[str, object], is_expected: bool) -> None:
+    environments = EpisodeEnvironments(EnvConfig(dataset="x", **fields))  # type: ignore[arg-type]
+    assert environments.sends_user_messages == is_expected
+    asyncio.run(environments.close())
 
 
 def test_the_system_prompt_has_the_tool_instructions() -> None:
     with_system = Example(({"role": "system", "content": "Be brief."}, {"role": "user", "content": "?"}), "", 0)
-    examples = with_tool_instructions([with_system, *numbered_examples(2)], calculator())
+    examples = with_tools([with_system, *numbered_examples(2)], calculator(), None)
     assert len(examples) == 3
     first, second = examples[0].messages, examples[1].messages
     assert first[0]["content"].startswith("Be brief.\n\nYou have a calculator")
@@ -132,7 +165,7 @@ def test_the_system_prompt_has_the_tool_instructions() -> None:
     assert [message["role"] for message in second] == ["system", "user"]
     assert [example.row for example in examples[1:]] == [0, 1]
     plain = numbered_examples(2)
-    assert with_tool_instructions(plain, EnvConfig(dataset="x")) is plain
+    assert with_tools(plain, EnvConfig(dataset="x"), None) is plain
 
 
 @pytest.mark.parametrize(("fields", "expected"), [
@@ -147,18 +180,18 @@ def test_inconsistent_settings_are_refused(fields: dict[str, object], expected: 
 
 
 @pytest.fixture
-def python(tokenizer: PreTrainedTokenizerBase) -> Iterator[Conversation]:
+def python() -> Iterator[Environment]:
     from envs.sandbox.sandbox import LEVELS, unavailable_reason
 
     if all(unavailable_reason(level) for level in LEVELS):
         pytest.skip("no sandbox works here")
     env = EnvConfig(dataset="x", max_steps=2, tools=["python"], tool_format="tags")
-    conversation: Conversation = Conversation(tokenizer, make_responders(env), 2)
-    yield conversation
-    conversation.close()
+    environments = EpisodeEnvironments(env)
+    yield asyncio.run(environments.make())
+    asyncio.run(environments.close())
 
 
-def test_python_runs_in_the_sandbox(python: Conversation, tokenizer: PreTrainedTokenizerBase) -> None:
+def test_python_runs_in_the_sandbox(python: Environment, tokenizer: PreTrainedTokenizerBase) -> None:
     programs = {
         "print(6*7)": "python: 42",
         "x = 1": "python: (no output; print the result)",
@@ -167,7 +200,7 @@ def test_python_runs_in_the_sandbox(python: Conversation, tokenizer: PreTrainedT
         "import socket; socket.create_connection(('127.0.0.1', 1))": "Error",
     }
     for source, expected in programs.items():
-        ids = python.reply_sync(encode_turn(tokenizer, f"<python>{source}</python>"))
+        ids = reply_ids(tokenizer, python, f"<python>{source}</python>")
         assert expected in tokenizer.decode(ids), source
 
 
@@ -182,9 +215,9 @@ HOSTILE_PROGRAMS = (
 
 @pytest.mark.parametrize("program", HOSTILE_PROGRAMS)
 def test_any_program_output_gives_a_reply(
-    program: str, python: Conversation, tokenizer: PreTrainedTokenizerBase
+    program: str, python: Environment, tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    ids = python.reply_sync(encode_turn(tokenizer, f"<python>{program}</python>"))
+    ids = reply_ids(tokenizer, python, f"<python>{program}</python>")
     reply = tokenizer.decode(ids)
     assert "python: " in reply
     assert len(reply) < 3 * EnvConfig(dataset="x").tool_result_characters

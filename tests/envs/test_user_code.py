@@ -11,15 +11,17 @@ import pytest
 
 from config.schema.env import TOOLS, EnvConfig
 from config.schema.errors import ConfigError
+from envs.chat_suffix import suffix_ids
 from envs.duplicates import distinct_examples
+from envs.environments.episode_environments import EpisodeEnvironments, with_tools
 from envs.example import MixedExamples
 from envs.option_checks import option_problems
 from envs.prompts import PromptQueue, PromptSource
 from envs.reward_workers.service import RewardService
 from envs.task import Completion, load_examples, make_task
 from envs.tool_calls import find_tools, make_tools, tool_instructions
-from envs.turns import Conversation, make_responders, with_tool_instructions
 from envs.user_code import load_user_object
+from tests.envs.environment_helpers import turn
 from tests.log_capture import LogCapture
 from tests.script_runner import ENVIRONMENT, ROOT, compose_run_config, read_metrics, run_python
 
@@ -112,9 +114,8 @@ def test_the_system_prompt_has_the_first_paragraph_of_a_tools_docstring() -> Non
         "You can look words up in a dictionary. To use it, end your message with <search>...</search>; the result "
         "comes in the next message."
     )
-    examples = with_tool_instructions(
-        make_task(EnvConfig(dataset="arithmetic")).examples("train"), tools("search", "Counter")
-    )
+    plain = make_task(EnvConfig(dataset="arithmetic")).examples("train")
+    examples = with_tools(plain, tools("search", "Counter"), None)
     assert "<Counter>...</Counter>" in examples[0].messages[0]["content"]
     assert [name for name, _ in find_tools(tools(*TOOLS.names))] == list(TOOLS.names)
 
@@ -170,15 +171,20 @@ def test_a_tool_that_hangs_does_not_keep_the_process_alive(tmp_path: Path) -> No
 
 
 def test_tools_reply_in_parallel_with_generation(tokenizer: Any) -> None:
-    conversation = Conversation(tokenizer, make_responders(tools("search")), 3)
-    calls = [tokenizer.encode(f"<search>{word}</search>", add_special_tokens=False) for word in ("owl", "break")]
+    environments = EpisodeEnvironments(tools("search"))
+
+    async def reply_to(word: str) -> list[int]:
+        before = [{"role": "user", "content": "?"}, turn(f"<search>{word}</search>")]
+        environment = await environments.make()
+        step = await environment.step(before[-1])
+        return suffix_ids(tokenizer, before, [*before, *step.messages], (), tokenizer.eos_token_id) or []
 
     async def reply_to_calls() -> list[list[int]]:
         async with asyncio.timeout(30):
-            return await asyncio.gather(*(conversation.reply([*ids, 2], 1) for ids in calls))
+            return await asyncio.gather(reply_to("owl"), reply_to("break"))
 
     replies = [tokenizer.decode(ids) for ids in asyncio.run(reply_to_calls())]
-    conversation.close()
+    asyncio.run(environments.close())
     assert "owl is a word" in replies[0] and "ZeroDivisionError" in replies[1]
 
 
@@ -264,7 +270,7 @@ def test_a_mixture_with_tool_instructions_is_sampled_by_weight() -> None:
         tools=env.tools,
         tool_format="tags",
     )
-    all_examples = with_tool_instructions(make_task(mixed).examples("train"), mixed)
+    all_examples = with_tools(make_task(mixed).examples("train"), mixed, None)
     source = PromptSource(all_examples, 0, lambda example: True)
     examples = [source.next_example() for _ in range(8)]
     assert [example.source for example in examples].count(f"{USER_MODULE}:Reverse") == 2

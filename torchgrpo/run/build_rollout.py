@@ -9,6 +9,7 @@ from config.schema.env import EnvConfig
 from config.schema.errors import ConfigError
 from envs.chat import ChatEncoder
 from envs.chat_responses import ResponseParser
+from envs.chat_suffix import check_user_replies
 from envs.duplicates import distinct_examples
 from envs.environments.episode_environments import EpisodeEnvironments, make_episode_environments, with_tools
 from envs.group import Sampling
@@ -30,7 +31,7 @@ from torchgrpo.rollout.episode_player import EpisodeLimits, EpisodePlayer
 from torchgrpo.rollout.group_rollout import GroupRollout
 from torchgrpo.training.model_loading import load_tokenizer, saved_eos_token_ids
 
-UNLIMITED = 1 << 30
+MAX_EPISODES = 1 << 30
 """Number of episodes at a time without `env.episodes`: every episode of a group in flight."""
 
 
@@ -85,11 +86,13 @@ def make_environments(config: Config, tokenizer: PreTrainedTokenizerBase) -> Epi
     """Makes the environments of a run; None if every completion has one turn.
 
     Raises:
-        ConfigError: an environment or tool has a fault, or the chat template writes no tools.
+        ConfigError: an environment or tool has a fault, or the chat template writes no tools or no replies.
     """
     environments = make_episode_environments(config.env)
     if environments is not None and environments.schemas:
         ResponseParser(tokenizer, config.env.tool_parser).check_tools()
+    if environments is not None and environments.sends_user_messages:
+        check_user_replies(tokenizer)
     return environments
 
 
@@ -110,7 +113,7 @@ def make_player(
         env.turn_tokens,
         tuple(env.turn_ends),
         env.episode_timeout_s,
-        UNLIMITED if env.episodes is None else env.episodes * engines,
+        MAX_EPISODES if env.episodes is None else env.episodes * engines,
     )
     parser = ResponseParser(tokenizer, env.tool_parser)
     counts = OutcomeCounts(env.max_error_rate)
