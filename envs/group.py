@@ -109,6 +109,7 @@ class Turn:
     Args:
         message: the parsed message of the model.
         start, end: the sampled tokens of the turn, as indices in the completion's tokens.
+        opening: messages of the environment's reset, before the first turn.
         replies: messages of the environment after the turn.
         reward: reward of the turn; 0 if the environment gives none.
         engine_seconds, env_seconds: time that engine and environment took.
@@ -120,6 +121,7 @@ class Turn:
     start: int
     end: int
     replies: tuple[Message, ...] = ()
+    opening: tuple[Message, ...] = ()
     reward: float = 0.0
     engine_seconds: float = 0.0
     env_seconds: float = 0.0

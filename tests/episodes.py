@@ -46,8 +46,9 @@ def rewritten_episode() -> SampledCompletion:
     The third turn begins the second sequence.
     """
     hint: Message = {"role": "user", "content": "41+1="}
+    board: Message = {"role": "user", "content": "an empty board"}
     turns = [
-        Turn({"role": "assistant", "content": "40"}, 0, 2, (hint,), engine_seconds=1.0, env_seconds=2.0),
+        Turn({"role": "assistant", "content": "40"}, 0, 2, (hint,), (board,), engine_seconds=1.0, env_seconds=2.0),
         Turn({"role": "assistant", "content": "41"}, 3, 5, (hint,), engine_seconds=1.0, env_seconds=2.0),
         Turn({"role": "assistant", "content": ""}, 5, 6, engine_seconds=1.0, env_seconds=3.0),
     ]

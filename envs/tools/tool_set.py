@@ -17,7 +17,7 @@ from config.schema.env import EnvConfig
 from config.schema.errors import ConfigError
 from envs.tools.arguments import ArgumentCheck
 from envs.tools.call_log import CallLog, CallOutcome, describe_error
-from envs.tools.execution import DaemonThread, DeadlineExceeded
+from envs.tools.execution import DeadlineExceeded
 from envs.tools.mcp_address import MCP_PREFIX, read_mcp_address
 from envs.tools.mcp_servers import McpSource, ServerToolError
 from envs.tools.results import replace_surrogates, shorten_result
@@ -26,8 +26,6 @@ from envs.tools.tool_sources import (
     OpenTools,
     ToolSource,
     make_user_source,
-    method_schemas,
-    open_methods,
     run_in_new_loop,
 )
 from envs.user_code import is_user_code
@@ -183,27 +181,3 @@ class ToolSetFactory:
     async def close(self) -> None:
         """Closes what all episodes share, and all servers that still run."""
         await _close_together(self._sources)
-
-
-class MethodTools:
-    """Tools that are the public methods of a class, for objects with another owner.
-
-    Args:
-        place: config key and value, for messages.
-        kind: every public method with a docstring is a tool, except `PROTOCOL_METHODS`.
-
-    Raises:
-        ConfigError: a method has no schema.
-    """
-
-    def __init__(self, place: str, kind: type, env: EnvConfig) -> None:
-        self.env, self.call_log = env, CallLog()
-        self._methods = method_schemas(place, kind)
-        self._checks = ToolChecks([(place, tuple(self._methods.values()))])
-        self.schemas = self._checks.schemas
-
-    def bind(self, instance: Any) -> ToolSet:
-        """Returns the tools of one object, which its owner closes."""
-        thread = DaemonThread(f"tools of {type(instance).__name__}")
-        tools = open_methods(instance, {name: name for name in self._methods}, self.env, self.call_log, thread)
-        return ToolSet(self._checks, [tools], self.env, self.call_log)

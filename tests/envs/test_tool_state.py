@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from envs.tools.execution import DaemonThread
-from envs.tools.tool_set import MethodTools, ToolResult, ToolSet, ToolSetFactory
+from envs.tools.tool_set import ToolResult, ToolSetFactory
 from tests.envs import user_tools
 from tests.envs.native_tools import call_tools, function_of, tool_env, with_tools
 from tests.log_capture import LogCapture
@@ -57,21 +57,18 @@ def test_calls_of_one_instance_run_in_their_order() -> None:
 
 
 def test_a_call_behind_one_that_hangs_is_late_too_and_never_runs() -> None:
-    recorder = user_tools.Recorder()
-    method_tools = MethodTools("env.environment=x:Recorder", user_tools.Recorder, tool_env("calculator", seconds=0.2))
-
-    async def use() -> list[str]:
-        tools = method_tools.bind(recorder)
+    async def use(factory: ToolSetFactory) -> list[str]:
+        tools = await factory.make()
         results = [await tools.call("wait_for_release", {}), await tools.call("record", {"text": "late"})]
         user_tools.release.set()
         await tools.close()
         return [each.outcome for each in results]
 
-    assert asyncio.run(use()) == ["timeout", "timeout"]
+    assert with_tools(tool_env("Recorder", seconds=0.2), use) == ["timeout", "timeout"]
     for thread in threading.enumerate():
-        if thread.name == "tools of Recorder":
+        if thread.name.startswith("tool"):
             thread.join(300)
-    assert recorder.texts == []
+    assert user_tools.Recorder.recorded_texts == []
 
 
 def test_inherited_methods_are_tools() -> None:
@@ -90,22 +87,6 @@ def test_a_failure_at_close_is_logged_and_not_raised(log_capture: LogCapture) ->
     assert call_tools(tool_env("FailingAtClose"), ("look", {})) == [ToolResult("seen", "ok")]
     (message,) = log_capture.messages
     assert "FailingAtClose.close failed" in message and "cannot close" in message
-
-
-def test_methods_of_an_object_with_another_owner_are_tools() -> None:
-    user_tools.Notebook.closed_notes.clear()
-    env = tool_env("calculator")
-    method_tools = MethodTools("env.environment=x:Notebook", user_tools.Notebook, env)
-
-    async def use() -> tuple[ToolResult, ToolResult]:
-        tools: ToolSet = method_tools.bind(user_tools.Notebook(env))
-        results = await tools.call("shout", {"text": "a"}), await tools.call("get_reward", {})
-        await tools.close()
-        return results
-
-    assert [each.outcome for each in asyncio.run(use())] == ["ok", "unknown"]
-    assert user_tools.Notebook.closed_notes == []
-    assert method_tools.call_log.totals()["calls"] == 2
 
 
 def test_threads_of_tools_end_with_their_episode() -> None:

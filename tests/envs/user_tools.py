@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from config.schema.env import EnvConfig
 
@@ -177,8 +177,7 @@ class BiggerNotebook(Notebook):
 
 
 class Recorder:
-    def __init__(self) -> None:
-        self.texts: list[str] = []
+    recorded_texts: ClassVar[list[str]] = []
 
     def wait_for_release(self) -> str:
         """Waits for a signal."""
@@ -187,7 +186,7 @@ class Recorder:
 
     def record(self, text: str) -> str:
         """Records a text."""
-        self.texts.append(text)
+        self.recorded_texts.append(text)
         return text
 
 

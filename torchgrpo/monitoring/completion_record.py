@@ -46,7 +46,8 @@ def parse_sequence_starts(record: dict[str, Any]) -> list[SequenceStart]:
 def parse_turns(record: dict[str, Any]) -> list[Turn]:
     """Returns the turns of a completion in a record of the ledger."""
     turns = [json.loads(text) for text in record["turns"]]
-    return [Turn(**turn | {name: tuple(turn[name]) for name in ("replies", "tool_outcomes")}) for turn in turns]
+    tuples = ("replies", "opening", "tool_outcomes")
+    return [Turn(**turn | {name: tuple(turn[name]) for name in tuples}) for turn in turns]
 
 
 def parse_reward_input(record: dict[str, Any]) -> Completion:

@@ -99,6 +99,8 @@ def _turn_texts(turns: Sequence[Turn], starts: Sequence[SequenceStart]) -> Itera
     for number, turn in enumerate(turns):
         if number in new_sequences:
             yield "new sequence: earlier messages were rewritten", 0
+        for message in turn.opening:
+            yield f"{message['role']}: {message['content']}", 2
         calls, replies = split_tool_calls(turn)
         words = [f"turn {number + 1}: reward {turn.reward:.3g}, {turn.end - turn.start} tokens"]
         words += [f"engine {turn.engine_seconds:.2f} s", f"environment {turn.env_seconds:.2f} s"]

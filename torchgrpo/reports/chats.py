@@ -24,7 +24,9 @@ def chat_data(completion: dict[str, Any]) -> dict[str, Any]:
     a list of its text, its result and its failed outcome; a reply is a list of role and text.
     """
     turns, starts = parse_turns(completion), parse_sequence_starts(completion)
-    num_texts = sum(2 + len(turn.message.get("tool_calls") or ()) + len(turn.replies) for turn in turns)
+    num_texts = sum(
+        2 + len(turn.message.get("tool_calls") or ()) + len(turn.replies) + len(turn.opening) for turn in turns
+    )
     limit = max(MIN_TEXT_LENGTH, MAX_TEXT_LENGTH // max(1, num_texts))
     new_sequences = turns_with_new_sequence(turns, starts)
     data = []
@@ -43,6 +45,7 @@ def chat_data(completion: dict[str, Any]) -> dict[str, Any]:
                     for call in calls
                 ],
                 "malformed": turn.tool_outcomes[len(calls) :].count("malformed"),
+                "opening": [[message["role"], truncate_text(message["content"], limit)] for message in turn.opening],
                 "replies": [[reply["role"], truncate_text(reply["content"], limit)] for reply in replies],
                 "reward": round_number(turn.reward),
                 "engine_s": round_number(turn.engine_seconds),

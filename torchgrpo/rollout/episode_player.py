@@ -48,8 +48,8 @@ class EpisodeLimits:
 class _Episode:
     """Messages and completion of one episode.
 
-    context: token ids of the present sequence, its prompt and the tokens after it. has_invalid_turn: whether the last
-    turn has control tokens before its end.
+    opening: messages of the environment's reset. context: token ids of the present sequence, its prompt and the tokens
+    after it. has_invalid_turn: whether the last turn has control tokens before its end.
     """
 
     def __init__(
@@ -63,6 +63,7 @@ class _Episode:
         self.completion = SampledCompletion([], [], [], "stop")
         if prompt != group_prompt:
             self.completion.sequence_starts = [SequenceStart(0, prompt)]
+        self.opening: tuple[Message, ...] = ()
         self.components: dict[str, float] = {}
         self.has_reward = self.has_invalid_turn = False
         self._text, self._num_decoded = "", 0
@@ -210,6 +211,7 @@ class EpisodePlayer:
             return episode
         example = replace(example, messages=messages, tools=tools)
         started = _Episode(self.encoder, example, _encode(self.encoder, example), group_prompt)
+        started.opening = observation.messages
         if len(started.prompt) > self.limits.prompt_tokens:
             raise EpisodeError(
                 f"the prompt after reset has {len(started.prompt)} tokens, more than env.max_prompt_tokens="
@@ -234,6 +236,7 @@ class EpisodePlayer:
             prefill = "" if number else episode.example.prefill
             parsed = self.parser.parse(sample.token_ids, prompt_text, episode.example.tools, prefill)
             turn = Turn(parsed.message, start, len(completion.token_ids), engine_seconds=sampled_at - started_at)
+            turn.opening = () if number else episode.opening
             completion.turns.append(turn)
             if self.encoder.control.has_control_tokens(sample.token_ids, self.encoder.ends):
                 episode.has_invalid_turn = True
@@ -252,7 +255,7 @@ class EpisodePlayer:
                 return "turns"
             if not self._append_replies(episode, parsed.message, step, request.sampling.max_tokens):
                 return "length"
-        return "turns"  # without any turn
+        raise AssertionError("a limit of turns is at least 1")
 
     def _turn_request(
         self, request: Request, row: int, number: int, context: tuple[int, ...], max_tokens: int

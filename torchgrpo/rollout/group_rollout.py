@@ -121,7 +121,7 @@ def reward_input(completion: SampledCompletion) -> CompletionInRun:
     """Returns the input of the reward, with the tokens and the messages of all turns."""
     assert completion.reward_input is not None
     fields = vars(completion.reward_input)
-    messages = [message for turn in completion.turns for message in (turn.message, *turn.replies)]
+    messages = [one for turn in completion.turns for one in (*turn.opening, turn.message, *turn.replies)]
     turns = tuple(messages) or ({"role": "assistant", "content": fields["text"]},)
     return CompletionInRun(**fields | {"turns": turns}, token_ids=tuple(completion.token_ids))
 

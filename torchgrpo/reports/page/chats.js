@@ -3,7 +3,7 @@
 /** Returns all texts of a chat as one text, for search and list. */
 function chatText(chat) {
   const texts = chat.turns.flatMap((turn) => [
-    turn.reasoning, turn.text, ...turn.calls.flatMap(([call, result]) => [call, result]), ...turn.replies.map(([, text]) => text),
+    ...turn.opening.map(([, text]) => text), turn.reasoning, turn.text, ...turn.calls.flatMap(([call, result]) => [call, result]), ...turn.replies.map(([, text]) => text),
   ]);
   return [...texts, chat.error].filter(Boolean).join(" ");
 }
@@ -30,11 +30,16 @@ function chatTurn(turn, index, colour) {
   return element(
     "li", { class: "turn" },
     turn.new_sequence ? element("p", { class: "fork", text: "New sequence: earlier messages were rewritten." }) : null,
+    turn.opening.map(chatMessage),
     element("p", { class: "turn-head" }, element("b", { text: `Turn ${index + 1}` }), element("span", { class: "aside", text: facts.filter(Boolean).join(" · ") })),
     body,
     turn.calls.map(([call, result, outcome]) => foldedTexts(callLine(call, result, outcome), [call, result].filter(Boolean), "call")),
-    turn.replies.map(([role, text]) => element("div", { class: "message" }, element("h4", { text: role }), element("pre", { dir: "auto", text: visible(text) }))),
+    turn.replies.map(chatMessage),
   );
+}
+
+function chatMessage([role, text]) {
+  return element("div", { class: "message" }, element("h4", { text: role }), element("pre", { dir: "auto", text: visible(text) }));
 }
 
 function callLine(call, result, outcome) {
