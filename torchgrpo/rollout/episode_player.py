@@ -1,4 +1,4 @@
-"""Plays episodes: an engine samples turns, an environment answers, and sampled tokens stay as they are.
+"""Plays episodes: an engine samples turns, and an environment answers.
 
     reset ─▶ messages ─▶ prompt ids ─▶ engine ─▶ token ids ─▶ parser ─▶ message ─▶ step ─▶ replies, reward
                               ▲                                                       │
@@ -88,7 +88,10 @@ class _Episode:
         self.context += sample.token_ids
 
     def append_replies(self, suffix: list[int]) -> None:
-        """Appends token ids of the environment, which get the policy version of the token before them."""
+        """Appends token ids of the environment.
+
+        Their policy version is that of the token before them.
+        """
         one = self.completion
         one.token_ids += suffix
         one.log_probs += [0.0] * len(suffix)
@@ -105,7 +108,7 @@ class _Episode:
         self._text, self._num_decoded = "", 0
 
     def remove_unanswered_replies(self) -> None:
-        """Removes tokens and a sequence after the last sampled token, to which the model gave no turn."""
+        """Removes tokens and a sequence after the last sampled token."""
         one = self.completion
         while one.sampled_mask and not one.sampled_mask[-1]:
             for values in (one.token_ids, one.log_probs, one.policy_versions, one.sampled_mask):
