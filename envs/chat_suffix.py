@@ -93,7 +93,10 @@ def check_user_replies(tokenizer: PreTrainedTokenizerBase) -> None:
 
 
 class GrowingChat:
-    """Chat of one episode, which keeps its last text, since the text of the next turn begins with it."""
+    """Chat of one episode, which keeps its last text.
+
+    The text of the next turn begins with the last text.
+    """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, tools: Sequence[dict[str, Any]]) -> None:
         self.tokenizer, self.tools = tokenizer, tools

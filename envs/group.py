@@ -229,7 +229,10 @@ class Group:
 
     @property
     def oldest_version(self) -> int:
-        """Oldest policy version of the tokens in the completions; a group without tokens is never too old."""
+        """Oldest policy version of the tokens in the completions.
+
+        A group without tokens is never too old.
+        """
         versions = chain.from_iterable([one.policy_versions for one in self.completions])
         return min(versions, default=sys.maxsize)
 

@@ -20,9 +20,9 @@ from torchgrpo.training.checkpoint import load_checkpoint
 def run_with_kills(
     stale: str, overrides: tuple[str, ...], run_dir: Path, ledger: Path, kills: int, random_source: random.Random
 ) -> tuple[int, int]:
-    """Kills a run after random events until it finishes; returns the number of resumes, and of kills.
+    """Kills a run after random events until it finishes.
 
-    Events: training begins, an optimizer step, a checkpoint.
+    Returns the number of resumes, and of kills. Events: training begins, an optimizer step, a checkpoint.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.killed_preload"])
@@ -66,7 +66,7 @@ def test_after_random_kills_every_prompt_is_trained_on_exactly_once(stale: str, 
 
 
 def check_every_prompt_is_trained_on_once(stale: str, overrides: tuple[str, ...], run_dir: Path, ledger: Path) -> None:
-    """Asserts that prompts trained on and prompts returned by the last checkpoint are the sampled prompts."""
+    """Asserts that prompts trained on and prompts returned are the sampled prompts."""
     path = newest_checkpoint(run_dir)
     assert path is not None
     saved_prompts = load_checkpoint(path)["prompts"]
@@ -82,7 +82,7 @@ def check_every_prompt_is_trained_on_once(stale: str, overrides: tuple[str, ...]
 
 @pytest.mark.parametrize("kills", [5, pytest.param(40, marks=pytest.mark.long)])
 def test_kills_with_episodes_in_flight_lose_and_repeat_nothing(kills: int, tmp_path: Path) -> None:
-    """Runs start until there were so many SIGKILLs; kills leave episodes that begin and do not end."""
+    """Runs start until there were so many SIGKILLs, which leave unfinished episodes."""
     random_source, num_killed, num_resumes = random.Random(kills), 0, 0
     events_file = tmp_path / "episodes"
     overrides = (*EPISODES, f"env.environment_options.log_file={events_file}")

@@ -14,6 +14,13 @@ from torchgrpo.run.job import run_job
 TURNS = ("env.max_steps=2", "env.reasoning=true", "env.reasoning_prompt='?'", "inference_model.max_tokens=16")
 SMALL = ("env.num_envs=4", "env.repeats=4", "train.total_dialog_turns=64")
 SETS = "eval.sets={held_out:{dataset:arithmetic,n:2,limit:5}}"
+EPISODES = (
+    "env.environment=tests.run_environments:WaitingSums",
+    "env.environment_options.window=true",
+    "env.max_steps=3",
+    "env.turn_tokens=8",
+    "inference_model.max_tokens=24",
+)
 
 
 @pytest.mark.parametrize(
@@ -36,3 +43,29 @@ def test_a_run_of_two_turns(script: ModuleType, age: int, more: tuple[str, ...],
     records = [json.loads(line) for line in (tmp_path / "eval/held_out/iteration_0.jsonl").read_text().splitlines()]
     assert len(records) == 10
     assert sum("?" in line["completion"] for line in records) >= 8  # with the second turn
+
+
+@pytest.mark.parametrize(("script", "age"), [(grpo, 0), (grpo_async, 2)], ids=["lockstep", "overlapped"])
+def test_a_run_of_episodes_with_several_sequences(script: ModuleType, age: int, tmp_path: Path) -> None:
+    config = compose_run_config(*SMALL, *EPISODES, SETS, f"train.max_policy_age={age}")
+    run_job(config, tmp_path, script.train, SCHEDULE_CLASSES[script])
+    metrics = [row for row in read_metrics(tmp_path) if "reward/mean" in row]
+    assert len(metrics) == 4
+    for row in metrics:
+        assert row["turns/mean"] == row["turns/max"] == row["agent/sequences"] == 3
+        assert row["agent/end/stop"] == 1 and row["age/max"] <= age
+        if row["age/max"] == 0:
+            assert row["ratio/max"] == pytest.approx(1.0, abs=1e-3)
+    records = [json.loads(line) for line in (tmp_path / "eval/held_out/iteration_0.jsonl").read_text().splitlines()]
+    assert len(records) == 10 and all(line["finish_reason"] == "stop" for line in records)
+
+
+@pytest.mark.parametrize("script", [grpo, grpo_async], ids=["lockstep", "overlapped"])
+def test_a_run_goes_on_where_all_episodes_end_before_a_turn(script: ModuleType, tmp_path: Path) -> None:
+    """The reset takes longer than an episode may, so no completion has a token."""
+    slow = ("env.environment_options.wait_ms=600000", "env.episode_timeout_s=0.05", "train.max_policy_age=0")
+    config = compose_run_config(*SMALL, *EPISODES, *slow)
+    run_job(config, tmp_path, script.train, SCHEDULE_CLASSES[script])
+    metrics = [row for row in read_metrics(tmp_path) if "reward/mean" in row]
+    assert len(metrics) == 4
+    assert all(row["reward/mean"] == 0 and row["length/response_max"] == 0 for row in metrics)

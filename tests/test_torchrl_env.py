@@ -28,6 +28,12 @@ from torchgrpo.run.lockstep_run import LockstepRun
 
 SMALL = ("env.num_envs=3", "env.repeats=4", "train.optim_batch_size=12")
 TURNS = ("env.max_steps=2", "env.reasoning=true", "env.reasoning_prompt='?'", "inference_model.max_tokens=16")
+EPISODES = (
+    "env.environment=tests.run_environments:WaitingSums",
+    "env.max_steps=3",
+    "inference_model.max_tokens=32",
+)
+WINDOWS = (*EPISODES, "env.environment_options.window=true")
 TEACHER = ("policy.kl_coef=0", "policy.distill_coef=1", "policy.teacher_prompt='{answer} {prompt}'")
 DYNAMIC_SAMPLING = ("policy.filter_range=[0,1]", "policy.dynamic_batching=true", "policy.filter_attempts=3")
 OVERSAMPLING = ("env.oversample=8",)
@@ -56,7 +62,10 @@ def comparable_groups(groups: list[Group]) -> list[object]:
         (
             *(group.group_id, group.example, group.prompt, group.prompt_text, group.sampling),
             list(group.attempts()),
-            [(one.token_ids, one.log_probs, one.policy_versions, one.reward_input) for one in group.completions],
+            [
+                (one.token_ids, one.log_probs, one.policy_versions, one.sequence_starts, one.reward_input)
+                for one in group.completions
+            ],
             [(one.token_ids, one.verdict and one.verdict.score) for one in group.unselected_candidates],
             [one.group_id for one in group.replacement_chain()],
         )
@@ -102,12 +111,23 @@ def test_the_environment_matches_its_specs(tmp_path: Path) -> None:
     [
         (),
         TURNS,
+        EPISODES,
+        WINDOWS,
         TEACHER,
         DYNAMIC_SAMPLING,
         OVERSAMPLING,
         (*DYNAMIC_SAMPLING, *OVERSAMPLING, "policy.filter_range=[0,0.3]"),
     ],
-    ids=["one turn", "two turns", "teacher's prompt", "replaced", "oversampled", "replaced and oversampled"],
+    ids=[
+        "one turn",
+        "two turns",
+        "episodes",
+        "several sequences",
+        "teacher's prompt",
+        "replaced",
+        "oversampled",
+        "replaced and oversampled",
+    ],
 )
 def test_the_environment_collects_the_groups_of_run_group(settings: tuple[str, ...], tmp_path: Path) -> None:
     """The groups of two iterations are the same.
@@ -134,7 +154,8 @@ def test_the_environment_collects_the_groups_of_run_group(settings: tuple[str, .
             run.learn(rollout)
             run.push_weights()
         assert rollout.batch.policy_version.max() == 1
-        assert (batch.tokens.loss_mask != batch.tokens.response_mask).any() == (settings == TURNS)
+        assert (batch.tokens.loss_mask != batch.tokens.response_mask).any() == (settings in (TURNS, EPISODES))
+        assert (batch.episode is not None) == (settings == WINDOWS)
         assert (batch.teacher_tokens is not None) == (settings == TEACHER)
         assert (num_replaced > 0) == ("policy.dynamic_batching=true" in settings)
 
@@ -153,8 +174,8 @@ def test_a_group_is_scored_while_others_are_sampled(tmp_path: Path) -> None:
             scored_groups.append(True)
             return verdicts
 
-        async def generate_second_request_last(request: object) -> list[SampledCompletion]:
-            completions = await generate(request)  # type: ignore[arg-type]
+        async def generate_second_request_last(request: object, example: object) -> list[SampledCompletion]:
+            completions = await generate(request, example)  # type: ignore[arg-type]
             if request.request_id == env.slots[1].group_id:  # type: ignore[attr-defined]
                 while not scored_groups:
                     await yield_to_loop()

@@ -1,4 +1,4 @@
-"""Tests of replies between turns, as text and token ids: tools called by tags, and the request to think again."""
+"""Tests of replies between turns, as text and token ids: tools by tags, and reflection."""
 
 import asyncio
 import copy
@@ -62,7 +62,7 @@ def test_the_stream_reads_as_the_template_would_have_written_it(tokenizer: PreTr
 
 
 def test_an_end_token_of_no_template_stays_in_the_stream(tokenizer: PreTrainedTokenizerBase) -> None:
-    """With another end token than the template's, the template rewrites the stream, or the template's end follows."""
+    """The template rewrites another end token than its own, or writes its own behind it."""
     before = [{"role": "user", "content": "6*7?"}, turn("42")]
     after = [*before, {"role": "user", "content": "?"}]
     replies = suffix_ids(tokenizer, before, after, (), EOS)

@@ -14,15 +14,15 @@ class Game:
 
     def __init__(self, reply: str = "+?", turns: int = 3, reward: float | None = 0.25) -> None:
         self.reply, self.turns, self.reward = reply, turns, reward
-        self.seen: list[Message] = []
+        self.shown_turns: list[Message] = []
         self.is_closed = False
 
     async def reset(self, example: Example) -> Observation:
         return Observation()
 
     async def step(self, turn: Message) -> Step:
-        self.seen.append(turn)
-        if len(self.seen) == self.turns:
+        self.shown_turns.append(turn)
+        if len(self.shown_turns) == self.turns:
             return Step(reward=self.reward, components={"steps": 1.0})
         return Step(({"role": "user", "content": self.reply},), self.reward, {"steps": 1.0})
 
@@ -54,7 +54,7 @@ class Failing(Game):
 
     async def step(self, turn: Message) -> Step:
         step = await super().step(turn)
-        if len(self.seen) == 2 and self.seen[0]["content"][:1] in "02468":
+        if len(self.shown_turns) == 2 and self.shown_turns[0]["content"][:1] in "02468":
             raise EpisodeError("Failing.step: division by zero")
         return step
 
@@ -64,7 +64,7 @@ class Hanging(Game):
 
     async def step(self, turn: Message) -> Step:
         step = await super().step(turn)
-        if len(self.seen) == 2:
+        if len(self.shown_turns) == 2:
             await asyncio.get_running_loop().create_future()
         return step
 
@@ -75,11 +75,11 @@ class Games:
 
     make_game: Callable[..., Game]
     options: dict[str, Any] = field(default_factory=dict)
-    made: list[Game] = field(default_factory=list)
+    made_games: list[Game] = field(default_factory=list)
 
     async def make(self) -> Environment:
-        self.made.append(self.make_game(**self.options))
-        return self.made[-1]
+        self.made_games.append(self.make_game(**self.options))
+        return self.made_games[-1]
 
     async def close(self) -> None:
-        assert all(game.is_closed for game in self.made)
+        assert all(game.is_closed for game in self.made_games)

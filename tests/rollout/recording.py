@@ -55,7 +55,7 @@ def addition_examples(count: int) -> list[Example]:
 
 
 def assert_every_sampled_token_is_trained_once(engine: RecordingEngine, batch: Batch) -> None:
-    """Asserts that each turn of the engine is in one row, after the context that the engine sampled it in."""
+    """Asserts that each sampled turn is in one row, after its request's prompt."""
     turns = sorted((request.prompt, tuple(ids)) for request, ids in engine.sampled_turns)
     trained = []
     tokens = batch.tokens

@@ -4,7 +4,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ from envs.group import SampledCompletion, Sampling
 from envs.task import Completion, Example
 from tests.rollout.scripted_engine import ScriptedEngine, ScriptedRewardService
 from tests.tiny_models import EOS, tiny_llama
+from torchgrpo.rollout import engine_loop
 from torchgrpo.rollout.engine_loop import EngineLoop
 from torchgrpo.rollout.engines.interface import Request, Response, generate
 from torchgrpo.rollout.engines.transformers_engine import TransformersEngine
@@ -373,3 +374,19 @@ def test_a_wake_up_just_before_the_sleep_is_not_lost() -> None:
         loop.wake()
         loop.run(asyncio.sleep(0.01))
         assert len(looks) == 3
+
+
+def test_a_task_that_refuses_to_end_is_left_behind(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(engine_loop, "_STOP_TIMEOUT_S", 0.2)
+    loop = EngineLoop(ScriptedEngine(), timeout=600.0, wait_timeout=600.0)
+
+    async def refuse() -> None:
+        while True:
+            with suppress(asyncio.CancelledError):
+                await asyncio.get_running_loop().create_future()
+
+    loop.spawn(refuse)
+    loop.close()
+    assert "1 tasks do not end" in caplog.text

@@ -1,4 +1,4 @@
-"""Tests of episodes that end early: control tokens in a turn, failures and deadlines before or between turns."""
+"""Tests of episodes that end early: control tokens, failures and deadlines."""
 
 import asyncio
 from collections.abc import Sequence
@@ -71,7 +71,7 @@ def play(tokenizer: Any, sampler: ScriptedSampler, games: Games, seconds: float 
 def test_a_turn_that_holds_control_tokens_is_not_answered(tokenizer: Any, foreign: int) -> None:
     sampler, games = ScriptedSampler([THREE, EOS], [foreign, THREE, EOS], [THREE, EOS]), Games(Game)
     one = play(tokenizer, sampler, games)
-    assert len(games.made[0].seen) == 1 and len(one.turns) == 2
+    assert len(games.made_games[0].shown_turns) == 1 and len(one.turns) == 2
     assert one.token_ids[-3:] == [foreign, THREE, EOS]
     assert one.verdict is not None
     assert (one.finish_reason, one.verdict.outcome, one.verdict.components) == (
@@ -88,7 +88,7 @@ def test_without_rewards_of_turns_the_reward_service_finds_control_tokens(tokeni
 
 @pytest.mark.parametrize("game", [Game, Window])
 def test_a_deadline_leaves_no_reply_without_a_turn(tokenizer: Any, game: type[Game]) -> None:
-    """The second turn never comes: the reply and its sequence leave the tokens, and stay in the turn."""
+    """The second turn never comes, so the reply and its sequence leave the tokens."""
     sampler = ScriptedSampler([THREE, EIGHT, EOS])
     one = play(tokenizer, sampler, Games(game), seconds=0.5)
     assert len(sampler.requests) == 2 and len(sampler.requests[1].prompt) > len(sampler.requests[0].prompt)
@@ -118,7 +118,7 @@ class HangingReset(Game):
     ("game", "reason", "outcome"), [(BrokenReset, "error", "error"), (HangingReset, "deadline", "invalid")]
 )
 def test_a_group_of_episodes_without_a_turn(tokenizer: Any, game: type[Game], reason: str, outcome: str) -> None:
-    """Such a group has no tokens, so no age, and its batch has rows without tokens."""
+    """Such a group has no age, and its batch has rows without tokens."""
     engine = RecordingEngine(load_model(ModelConfig(name=str(QUICKSTART)), torch.device("cpu")))
     loop = EngineLoop(engine, timeout=600.0, wait_timeout=600.0)
     options = {"environments": Games(game), "limits": replace(EPISODE_LIMITS, seconds=0.5), "tokenizer": tokenizer}

@@ -143,7 +143,7 @@ def test_a_failure_is_the_outcome_of_its_episode(play: Play) -> None:
 def test_too_many_failures_end_the_run(play: Play) -> None:
     class AlwaysFailing(Failing):
         async def step(self, turn: dict[str, Any]) -> Any:
-            self.seen = [{"content": "0"}]
+            self.shown_turns = [{"content": "0"}]
             return await super().step(turn)
 
     with pytest.raises(ConfigError, match="division by zero"):
@@ -156,7 +156,7 @@ def test_the_deadline_ends_only_its_episode(engine: RecordingEngine, play: Play)
     for one in completions_of(play(games, limits, groups=2)):
         assert one.verdict is not None
         assert (one.finish_reason, one.verdict.outcome, one.verdict.score) == ("deadline", "scored", 0.25)
-    assert engine.in_flight == 0 and all(game.is_closed for game in games.made)
+    assert engine.in_flight == 0 and all(game.is_closed for game in games.made_games)
 
 
 def test_a_deadline_before_any_reward_is_invalid(play: Play) -> None:
@@ -179,7 +179,7 @@ def test_cut_turns_are_shown_as_truncated(play: Play) -> None:
     games = Games(Game, {"turns": 2})
     limits = EpisodeLimits(64, 8, 1, (), seconds=600.0, alive=512)
     completions = completions_of(play(games, limits))
-    cut = [turn.get("truncated", False) for game in games.made for turn in game.seen]
+    cut = [turn.get("truncated", False) for game in games.made_games for turn in game.shown_turns]
     ends = [one.token_ids[turn.end - 1] == EOS for one in completions for turn in one.turns]
     assert sorted(cut) == sorted(not has_end for has_end in ends) and any(cut)
 

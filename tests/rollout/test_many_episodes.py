@@ -1,4 +1,4 @@
-"""Tests of hundreds of episodes that the real player plays at a time, on a virtual clock."""
+"""Tests of hundreds of episodes of the real player, on a virtual clock."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Episodes of the real player on a virtual clock, with a simulated engine and an environment that waits."""
+"""Episodes of the real player on a virtual clock, in an environment that waits."""
 
 import asyncio
 import random

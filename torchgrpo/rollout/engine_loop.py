@@ -24,6 +24,7 @@ traceback, and `on_failure` receives the failure. A task group that fails counts
 """
 
 import asyncio
+import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
@@ -44,6 +45,7 @@ from torchgrpo.rollout.engine_idle_clock import EngineIdleClock
 from torchgrpo.rollout.engines.interface import Request, SteppedEngine
 
 Result = TypeVar("Result")
+log = logging.getLogger(__name__)
 _STEP_TIMEOUT_S = 0.05
 _SHORT_STEP_TIMEOUT_S = 0.002
 """Timeout of a step while a task waits outside the engine, since the step blocks the whole loop."""
@@ -379,12 +381,23 @@ class EngineLoop:
             self._loop.close()
 
     def _end(self, tasks: Callable[[], Collection[asyncio.Task[Any]]]) -> None:
-        """Cancels tasks until none is left, since callbacks that were due may start new tasks."""
+        """Cancels tasks until none is left, since callbacks that were due may start new tasks.
+
+        A task of a user's code may refuse to end. Such tasks are left behind after a deadline.
+        """
+        deadline = time.monotonic() + _STOP_TIMEOUT_S
         while running := tuple(tasks()):
+            if time.monotonic() > deadline:
+                log.warning("%d tasks do not end %.0f s after their cancellation", len(running), _STOP_TIMEOUT_S)
+                self._tasks.difference_update(running)
+                return
             for task in running:
                 task.cancel()
-            self._loop.run_until_complete(asyncio.gather(*running, return_exceptions=True))
-            self._tasks.difference_update(running)  # also tasks that had not started
+            done, _ = self._loop.run_until_complete(asyncio.wait(running, timeout=_STOP_TIMEOUT_S))
+            for task in done:
+                if not task.cancelled():
+                    task.exception()  # marks the exception as retrieved, else asyncio logs an error
+            self._tasks.difference_update(done)  # also tasks that had not started
 
 
 def _first_failure(error: BaseException) -> BaseException:
