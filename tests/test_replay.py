@@ -9,6 +9,7 @@ import pytest
 
 import grpo_async
 from config.schema.errors import ConfigError
+from envs.example import Example
 from envs.group import SampledCompletion, SequenceStart, Turn
 from tests.recorded_runs import LORA, STEPS, recorded_run
 from tests.script_runner import call_script, compose_run_config, read_metrics
@@ -105,8 +106,10 @@ def test_completions_of_several_sequences(tmp_path: Path, monkeypatch: pytest.Mo
     """Splits every completion of at least two tokens into two sequences."""
     generate = GroupRollout.generate
 
-    async def generate_two_sequences(group_rollout: GroupRollout, request: Request) -> list[SampledCompletion]:
-        completions = await generate(group_rollout, request)
+    async def generate_two_sequences(
+        group_rollout: GroupRollout, request: Request, example: Example
+    ) -> list[SampledCompletion]:
+        completions = await generate(group_rollout, request, example)
         for one in completions:
             if len(one.token_ids) > 1:
                 second = SequenceStart(1, (*request.prompt, one.token_ids[0]))

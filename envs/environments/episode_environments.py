@@ -79,7 +79,7 @@ def make_episode_environments(env: EnvConfig) -> EpisodeEnvironments | None:
 def with_tools(
     examples: Sequence[Example], env: EnvConfig, environments: EpisodeEnvironments | None
 ) -> Sequence[Example]:
-    """Returns examples with the schemas of native tools, or with the instructions of tools called by tags.
+    """Returns examples with schemas of native tools, or instructions of tools by tags.
 
     Without tools the examples are returned unchanged. A mixture stays a mixture with the same weights.
     """

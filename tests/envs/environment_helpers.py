@@ -70,7 +70,10 @@ def play_once(env: EnvConfig, first: Example, *turns: Message | str) -> list[Ste
 
 
 def reply_ids(tokenizer: Any, environment: Environment, text: str, end_token: int = 2) -> list[int]:
-    """Plays one turn; returns the replies as the chat template writes them, empty at the end of the episode."""
+    """Plays one turn, and encodes the replies as the chat template writes them.
+
+    Returns an empty list at the end of the episode.
+    """
     question, answer = {"role": "user", "content": "6*7?"}, turn(text)
     step = asyncio.run(environment.step(answer))
     if step.ends_episode:

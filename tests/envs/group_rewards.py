@@ -1,4 +1,4 @@
-"""Group rewards that rank, hang, fail or lie, for tests that name them by import path."""
+"""Group rewards that rank, hang, fail or lie, named by import path."""
 
 import time
 from collections.abc import Sequence

@@ -12,6 +12,7 @@ import pytest
 from config.schema.errors import DeadlineError
 from envs.group import SampledCompletion, Sampling
 from envs.task import Completion, Example
+from tests.log_capture import LogCapture
 from tests.rollout.scripted_engine import ScriptedEngine, ScriptedRewardService
 from tests.tiny_models import EOS, tiny_llama
 from torchgrpo.rollout import engine_loop
@@ -376,9 +377,7 @@ def test_a_wake_up_just_before_the_sleep_is_not_lost() -> None:
         assert len(looks) == 3
 
 
-def test_a_task_that_refuses_to_end_is_left_behind(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_task_that_refuses_to_end_is_left_behind(monkeypatch: pytest.MonkeyPatch, log_capture: LogCapture) -> None:
     monkeypatch.setattr(engine_loop, "_STOP_TIMEOUT_S", 0.2)
     loop = EngineLoop(ScriptedEngine(), timeout=600.0, wait_timeout=600.0)
 
@@ -389,4 +388,4 @@ def test_a_task_that_refuses_to_end_is_left_behind(
 
     loop.spawn(refuse)
     loop.close()
-    assert "1 tasks do not end" in caplog.text
+    assert any("1 tasks do not end" in message for message in log_capture.messages)
