@@ -1,13 +1,16 @@
 """Environments of whole runs in tests, given as `env.environment=tests.run_environments:NAME`."""
 
 import asyncio
+import itertools
+from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
 from envs.environments.interface import Example, Message, Observation, Step
 
 
 class WaitingSums:
-    """Asks for a sum again, and waits a few milliseconds before each reply.
+    """Rewards every right answer to a sum, and waits a few milliseconds before each reply.
 
     Args:
         turns: number of turns.
@@ -31,7 +34,7 @@ class WaitingSums:
         right = float(turn["content"].strip() == self.answer)
         if not self.turns:
             return Step(reward=right, components={"accuracy": right})
-        return Step(({"role": "user", "content": "+?"},), 0.0, history=self.question if self.window else None)
+        return Step(({"role": "user", "content": "+?"},), right, history=self.question if self.window else None)
 
     async def close(self) -> None:
         self._log("end")
@@ -40,3 +43,14 @@ class WaitingSums:
         if self.log_file:
             with Path(self.log_file).open("a") as file:
                 file.write(f"{event}\n")
+
+
+class HangingForSome(WaitingSums):
+    """Never returns from the reset of every second episode."""
+
+    episode_numbers: ClassVar[Iterator[int]] = itertools.count()
+
+    async def reset(self, example: Example) -> Observation:
+        if next(self.episode_numbers) % 2:
+            await asyncio.get_running_loop().create_future()
+        return await super().reset(example)

@@ -8,6 +8,7 @@ import pytest
 
 import grpo
 import grpo_async
+from config.schema.errors import RunError
 from tests.script_runner import SCHEDULE_CLASSES, compose_run_config, read_metrics
 from torchgrpo.run.job import run_job
 
@@ -61,11 +62,21 @@ def test_a_run_of_episodes_with_several_sequences(script: ModuleType, age: int, 
 
 
 @pytest.mark.parametrize("script", [grpo, grpo_async], ids=["lockstep", "overlapped"])
-def test_a_run_goes_on_where_all_episodes_end_before_a_turn(script: ModuleType, tmp_path: Path) -> None:
+def test_a_run_whose_episodes_all_end_before_a_turn_learned_nothing(script: ModuleType, tmp_path: Path) -> None:
     """The reset takes longer than an episode may, so no completion has a token."""
     slow = ("env.environment_options.wait_ms=600000", "env.episode_timeout_s=0.05", "train.max_policy_age=0")
     config = compose_run_config(*SMALL, *EPISODES, *slow)
-    run_job(config, tmp_path, script.train, SCHEDULE_CLASSES[script])
+    with pytest.raises(RunError, match=r"none of 4 optimizer steps .*100% of the completions were invalid"):
+        run_job(config, tmp_path, script.train, SCHEDULE_CLASSES[script])
     metrics = [row for row in read_metrics(tmp_path) if "reward/mean" in row]
     assert len(metrics) == 4
     assert all(row["reward/mean"] == 0 and row["length/response_max"] == 0 for row in metrics)
+
+
+def test_completions_without_a_token_do_not_disturb_the_loss(tmp_path: Path) -> None:
+    some = ("env.environment=tests.run_environments:HangingForSome", "env.episode_timeout_s=4")
+    config = compose_run_config(*SMALL, *EPISODES, *some, "train.total_dialog_turns=16")
+    run_job(config, tmp_path, grpo.train, SCHEDULE_CLASSES[grpo])
+    (row,) = [row for row in read_metrics(tmp_path) if "reward/mean" in row]
+    assert row["reward/invalid"] >= 0.5 and row["length/response_max"] > 0
+    assert 0 < row["grad_norm"] < 1e6 and row["loss/nonfinite_steps"] == 0
