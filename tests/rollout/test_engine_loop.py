@@ -387,5 +387,6 @@ def test_a_task_that_refuses_to_end_is_left_behind(monkeypatch: pytest.MonkeyPat
                 await asyncio.get_running_loop().create_future()
 
     loop.spawn(refuse)
+    loop.run(asyncio.sleep(0))  # starts the task
     loop.close()
     assert any("1 tasks do not end" in message for message in log_capture.messages)
