@@ -65,8 +65,10 @@ class ResponseParser:
         else:
             self.form, self._response_form = _choose_form(tokenizer, name)
 
-    def check_tools(self) -> None:
+    def check_tools(self, remedy: str = "") -> None:
         """Checks that the model can be given tools.
+
+        remedy: a setting that needs no native tools, before the others in the message.
 
         Raises:
             ConfigError: the chat template writes no tools, or the form of the model's calls is unknown.
@@ -74,8 +76,8 @@ class ResponseParser:
         place = f"model.name={self.tokenizer.name_or_path}"
         if not template_renders_tools(self.tokenizer):
             raise ConfigError(
-                f"{place}: the chat template does not write tools into the prompt; set env.tool_format=tags, or "
-                "model.chat_template=FILE to a template with tools"
+                f"{place}: the chat template does not write tools into the prompt; set {remedy}model.chat_template=FILE "
+                "to a template with tools, or model.name to a model that calls tools (models/quickstart_tools is one)"
             )
         if self.form == PLAIN:
             raise ConfigError(

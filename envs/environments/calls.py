@@ -189,7 +189,10 @@ class CallRunner:
 
     async def _call_observed(self, place: str, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
         try:
-            return await ObservedAwaitable(self._result(function, arguments), self.observer, place, self.own_pid)
+            result = self._result(function, arguments)
+            if isinstance(self.sync_calls, EnvironmentThread) and not is_async(function):
+                return await result  # the function does not hold the loop
+            return await ObservedAwaitable(result, self.observer, place, self.own_pid)
         except (EpisodeError, KeyboardInterrupt, GeneratorExit):
             raise
         except asyncio.CancelledError as error:

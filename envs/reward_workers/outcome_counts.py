@@ -16,11 +16,20 @@ MIN_VERIFICATIONS = 100
 class OutcomeCounts:
     """Counts outcomes of the whole run, and keeps the last `WINDOW_SIZE` outcomes and durations.
 
+    Args:
+        failures: what failed, after its number, in the message of too many errors.
+        remedy: imperative sentence part that follows the last error there.
+
     num_replaced_workers: lost workers. last_error: row and reason of the last error.
     """
 
-    def __init__(self, max_error_rate: float) -> None:
-        self.max_error_rate = max_error_rate
+    def __init__(
+        self,
+        max_error_rate: float,
+        failures: str = "verifications failed without a fault of the model",
+        remedy: str = "Correct the row or the reward",
+    ) -> None:
+        self.max_error_rate, self.failures, self.remedy = max_error_rate, failures, remedy
         self.num_verifications = self.num_invalid = self.num_errors = self.num_replaced_workers = 0
         self.last_error = ""
         self._error_flags = bytearray(WINDOW_SIZE)  # ring buffers of plain numbers are far faster than objects
@@ -57,7 +66,6 @@ class OutcomeCounts:
         num_failed, window = self._error_flags.count(1), min(self.num_verifications, WINDOW_SIZE)
         if num_failed / max(window, MIN_VERIFICATIONS) > self.max_error_rate:
             raise ConfigError(
-                f"env.max_error_rate={self.max_error_rate}: {num_failed} of the last {window} verifications "
-                f"failed without a fault of the model; the last failure: {self.last_error}. Correct the row "
-                "or the reward, or raise env.max_error_rate"
+                f"env.max_error_rate={self.max_error_rate}: {num_failed} of the last {window} {self.failures}; "
+                f"the last failure: {self.last_error}. {self.remedy}, or raise env.max_error_rate"
             )

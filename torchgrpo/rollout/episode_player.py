@@ -12,6 +12,7 @@ environment is the outcome of its episode and does not end the run.
 
 import asyncio
 import hashlib
+import logging
 import time
 from dataclasses import dataclass, field, replace
 
@@ -27,6 +28,8 @@ from envs.group import FinishReason, SampledCompletion, SequenceStart, Turn, Ver
 from envs.reward_workers.outcome_counts import OutcomeCounts
 from envs.reward_workers.scoring import ScoringResult
 from torchgrpo.rollout.engines.interface import Request, Sampler
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -186,6 +189,8 @@ class EpisodePlayer:
             completion.finish_reason = "deadline"
         except EpisodeError as error:
             completion.finish_reason, completion.error = "error", str(error)
+            if not self.error_counts.num_errors:
+                log.warning("the first failure of an environment, whose episode is left out: %s", error)
         finally:
             if environment is not None:
                 with self.sampler.outside_engine():

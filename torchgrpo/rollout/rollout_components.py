@@ -28,6 +28,12 @@ class RolloutComponents:
     weight_pusher: WeightPusher
     group_rewards: RewardService | None = None
 
+    @property
+    def last_error(self) -> str:
+        """Last failure of an environment, else of a reward; empty before the first."""
+        player = self.group_rollout.player
+        return (player.error_counts.last_error if player is not None else "") or self.rewards.last_error
+
     def push(self, temperature: float) -> dict[str, float]:
         """Pushes the learner's weights as the next policy version; later groups sample at `temperature`.
 

@@ -90,7 +90,8 @@ def make_environments(config: Config, tokenizer: PreTrainedTokenizerBase) -> Epi
     """
     environments = make_episode_environments(config.env)
     if environments is not None and environments.schemas:
-        ResponseParser(tokenizer, config.env.tool_parser).check_tools()
+        remedy = "env.tool_format=tags, or " if config.env.environment is None else ""
+        ResponseParser(tokenizer, config.env.tool_parser).check_tools(remedy)
     if environments is not None and environments.sends_user_messages:
         check_user_replies(tokenizer)
     return environments
@@ -116,7 +117,8 @@ def make_player(
         MAX_EPISODES if env.episodes is None else env.episodes * engines,
     )
     parser = ResponseParser(tokenizer, env.tool_parser)
-    counts = OutcomeCounts(env.max_error_rate)
+    place = f"env.environment={env.environment}" if env.environment is not None else f"env.tools={env.tools}"
+    counts = OutcomeCounts(env.max_error_rate, f"episodes failed in {place}", "Correct the environment")
     encoder = make_encoder(config, tokenizer)
     return EpisodePlayer(loop, encoder, parser, environments, limits, env.history == "append", counts)
 

@@ -158,7 +158,7 @@ class NoticeCallback(Callback):
             run.monitor.log(
                 f"{total - len(scored)} of {total} groups have no scored completion, because of errors and "
                 "not of the model; this batch was trained on without those groups. Last error: "
-                f"{run.rollout_components.rewards.last_error}"
+                f"{run.rollout_components.last_error}"
             )
         outside = [group for group in scored if not keep_group(group)]
         if outside:

@@ -168,9 +168,10 @@ def explain_missing_gradient(rows: Sequence[Row], config: Config) -> tuple[str, 
         causes.append(f"{mean_of('reward/invalid'):.0%} of the completions were invalid")
         remedies.append("read the printed samples")
     if mean_of("length/truncated") >= 0.5:
-        limit = config.inference_model.max_tokens
-        causes.append(f"{mean_of('length/truncated'):.0%} of the completions were truncated at {limit} tokens")
-        remedies.append("raise inference_model.max_tokens")
+        replies = " with all replies" if config.env.plays_episodes else ""
+        limit = f"{config.response_tokens} tokens{replies}"
+        causes.append(f"{mean_of('length/truncated'):.0%} of the completions were truncated at {limit}")
+        remedies.append("raise env.max_episode_tokens" if replies else "raise inference_model.max_tokens")
     if mean_of("sample_utilization") == 0:
         causes.append("no completion was in the loss")
         if config.policy.filter_range is not None:

@@ -161,7 +161,7 @@ RULES = (
     Rule("reward_errors", "warning", ("reward/errors",), above(0),
          "An error in the reward, or rows that the reward cannot score; these completions are left out of training and "
          "metrics",
-         "fix `env.reward` or the rows; run=rewards shows the message of each error"),
+         "fix `env.reward`, the rows or `env.environment`; the log and run=rollouts show the messages"),
     Rule("control_tokens", "warning", ("reward/control_tokens",), above(0.1, rows=3),
          "The model continues after the end of its turn",
          "check that its end tokens are in the generation_config.json of `model.name`"),
@@ -207,8 +207,10 @@ RULES = (
          "The steps are so large, or the batch is so old, that the clip removes much of the gradient",
          SMALLER_STEPS),
     Rule("truncation", "warning", ("length/truncated",), above(0.1, rows=5),
-         "Completions exceed the token limit and are scored without their end",
-         "raise `inference_model.max_tokens`, or request shorter answers in the prompt"),
+         "Completions exceed the token limit and are scored without their end, or a reply of the environment does not "
+         "fit",
+         "raise `inference_model.max_tokens` (for episodes `env.max_episode_tokens`), or request shorter answers in the "
+         "prompt"),
     Rule("stale_groups", "warning", ("groups/dropped_stale",),
          Bound("up by a quarter of the groups in training",
                lambda values, config: values[-1] - values[0] > config.optim_batch_groups * (len(values) - 1) / 4,
