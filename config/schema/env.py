@@ -153,8 +153,8 @@ class EnvConfig:
     `module:function` or `module:Class`, and MCP servers, `mcp:COMMAND ARGS` or `mcp:http://HOST:PORT/mcp`
     (docs/tools.md)."""
     tool_parser: str = "auto"
-    """Form of the model's tool calls: `auto` for the form that its chat template shows, a form by name (docs/tools.md),
-    or `vllm:NAME` for a parser of vLLM, such as `vllm:hermes`."""
+    """Form of the model's tool calls: `auto` for the form that its chat template shows, or a form by name
+    (docs/tools.md). `vllm:NAME` is a parser of vLLM, such as `vllm:hermes`."""
     tool_format: str = "native"
     """`native`: the chat template writes schemas and calls in the form of the model's family. `tags`: the system
     prompt describes the tools, and a call is `<NAME>request</NAME>` at the end of a turn, with any chat template."""

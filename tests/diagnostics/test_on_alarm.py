@@ -66,7 +66,9 @@ def test_job_prints_findings_with_steps_cause_example_and_setting(tmp_path: Path
     share = read_metrics(tmp_path)[4]["length/truncated"]
     assert f"\n  length/truncated is {share:.3g} at optimizer step 5 (above 0.1 in 5 rows)\n" in truncation
     assert "\n  for example: group " in truncation and "(length, reward " in truncation
-    assert truncation.endswith("remedy: raise inference_model.max_tokens, or request shorter answers in the prompt")
+    assert truncation.endswith(
+        "remedy: raise inference_model.max_tokens, for episodes env.max_episode_tokens, or request shorter answers"
+    )
     assert not (tmp_path / "unused").exists()
 
 

@@ -324,6 +324,7 @@ def test_episode_has_turns_calls_and_replies() -> None:
             ['lookup(query="84", deep={"limit": null})', "nothing\nfound", "error"],
         ],
         "malformed": 1,
+        "opening": [],
         "replies": [["tool", "no JSON"]],
         "reward": 0.25,
         "engine_s": 0.5,

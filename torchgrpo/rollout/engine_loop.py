@@ -112,9 +112,8 @@ class EngineLoop:
     def outside_engine(self) -> Iterator[None]:
         """Marks a wait for a timer, a tool, HTTP or a thread.
 
-        A step of the engine blocks the loop. While any such wait is open, a step of a pool waits at most 2 ms for
-        responses, and tasks whose timers are due continue before the next step. Without the mark, what the caller waits
-        for may be late by two steps of 50 ms.
+        While any such wait is open, a step of a pool blocks the loop for at most 2 ms, and tasks whose timers are due
+        continue before the next step.
         """
         self._num_outside += 1
         try:
@@ -187,10 +186,7 @@ class EngineLoop:
             self._pump_task = None
 
     async def _run_other_tasks(self) -> None:
-        """Lets other tasks run: those that can continue, and those whose timers are due.
-
-        Due timers count only while a task waits outside the engine.
-        """
+        """Lets tasks run that can continue, and in `outside_engine` those with due timers."""
         # Tasks that can continue precede the pump in asyncio's queue: new groups submit their requests now.
         await asyncio.sleep(0)
         if not self._num_outside:
@@ -383,21 +379,17 @@ class EngineLoop:
     def _end(self, tasks: Callable[[], Collection[asyncio.Task[Any]]]) -> None:
         """Cancels tasks until none is left, since callbacks that were due may start new tasks.
 
-        A task of a user's code may refuse to end. Such tasks are left behind after a deadline.
+        Tasks of a user's code that refuse to end are left behind after a deadline.
         """
-        deadline = time.monotonic() + _STOP_TIMEOUT_S
         while running := tuple(tasks()):
-            if time.monotonic() > deadline:
-                log.warning("%d tasks do not end %.0f s after their cancellation", len(running), _STOP_TIMEOUT_S)
-                self._tasks.difference_update(running)
-                return
             for task in running:
                 task.cancel()
-            done, _ = self._loop.run_until_complete(asyncio.wait(running, timeout=_STOP_TIMEOUT_S))
-            for task in done:
-                if not task.cancelled():
-                    task.exception()  # marks the exception as retrieved, else asyncio logs an error
-            self._tasks.difference_update(done)  # also tasks that had not started
+            ended, left = self._loop.run_until_complete(asyncio.wait(running, timeout=_STOP_TIMEOUT_S))
+            _ = [task.cancelled() or task.exception() for task in ended]  # else asyncio logs exceptions
+            self._tasks.difference_update(running)  # also tasks that had not started
+            if left:
+                log.warning("%d tasks do not end %.0f s after their cancellation", len(left), _STOP_TIMEOUT_S)
+                return
 
 
 def _first_failure(error: BaseException) -> BaseException:

@@ -209,8 +209,7 @@ RULES = (
     Rule("truncation", "warning", ("length/truncated",), above(0.1, rows=5),
          "Completions exceed the token limit and are scored without their end, or a reply of the environment does not "
          "fit",
-         "raise `inference_model.max_tokens` (for episodes `env.max_episode_tokens`), or request shorter answers in the "
-         "prompt"),
+         "raise `inference_model.max_tokens`, for episodes `env.max_episode_tokens`, or request shorter answers"),
     Rule("stale_groups", "warning", ("groups/dropped_stale",),
          Bound("up by a quarter of the groups in training",
                lambda values, config: values[-1] - values[0] > config.optim_batch_groups * (len(values) - 1) / 4,
