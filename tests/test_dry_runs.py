@@ -21,6 +21,7 @@ from config.run_folder.checkpoints import newest_checkpoint
 from config.schema.config import Config
 from envs.task import make_task
 from tests.checkpoint_helpers import saved_model
+from tests.plans import gpu_configs
 from tests.punkt import OWN_PUNKT, use_punkt
 from tests.script_runner import ROOT, SCHEDULE_CLASSES, compose_run_config, read_metrics
 from tests.small_qwen import END, PADDING, save_qwen
@@ -33,9 +34,7 @@ from torchgrpo.run.overlapped_run import Schedule
 from torchgrpo.training.checkpoint import Checkpoint, load_checkpoint
 
 pytestmark = [pytest.mark.long, pytest.mark.skipif(installed_vllm() is None, reason="vLLM is not installed")]
-GPU_CONFIGS = [
-    path for path in sorted((ROOT / "config").glob("grpo_*.yaml")) if "\ndevice: cpu\n" not in path.read_text()
-]
+GPU_CONFIGS = sorted(gpu_configs())
 DATA = ROOT / "tests" / "fixtures" / "data"
 PROMPTS = 2
 """Number of prompts per iteration; each prompt makes one optimizer step."""
@@ -192,7 +191,7 @@ def sentence_splitter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-@pytest.mark.parametrize("name", [path.stem.removeprefix("grpo_") for path in GPU_CONFIGS])
+@pytest.mark.parametrize("name", [name.removeprefix("grpo_") for name in GPU_CONFIGS])
 def test_a_shipped_config(
     name: str, script: str, model_folder: Callable[[ShippedConfig], Path], tmp_path: Path
 ) -> None:

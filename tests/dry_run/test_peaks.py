@@ -18,7 +18,8 @@ from torchgrpo.run.dry_run.step import dry_run_peaks, peak_bytes
 pytestmark = pytest.mark.long
 
 TOLERANCE, CPU_TOLERANCE = 0.03, 0.1
-CPU_CONFIGS = {"grpo_quickstart", "grpo_smollm2"}
+ENVIRONMENT_CONFIGS = {"grpo_sums_with_hints", "grpo_products_by_tool", "grpo_debugging"}
+CPU_CONFIGS = {"grpo_quickstart", "grpo_smollm2"} | ENVIRONMENT_CONFIGS
 GPU_CONFIGS = sorted({path.stem for path in CONFIG_DIR.glob("grpo_*.yaml")} - CPU_CONFIGS)
 
 
