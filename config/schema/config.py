@@ -123,7 +123,8 @@ class Config:
     @property
     def response_tokens(self) -> int:
         """Maximum number of tokens after the prompt in training, replies of an environment included."""
-        return self.env.max_episode_tokens or self.inference_model.max_tokens
+        episode_tokens = self.env.max_episode_tokens if self.env.plays_episodes else None
+        return episode_tokens or self.inference_model.max_tokens
 
     @property
     def longest_response(self) -> int:

@@ -10,7 +10,7 @@ from config.schema.env import ENVIRONMENTS, EnvConfig
 from config.schema.errors import ConfigError
 from envs.environments.calls import CallRunner
 from envs.environments.interface import Environment
-from envs.environments.method_tools import MethodSchemas, MethodTools, make_method_schemas, tool_names
+from envs.environments.method_tools import MethodTools, make_method_checks, tool_names
 from envs.environments.tool_environment import ToolEnvironment
 from envs.environments.user_environment import (
     ClassEnvironment,
@@ -18,6 +18,7 @@ from envs.environments.user_environment import (
     MethodsEnvironment,
     ScoredEnvironment,
 )
+from envs.tools.tool_set import ToolChecks
 from envs.user_code import is_user_code, load_user_object
 
 ACCEPTED_FORMS = (
@@ -37,7 +38,7 @@ class EnvironmentDefinition:
     name: str
     target: Callable[..., Any]
     options: dict[str, Any]
-    methods: MethodSchemas
+    methods: ToolChecks
     max_characters: int
 
     @property
@@ -81,7 +82,7 @@ def find_environment(env: EnvConfig) -> EnvironmentDefinition | None:
             raise ConfigError(f"{place}: the parameters are {signature}; change them to (turns, example)")
         leading = 2
     options = _checked_options(place, found, env, leading)
-    methods = make_method_schemas(place, found) if inspect.isclass(found) else MethodSchemas((), {})
+    methods = make_method_checks(place, found) if inspect.isclass(found) else ToolChecks(())
     return EnvironmentDefinition(name, found, options, methods, env.tool_result_characters)
 
 

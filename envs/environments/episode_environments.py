@@ -9,6 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 from config.schema.env import EnvConfig
+from config.schema.errors import ConfigError
+from envs.environments.definition import find_environment
 from envs.environments.interface import Environment, EpisodeError
 from envs.environments.make import EnvironmentFactory
 from envs.environments.tool_environment import ReflectionEnvironment, TagsEnvironment, ToolEnvironment
@@ -33,11 +35,18 @@ class EpisodeEnvironments:
     def __init__(self, env: EnvConfig) -> None:
         self.env = env
         has_native_tools = bool(env.tools) and env.tool_format == "native"
-        self.user_environments = EnvironmentFactory(env) if env.environment is not None else None
+        definition = find_environment(env)
+        own_schemas = () if definition is None else definition.methods.schemas
+        if own_schemas and env.tools:
+            names = ", ".join(schema["function"]["name"] for schema in own_schemas)
+            raise ConfigError(
+                f"env.tools={env.tools} with env.environment={env.environment}, which has tools of its own ({names}); "
+                "leave env.tools empty"
+            )
         self._text_tools = make_tools(env) if env.tools and not has_native_tools else []
         self.tools = ToolSetFactory(env) if has_native_tools else None
-        user_schemas = () if self.user_environments is None else self.user_environments.definition.methods.schemas
-        self.schemas: tuple[dict[str, Any], ...] = user_schemas if self.tools is None else self.tools.schemas
+        self.user_environments = None if definition is None else EnvironmentFactory(env, definition)
+        self.schemas: tuple[dict[str, Any], ...] = own_schemas if self.tools is None else self.tools.schemas
         self.sends_user_messages = self.user_environments is None and self.tools is None
 
     async def make(self) -> Environment:

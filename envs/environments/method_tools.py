@@ -2,7 +2,7 @@
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from types import MethodType
 from typing import Any
@@ -10,23 +10,14 @@ from typing import Any
 from envs.environments.calls import EnvironmentTimeout
 from envs.environments.interface import TOOL_METHODS, EpisodeError
 from envs.tool_schemas import function_schema
-from envs.tools.arguments import ArgumentCheck
-from envs.tools.call_log import describe_error
+from envs.tools.failure_log import describe_error
 from envs.tools.results import replace_surrogates, result_text, shorten_result
-from envs.tools.tool_set import ToolResult
+from envs.tools.tool_set import ToolChecks, ToolResult
 from envs.tools.tool_sources import public_methods
 
 
-@dataclass(frozen=True)
-class MethodSchemas:
-    """Schemas of the methods that are tools, and checks of their arguments by name."""
-
-    schemas: tuple[dict[str, Any], ...]
-    checks: Mapping[str, ArgumentCheck]
-
-
-def make_method_schemas(place: str, kind: type[Any]) -> MethodSchemas:
-    """Makes the schemas of the methods that are tools.
+def make_method_checks(place: str, kind: type[Any]) -> ToolChecks:
+    """Makes schemas and checks of the methods that are tools.
 
     place: config key and value, for messages.
 
@@ -36,7 +27,7 @@ def make_method_schemas(place: str, kind: type[Any]) -> MethodSchemas:
     # A method that is bound to any object has a signature without the instance.
     methods = {name: MethodType(getattr(kind, name), kind) for name in tool_names(kind)}
     schemas = tuple(function_schema(place, name, method) for name, method in methods.items())
-    return MethodSchemas(schemas, {schema["function"]["name"]: ArgumentCheck(place, schema) for schema in schemas})
+    return ToolChecks([(place, schemas)])
 
 
 def tool_names(kind: type[Any]) -> list[str]:
@@ -59,14 +50,14 @@ class MethodTools:
     call_method: calls a method of the instance under its deadline. max_characters: `env.tool_result_characters`.
     """
 
-    methods: MethodSchemas
+    checks: ToolChecks
     call_method: Callable[[str, dict[str, Any]], Awaitable[Any]]
     max_characters: int
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
     def schemas(self) -> tuple[dict[str, Any], ...]:
-        return self.methods.schemas
+        return self.checks.schemas
 
     async def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
         """Calls a method.
@@ -74,12 +65,8 @@ class MethodTools:
         Raises:
             EnvironmentTimeout: the method did not return, so the instance can no longer be used.
         """
-        check = self.methods.checks.get(name)
-        if check is None:
-            known = ", ".join(self.methods.checks)
-            return ToolResult(f"error: there is no tool {name!r}; the tools are: {known}", "unknown")
-        if (problem := check.problem(arguments)) is not None:
-            return ToolResult(f"error: {problem}", "malformed")
+        if (problem := self.checks.find_problem(name, arguments)) is not None:
+            return problem
         async with self._lock:
             try:
                 text = result_text(await self.call_method(name, arguments))

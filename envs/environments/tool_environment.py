@@ -15,16 +15,8 @@ from envs.environments.interface import Environment, EpisodeError, Observation, 
 from envs.environments.replies import tool_message
 from envs.example import Example, Message
 from envs.group import ToolOutcome
-
-
-class ToolAnswer(Protocol):
-    """Result of a tool call: its text and its outcome."""
-
-    @property
-    def text(self) -> str: ...
-
-    @property
-    def outcome(self) -> ToolOutcome: ...
+from envs.tool_calls import Tool
+from envs.tools.tool_set import ToolResult
 
 
 class Tools(Protocol):
@@ -33,17 +25,10 @@ class Tools(Protocol):
     @property
     def schemas(self) -> tuple[dict[str, Any], ...]: ...
 
-    async def call(self, name: str, arguments: dict[str, Any]) -> ToolAnswer:
+    async def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
         """Calls a tool; raises nothing that the tool causes."""
 
     async def close(self) -> None: ...
-
-
-class TextTool(Protocol):
-    """Tool that answers a turn which ends in a call between tags."""
-
-    def reply(self, text: str) -> str | None:
-        """Returns the reply to a turn's text, or None."""
 
 
 @dataclass
@@ -73,7 +58,7 @@ class ToolEnvironment:
         )
         messages = [tool_message(call, answer.text) for call, answer in zip(calls, answers, strict=True)]
         messages += [{"role": "tool", "content": f"error: {problem}"} for problem in malformed_calls]
-        outcomes = [answer.outcome for answer in answers]
+        outcomes: list[ToolOutcome] = [answer.outcome for answer in answers]
         outcomes += ["malformed" for _ in malformed_calls]
         return Step(tuple(messages), tool_outcomes=tuple(outcomes))
 
@@ -114,7 +99,7 @@ class TagsEnvironment:
     environment for turns without a call.
     """
 
-    tools: Sequence[TextTool]
+    tools: Sequence[Tool]
     inner: Environment | None = None
 
     async def reset(self, example: Example) -> Observation:

@@ -12,17 +12,19 @@ import itertools
 import mmap
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from config.schema.env import EnvConfig
 from config.schema.errors import ConfigError
-from envs.environments.calls import EnvironmentThread, late_call
+from envs.environments.calls import late_call
 from envs.environments.interface import EpisodeError, Observation, Step
 from envs.environments.worker_process import read_message, write_message
 from envs.example import Example, Message
 from envs.reward_workers.fork_server_process import ForkServerDied, ForkServerProcess
 from envs.reward_workers.worker import IDLE, PROGRESS
+from envs.user_calls import DaemonThread
 
 SERVE = "envs.environments.worker_process:serve"
 CHECK_SECONDS = 0.2
@@ -62,9 +64,8 @@ class EnvironmentWorkers:
         self.env, self.name, self.seconds = env, env.environment or "", env.step_timeout_s
         self.max_workers = env.environment_workers or 1
         self.workers: list[WorkerConnection] = []
-        self.num_replaced_workers = 0
         self._fork_server = ForkServerProcess(SERVE, env)
-        self._requests = EnvironmentThread()
+        self._requests = DaemonThread("environment workers")
         self._lock = asyncio.Lock()
         self._ids = itertools.count()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -83,11 +84,11 @@ class EnvironmentWorkers:
 
     async def _start_worker(self) -> WorkerConnection:
         try:
-            pid, descriptor, page = await self._requests.run(self._fork)
+            pid, descriptor, page = await self._request(self._fork)
         except ForkServerDied:  # its workers died with it
-            await self._requests.run(self._fork_server.close)
+            await self._request(self._fork_server.close)
             self._fork_server = ForkServerProcess(SERVE, self.env)
-            pid, descriptor, page = await self._requests.run(self._fork)
+            pid, descriptor, page = await self._request(self._fork)
         reader, writer = await asyncio.open_unix_connection(sock=socket.socket(fileno=descriptor))
         worker = WorkerConnection(pid, page, reader, writer)
         for coroutine in (self._read_results(worker), self._enforce_deadline(worker)):
@@ -101,6 +102,13 @@ class EnvironmentWorkers:
                 f"env.environment={self.name}: the environment cannot be loaded in a worker process: {problem}"
             )
         return self._fork_server.fork()
+
+    async def _request(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Calls a method of the fork server, which blocks, in the thread of requests."""
+        result, error = await self._requests.submit(lambda: function(*arguments))
+        if error is not None:
+            raise error
+        return result
 
     def _spawn(self, coroutine: Any) -> None:
         task = asyncio.create_task(coroutine)
@@ -162,11 +170,10 @@ class EnvironmentWorkers:
         if worker.problem:
             return
         self.workers.remove(worker)
-        self.num_replaced_workers += 1
         self._fail_calls(worker, problem, late_call_id)
         async with self._lock:
             try:
-                await self._requests.run(self._fork_server.kill, worker.pid)
+                await self._request(self._fork_server.kill, worker.pid)
             except ForkServerDied:
                 return  # the next start replaces the fork server
 
@@ -190,8 +197,8 @@ class EnvironmentWorkers:
         self.workers = []
         for task in self._tasks:
             task.cancel()
-        await self._requests.run(self._fork_server.close)
-        self._requests.close()
+        await self._request(self._fork_server.close)
+        self._requests.stop()
 
 
 @dataclass

@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from config.schema.env import EnvConfig
-from envs.environments.calls import CallRunner, LoopCalls
+from envs.environments.calls import CallRunner
 from envs.environments.definition import EnvironmentDefinition, find_environment
 from envs.environments.interface import Environment, EpisodeError
 from envs.reward_workers.fork_server import RunWorker, run_fork_server
@@ -97,7 +97,7 @@ class EnvironmentWorker:
 
     async def _call(self, episode: int, method: str, argument: Any) -> Any:
         if method == "reset":
-            runner = CallRunner(self.seconds, self.observer, LoopCalls())
+            runner = CallRunner(self.seconds, self.observer, None)
             self.environments[episode] = self.definition.make(runner)
             return await self.environments[episode].reset(argument)
         if method == "step":

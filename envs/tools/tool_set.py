@@ -10,14 +10,15 @@ A `ToolSetFactory` is made once for a run from `env.tools`; it makes a `ToolSet`
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from config.schema.env import EnvConfig
 from config.schema.errors import ConfigError
+from envs.group import ToolOutcome
 from envs.tools.arguments import ArgumentCheck
-from envs.tools.call_log import CallLog, CallOutcome, describe_error
 from envs.tools.execution import DeadlineExceeded
+from envs.tools.failure_log import FailureLog, describe_error
 from envs.tools.mcp_address import MCP_PREFIX, read_mcp_address
 from envs.tools.mcp_servers import McpSource, ServerToolError
 from envs.tools.results import replace_surrogates, shorten_result
@@ -44,7 +45,7 @@ class ToolResult:
     """
 
     text: str
-    outcome: CallOutcome
+    outcome: ToolOutcome
 
 
 class ToolChecks:
@@ -64,6 +65,15 @@ class ToolChecks:
                     raise ConfigError(f"{place}: two tools are called {name}; give each tool its own name")
                 self.by_name[name] = ArgumentCheck(place, schema)
 
+    def find_problem(self, name: str, arguments: Any) -> ToolResult | None:
+        """Returns the error of a call with unknown tool or wrong arguments, if any."""
+        check = self.by_name.get(name)
+        if check is None:
+            known = ", ".join(self.by_name)
+            return ToolResult(f"error: there is no tool {name!r}; the tools are: {known}", "unknown")
+        problem = check.problem(arguments)
+        return None if problem is None else ToolResult(f"error: {problem}", "malformed")
+
 
 class ToolSet:
     """Tools of one episode.
@@ -72,31 +82,26 @@ class ToolSet:
         schemas: for the chat template, each `{"type": "function", "function": {...}}`.
     """
 
-    def __init__(self, checks: ToolChecks, sources: Sequence[OpenTools], env: EnvConfig, call_log: CallLog) -> None:
+    def __init__(self, checks: ToolChecks, sources: Sequence[OpenTools], env: EnvConfig, failures: FailureLog) -> None:
         self.schemas = checks.schemas
-        self._checks, self._sources, self._call_log = checks.by_name, sources, call_log
+        self._checks, self._sources, self._failures = checks, sources, failures
         self._max_characters = env.tool_result_characters
 
     async def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
         """Calls a tool; only a cancellation of the caller is raised."""
-        text, outcome = await self._call(name, arguments)
-        self._call_log.count(name, outcome)
-        return ToolResult(shorten_result(replace_surrogates(text), self._max_characters), outcome)
+        result = self._checks.find_problem(name, arguments) or await self._call(name, arguments)
+        return replace(result, text=shorten_result(replace_surrogates(result.text), self._max_characters))
 
-    async def _call(self, name: str, arguments: dict[str, Any]) -> tuple[str, CallOutcome]:
-        check = self._checks.get(name)
-        if check is None:
-            return f"error: there is no tool {name!r}; the tools are: {', '.join(self._checks)}", "unknown"
-        if (problem := check.problem(arguments)) is not None:
-            return f"error: {problem}", "malformed"
+    async def _call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
         source = next(source for source in self._sources if name in source.calls)
         value = await source.calls[name](arguments)
         if isinstance(value, str):
-            return value, "ok"
+            return ToolResult(value, "ok")
         if isinstance(value, DeadlineExceeded):
-            return f"error: {value}", "timeout"
-        self._call_log.warn_of_failure(name, value, source.functions.get(name))
-        return f"error: {value if isinstance(value, ServerToolError) else describe_error(value)}", "error"
+            return ToolResult(f"error: {value}", "timeout")
+        self._failures.warn_of_failure(name, value, source.functions.get(name))
+        text = str(value) if isinstance(value, ServerToolError) else describe_error(value)
+        return ToolResult(f"error: {text}", "error")
 
     async def close(self) -> None:
         """Closes what belongs to this episode.
@@ -113,14 +118,14 @@ async def _close_together(sources: Sequence[OpenTools | ToolSource]) -> None:
         await asyncio.shield(asyncio.gather(*closing_tasks))
 
 
-def _make_sources(env: EnvConfig, call_log: CallLog) -> list[ToolSource]:
+def _make_sources(env: EnvConfig, failures: FailureLog) -> list[ToolSource]:
     sources: list[ToolSource] = []
     for path in env.tools:
         place = f"env.tools={path}"
         if path.startswith(MCP_PREFIX):
             sources.append(McpSource(read_mcp_address(path), env))
         elif is_user_code(path):
-            sources.append(make_user_source(place, path, env, call_log))
+            sources.append(make_user_source(place, path, env, failures))
         else:
             sources.append(BuiltinSource(place, path, env))
     return sources
@@ -132,7 +137,7 @@ def check_tools(env: EnvConfig) -> None:
     Raises:
         ConfigError: a tool does not exist or has no schema, or two tools have one name.
     """
-    ToolChecks([(source.place, source.schemas) for source in _make_sources(env, CallLog())])
+    ToolChecks([(source.place, source.schemas) for source in _make_sources(env, FailureLog())])
 
 
 class ToolSetFactory:
@@ -143,15 +148,15 @@ class ToolSetFactory:
 
     Attributes:
         schemas: of all tools, in the order of `env.tools`.
-        call_log: numbers of calls by tool and outcome.
+        failures: log of the tools' first failures.
 
     Raises:
         ConfigError: as `check_tools`, or a class cannot be made, or an MCP server does not start.
     """
 
     def __init__(self, env: EnvConfig) -> None:
-        self.env, self.call_log = env, CallLog()
-        self._sources = _make_sources(env, self.call_log)
+        self.env, self.failures = env, FailureLog()
+        self._sources = _make_sources(env, self.failures)
         started_sources: list[ToolSource] = []
         try:
             for source in self._sources:
@@ -176,8 +181,9 @@ class ToolSetFactory:
         except BaseException:
             await _close_together(opened)
             raise
-        return ToolSet(self._checks, opened, self.env, self.call_log)
+        return ToolSet(self._checks, opened, self.env, self.failures)
 
     async def close(self) -> None:
         """Closes what all episodes share, and all servers that still run."""
+        self.failures.blocking_calls.close()
         await _close_together(self._sources)

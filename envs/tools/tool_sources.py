@@ -16,9 +16,10 @@ from typing import Any, Protocol
 from config.schema.env import TOOLS, EnvConfig
 from config.schema.errors import ConfigError
 from envs.tool_schemas import function_schema
-from envs.tools.call_log import CallLog
-from envs.tools.execution import DaemonThread, DaemonThreads, Outcome, call_in_loop
+from envs.tools.execution import DaemonThreads, Outcome, call_in_loop, call_in_thread
+from envs.tools.failure_log import FailureLog, source_file
 from envs.tools.results import result_text
+from envs.user_calls import DaemonThread
 from envs.user_code import describe_exception, load_user_object
 
 ToolCall = Callable[[Mapping[str, Any]], Awaitable[Outcome]]
@@ -81,19 +82,20 @@ def function_call(
     name: str,
     function: Callable[..., Any],
     seconds: float | None,
-    call_log: CallLog,
-    thread: DaemonThread | DaemonThreads,
+    failures: FailureLog,
+    call_in_own_thread: Callable[[Callable[..., Any], Mapping[str, Any], float | None], Awaitable[Outcome]],
 ) -> ToolCall:
     """Returns the call of a function.
 
-    A function that is async runs in the event loop, any other one in the thread.
+    A function that is async runs in the event loop, any other one by `call_in_own_thread`.
     """
+    file = source_file(function)
+    place = f"tool {name} ({file})" if file else f"tool {name}"
 
     async def call(arguments: Mapping[str, Any]) -> Outcome:
         if inspect.iscoroutinefunction(function):
-            report = partial(call_log.warn_of_blocking, name, function)
-            return await call_in_loop(function, arguments, seconds, report)
-        return await thread.call(function, arguments, seconds)
+            return await call_in_loop(function, arguments, seconds, failures.blocking_calls, place)
+        return await call_in_own_thread(function, arguments, seconds)
 
     return call
 
@@ -101,12 +103,14 @@ def function_call(
 class FunctionSource:
     """A function of the user, the same one in all episodes."""
 
-    def __init__(self, place: str, path: str, function: Callable[..., Any], env: EnvConfig, call_log: CallLog) -> None:
+    def __init__(
+        self, place: str, path: str, function: Callable[..., Any], env: EnvConfig, failures: FailureLog
+    ) -> None:
         name = path.rpartition(":")[2]
         self.place = place
         self.schemas: tuple[dict[str, Any], ...] = (function_schema(place, name, function),)
         self._threads = DaemonThreads(f"tool {name}")
-        call = function_call(name, function, env.tool_timeout_s, call_log, self._threads)
+        call = function_call(name, function, env.tool_timeout_s, failures, self._threads.call)
         self.tools = OpenTools({name: call}, _close_nothing, {name: function})
 
     def start(self) -> None:
@@ -158,7 +162,7 @@ def _method_of_class(kind: type, name: str) -> Callable[..., Any]:
 
 
 def open_methods(
-    instance: Any, methods: Mapping[str, str], env: EnvConfig, call_log: CallLog, thread: DaemonThread
+    instance: Any, methods: Mapping[str, str], env: EnvConfig, failures: FailureLog, thread: DaemonThread
 ) -> OpenTools:
     """Opens methods of an object as tools, which run one after another.
 
@@ -179,7 +183,7 @@ def open_methods(
 
     functions = {name: getattr(instance, method) for name, method in methods.items()}
     calls = {
-        name: in_turn(function_call(name, function, env.tool_timeout_s, call_log, thread))
+        name: in_turn(function_call(name, function, env.tool_timeout_s, failures, partial(call_in_thread, thread)))
         for name, function in functions.items()
     }
 
@@ -200,8 +204,8 @@ class ClassSource:
             section.
     """
 
-    def __init__(self, place: str, path: str, kind: type, env: EnvConfig, call_log: CallLog) -> None:
-        self.place, self.kind, self.env, self.call_log = place, kind, env, call_log
+    def __init__(self, place: str, path: str, kind: type, env: EnvConfig, failures: FailureLog) -> None:
+        self.place, self.kind, self.env, self.failures = place, kind, env, failures
         name = path.rpartition(":")[2]
         if public_methods(kind) == ["run"]:
             self.methods = {name: "run"}
@@ -234,24 +238,25 @@ class ClassSource:
         thread = DaemonThread(f"tools of {self.kind.__name__}")
         seconds = self.env.tool_timeout_s
         try:
-            outcome = await thread.call(lambda: instances.append(self.kind(*self.arguments)), {}, seconds)
+            make = lambda: instances.append(self.kind(*self.arguments))  # noqa: E731
+            outcome = await call_in_thread(thread, make, {}, seconds)
         except asyncio.CancelledError:
             thread.stop()
             raise
         if isinstance(outcome, BaseException):
             thread.stop()
             raise ToolStartError(f"{self.place}: creating the tool failed: {describe_exception(outcome)}") from outcome
-        tools = open_methods(instances[0], self.methods, self.env, self.call_log, thread)
+        tools = open_methods(instances[0], self.methods, self.env, self.failures, thread)
         if not callable(getattr(self.kind, "close", None)):
             return tools
         name, close_instance = f"{self.kind.__name__}.close", instances[0].close
-        call_close = function_call(name, close_instance, seconds, self.call_log, thread)
+        call_close = function_call(name, close_instance, seconds, self.failures, partial(call_in_thread, thread))
 
         async def close() -> None:
             try:
                 outcome = await call_close({})
                 if isinstance(outcome, BaseException):
-                    self.call_log.warn_of_failure(name, outcome, close_instance)
+                    self.failures.warn_of_failure(name, outcome, close_instance)
             finally:
                 await tools.close()
 
@@ -335,7 +340,7 @@ def run_in_new_loop(coroutine: Coroutine[Any, Any, Any]) -> Any:
         return executor.submit(asyncio.run, coroutine).result()
 
 
-def make_user_source(place: str, path: str, env: EnvConfig, call_log: CallLog) -> FunctionSource | ClassSource:
+def make_user_source(place: str, path: str, env: EnvConfig, failures: FailureLog) -> FunctionSource | ClassSource:
     """Makes the source of a tool `module:function` or `module:Class`.
 
     Raises:
@@ -343,7 +348,7 @@ def make_user_source(place: str, path: str, env: EnvConfig, call_log: CallLog) -
     """
     found = load_user_object("env.tools", path)
     if inspect.isclass(found):
-        return ClassSource(place, path, found, env, call_log)
+        return ClassSource(place, path, found, env, failures)
     if callable(found):
-        return FunctionSource(place, path, found, env, call_log)
+        return FunctionSource(place, path, found, env, failures)
     raise ConfigError(f"{place}: {found!r} is neither a function nor a class")

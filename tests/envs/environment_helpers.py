@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 from config.schema.env import EnvConfig
 from envs.chat_suffix import suffix_ids
+from envs.environments.definition import find_environment
 from envs.environments.interface import Environment, EpisodeError, Step
 from envs.environments.make import EnvironmentFactory
 from envs.example import Example, Message
@@ -34,11 +35,17 @@ def turn(text: str = "", *calls: tuple[str, dict[str, Any]], malformed_calls: tu
     return message | ({"malformed": list(malformed_calls)} if malformed_calls else {})
 
 
+def make_factory(env: EnvConfig) -> EnvironmentFactory:
+    definition = find_environment(env)
+    assert definition is not None
+    return EnvironmentFactory(env, definition)
+
+
 def run_with_factory(env: EnvConfig, use: Callable[[EnvironmentFactory], Awaitable[Result]]) -> Result:
     """Runs a function with a factory, which is closed afterwards."""
 
     async def run() -> Result:
-        factory = EnvironmentFactory(env)
+        factory = make_factory(env)
         try:
             return await use(factory)
         finally:

@@ -5,12 +5,11 @@ It prints the process ids of the fork server, the worker, and a child that the e
 
 import asyncio
 
-from envs.environments.make import EnvironmentFactory
-from tests.envs.environment_helpers import env_config, example, reply_text, turn
+from tests.envs.environment_helpers import env_config, example, make_factory, reply_text, turn
 
 
 async def main() -> None:
-    factory = EnvironmentFactory(env_config("Naughty", environment_workers=1))
+    factory = make_factory(env_config("Naughty", environment_workers=1))
     environment = factory.make()
     await environment.reset(example())
     child = reply_text(await environment.step(turn("child")))

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from envs.environments.calls import BlockingCalls, CallRunner, EnvironmentThread, LoopCalls, wait_for_task
+from envs.environments.calls import CallRunner
 from envs.environments.interface import EpisodeError
 from envs.environments.make import EnvironmentFactory
+from envs.user_calls import BlockingCalls, DaemonThread, wait_for_future
 from tests.envs.environment_helpers import MODULE, env_config, example, play, play_once, reply_text, run_with_factory
 from tests.log_capture import LogCapture
 
@@ -64,7 +65,7 @@ def test_a_cancelled_call_is_cancelled() -> None:
             raise
 
     async def use() -> None:
-        runner = CallRunner(600.0, BlockingCalls(), LoopCalls())
+        runner = CallRunner(600.0, BlockingCalls(), None)
         task = asyncio.ensure_future(runner.call("f", function))
         await asyncio.sleep(0.01)
         task.cancel()
@@ -79,7 +80,7 @@ def test_a_cancelled_call_is_cancelled() -> None:
 def test_a_pause_of_the_loop_does_not_count() -> None:
     async def use() -> bool:
         task = asyncio.ensure_future(asyncio.sleep(1.5))
-        waiting = asyncio.ensure_future(wait_for_task(task, 0.2))
+        waiting = asyncio.ensure_future(wait_for_future(task, 0.2))
         await asyncio.sleep(0)
         time.sleep(2.5)  # as between two collections of a run
         return await waiting
@@ -89,7 +90,7 @@ def test_a_pause_of_the_loop_does_not_count() -> None:
 
 @pytest.mark.parametrize("never_returns", [False, True])
 def test_a_function_that_blocks_the_loop_is_named_once(never_returns: bool, log_capture: LogCapture) -> None:
-    observer, has_named = BlockingCalls(0.05), threading.Event()
+    observer, has_named = BlockingCalls(seconds=0.05), threading.Event()
 
     async def blocks() -> None:
         deadline = time.monotonic() + 300
@@ -98,12 +99,12 @@ def test_a_function_that_blocks_the_loop_is_named_once(never_returns: bool, log_
         has_named.set()
 
     async def use() -> None:
-        runner = CallRunner(600.0, observer, LoopCalls())
+        runner = CallRunner(600.0, observer, None)
         for _ in range(2):
             await runner.call("game:Chess.step", blocks)
 
     if not never_returns:
-        observer._thread = threading.Thread()  # only the look at the end of a call remains
+        observer.thread = threading.Thread()  # only the look at the end of a call remains
 
         async def blocks() -> None:
             time.sleep(0.2)
@@ -124,25 +125,25 @@ def test_a_forked_child_does_not_continue_the_run() -> None:
 
 def test_a_thread_ends_with_its_environment() -> None:
     before = threading.active_count()
-    thread = EnvironmentThread()
+    thread = DaemonThread("environment")
 
     async def use() -> int:
-        results = [await thread.run(threading.get_ident) for _ in range(3)]
-        with pytest.raises(ZeroDivisionError):
-            await thread.run(lambda: 1 / 0)
+        results = [await thread.submit(threading.get_ident) for _ in range(3)]
+        _, error = await thread.submit(lambda: 1 / 0)
+        assert isinstance(error, ZeroDivisionError)
         return len(set(results))
 
     assert asyncio.run(use()) == 1
     assert threading.active_count() == before + 1
-    thread.close()
-    assert thread._thread is not None
-    thread._thread.join(300)
+    thread.stop()
+    assert thread.thread is not None
+    thread.thread.join(300)
     assert threading.active_count() == before
 
 
 def test_an_error_of_the_deadline_is_an_error_of_the_episode() -> None:
     async def use() -> None:
-        await CallRunner(0.01, BlockingCalls(), LoopCalls()).call("f", asyncio.sleep, 600)
+        await CallRunner(0.01, BlockingCalls(), None).call("f", asyncio.sleep, 600)
 
     with pytest.raises(EpisodeError, match=r"f did not return within env\.step_timeout_s=0\.01"):
         asyncio.run(use())

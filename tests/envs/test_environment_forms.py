@@ -3,6 +3,7 @@
 import asyncio
 import re
 import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,8 +11,10 @@ import pytest
 from config.schema.config import Config
 from config.schema.env import EnvConfig
 from config.schema.errors import ConfigError
+from config.schema.inference import InferenceModelConfig
 from config.schema.models import ModelConfig
 from envs.environments.definition import find_environment
+from envs.environments.episode_environments import EpisodeEnvironments
 from envs.environments.interface import Observation, Step
 from envs.environments.make import EnvironmentFactory
 from envs.environments.replies import first_messages, read_observation
@@ -246,3 +249,17 @@ def test_the_number_of_turns() -> None:
 def test_an_environment_without_prompts_needs_a_data_set() -> None:
     with pytest.raises(ConfigError, match=r"needs its method examples\(split\)"):
         make_task(env_config("Counter", dataset="environment"))
+
+
+def test_an_environment_with_tools_of_its_own_takes_no_others() -> None:
+    env = env_config("Wiki", tools=["calculator"])
+    expected = r"env\.tools=\['calculator'\] with env\.environment=.*, which has tools of its own \(.+\); leave"
+    with pytest.raises(ConfigError, match=expected):
+        EpisodeEnvironments(env)
+
+
+def test_the_limit_of_an_episode_needs_episodes() -> None:
+    model = ModelConfig(name="x")
+    one_turn = EnvConfig(dataset="arithmetic", max_episode_tokens=900)
+    assert Config(env=one_turn, model=model).response_tokens == InferenceModelConfig().max_tokens != 900
+    assert Config(env=replace(one_turn, environment="debugging"), model=model).response_tokens == 900

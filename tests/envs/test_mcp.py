@@ -8,19 +8,24 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
+from config.schema.config import Config
 from config.schema.errors import ConfigError
+from config.schema.models import ModelConfig
 from envs.tools import mcp_address
 from envs.tools.tool_set import ToolSet, ToolSetFactory, check_tools
 from tests.envs.native_tools import call_tools, tool_env, with_tools
 from tests.log_capture import LogCapture
 from tests.processes import is_alive, wait_for_exit
 from tests.script_runner import ENVIRONMENT, ROOT
+from torchgrpo.run.build_rollout import make_environments
+from torchgrpo.training.model_loading import load_tokenizer
 
 pytest.importorskip("mcp", reason="pip install -e '.[mcp]' in the project's folder")
 
@@ -302,6 +307,14 @@ def test_a_server_that_does_not_start_is_refused() -> None:
 def test_a_failed_start_of_one_server_ends_the_others() -> None:
     with pytest.raises(ConfigError, match="failed at its start"):
         ToolSetFactory(tool_env(server(prefix="mcp:shared:"), server("fails")))
+
+
+@pytest.mark.long
+def test_a_refused_chat_template_ends_the_servers() -> None:
+    env = replace(tool_env(server(prefix="mcp:shared:")), max_steps=2)
+    model = ModelConfig(name=str(ROOT / "torchgrpo" / "models" / "quickstart"))
+    with pytest.raises(ConfigError, match="the chat template does not write tools into the prompt"):
+        make_environments(Config(env=env, model=model), load_tokenizer(model))
 
 
 @pytest.mark.parametrize(("path", "message"), [

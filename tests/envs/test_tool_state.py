@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from envs.tools.execution import DaemonThread
 from envs.tools.tool_set import ToolResult, ToolSetFactory
+from envs.user_calls import DaemonThread
 from tests.envs import user_tools
 from tests.envs.native_tools import call_tools, function_of, tool_env, with_tools
 from tests.log_capture import LogCapture
@@ -109,7 +109,7 @@ def test_a_value_that_comes_after_the_loop_is_closed_is_dropped(monkeypatch: pyt
     thread = DaemonThread("late value")
 
     async def submit() -> None:
-        thread.submit(user_tools.hang, {})
+        thread.submit(user_tools.hang)
 
     asyncio.run(submit())
     (worker,) = [each for each in threading.enumerate() if each.name == "late value"]

@@ -239,6 +239,9 @@ def test_unused_keys_are_listed() -> None:
         assert key in listed
     assert "max_policy_age" not in "\n".join(unused_keys(make_plan(config, True, machine(0))))
     assert unused_keys(make_plan(config_of("grpo_quickstart"), False, machine(0))) == []
+    one_turn = config_of("grpo_quickstart", "env.max_episode_tokens=900", "env.tool_result_characters=900")
+    listed = "\n".join(unused_keys(make_plan(one_turn, False, machine(0))))
+    assert "max_episode_tokens=900" in listed and "tool_result_characters=900" in listed
 
 
 def test_a_configured_machine(qwen: str) -> None:

@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
+from config.schema.models import ModelConfig
 from envs.group import SINGLE_ENGINE_NAME, Sampling
+from tests.rollout.recording import QUICKSTART
 from torchgrpo.cluster.runtime import DeviceSlot
 from torchgrpo.plan.machine import installed_vllm
 from torchgrpo.rollout.engines.engine_pool import RayEnginePool
@@ -19,6 +21,7 @@ from torchgrpo.rollout.engines.vllm_engine import VLLMEngine
 from torchgrpo.rollout.engines.vllm_settings import VLLMSettings
 from torchgrpo.rollout.weights.host_weight_copy import WeightTransport
 from torchgrpo.rollout.weights.transports.shared_memory import SharedMemory
+from torchgrpo.training.model_loading import load_model
 
 VOCAB = 320
 EOS = 2
@@ -79,6 +82,17 @@ def score_single_engine(engine: WeightTarget, sequences: Sequence[Sequence[int]]
     (name, scores), *others = engine.score(sequences).items()
     assert (name, others) == (SINGLE_ENGINE_NAME, [])
     return scores.log_probs
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerBase:
+    loaded: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(QUICKSTART)
+    return loaded
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return load_model(ModelConfig(name=str(QUICKSTART)), torch.device("cpu"))
 
 
 @pytest.fixture(scope="session")

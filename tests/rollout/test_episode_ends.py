@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoTokenizer
 
 from config.schema.models import ModelConfig
 from envs.chat import ChatEncoder
@@ -27,11 +26,6 @@ from torchgrpo.rollout.episode_player import EpisodePlayer
 from torchgrpo.training.model_loading import load_model
 
 USER, THREE, EIGHT = 4, 25, 30
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Any:
-    return AutoTokenizer.from_pretrained(QUICKSTART)
 
 
 class ScriptedSampler:

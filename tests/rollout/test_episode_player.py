@@ -5,16 +5,14 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from config.schema.errors import ConfigError
-from config.schema.models import ModelConfig
 from envs.group import Group, SampledCompletion, Sampling
 from tests.group_collection import EPISODE_LIMITS, make_group_rollout
 from tests.rollout.games import Failing, Game, Games, Hanging, Opening, Window
 from tests.rollout.recording import (
     EOS,
-    QUICKSTART,
     RecordingEngine,
     RecordingRewards,
     addition_examples,
@@ -23,22 +21,10 @@ from tests.rollout.recording import (
 from torchgrpo.batches.batch import collate
 from torchgrpo.rollout.engine_loop import EngineLoop
 from torchgrpo.rollout.episode_player import EpisodeLimits
-from torchgrpo.training.model_loading import load_model
 from torchgrpo.training.response_scorer import ResponseScorer
 
 REPEATS, GROUPS = 4, 5
 LIMITS = EPISODE_LIMITS
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> PreTrainedTokenizerBase:
-    loaded: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(QUICKSTART)
-    return loaded
-
-
-@pytest.fixture(scope="module")
-def model() -> Any:
-    return load_model(ModelConfig(name=str(QUICKSTART)), torch.device("cpu"))
 
 
 @pytest.fixture

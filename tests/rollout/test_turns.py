@@ -4,9 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import pytest
 import torch
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from config.schema.env import EnvConfig
 from config.schema.models import ModelConfig
@@ -30,17 +28,6 @@ from torchgrpo.rollout.engines.interface import Response, generate
 from torchgrpo.rollout.engines.transformers_engine import TransformersEngine
 from torchgrpo.training.model_loading import load_model
 from torchgrpo.training.response_scorer import ResponseScorer
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> PreTrainedTokenizerBase:
-    loaded: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(QUICKSTART)
-    return loaded
-
-
-@pytest.fixture(scope="module")
-def model() -> Any:
-    return load_model(ModelConfig(name=str(QUICKSTART)), torch.device("cpu"))
 
 
 def reflections(prompt: str, turns: int) -> dict[str, Any]:

@@ -268,6 +268,7 @@ def unused_keys(plan: Plan) -> list[str]:
     scores, has_teacher = config.policy.uses_reference, config.policy.distill_coef != 0
     has_separate_reference = plan.reference.home != "base of the LoRA policy"
     no_score = "nothing scores with ref_model: policy.kl_coef=0 and policy.distill_coef=0"
+    episodes, has_tools = "episodes turn_tokens turn_ends history max_episode_tokens", config.env.plays_episodes
     asynchronous = "max_policy_age stale_groups weight_update_frequency buffer_groups"
     unused: list[str] = []
     for is_active, section, keys, reason in (
@@ -281,8 +282,8 @@ def unused_keys(plan: Plan) -> list[str]:
         (scores, "policy", "kl_estimator", "policy.kl_coef=0"),
         (config.policy.kl_coef != 0, "policy", "kl_placement", "policy.kl_coef=0"),
         (has_teacher, "policy", "distill_log_prob distill_estimator distill_clamp", "policy.distill_coef=0"),
-        (config.env.plays_episodes, "env", "episodes turn_tokens turn_ends history", "completions have one turn"),
-        (bool(config.env.tools), "env", "tool_parser tool_result_characters", "there are no tools: env.tools"),
+        (config.env.plays_episodes, "env", episodes, "completions have one turn"),
+        (has_tools, "env", "tool_parser tool_result_characters", "there are no tools: env.tools"),
         (not plan.devices.in_process, "ray", "num_cpus_per_engine", "the engine is not a Ray actor"),
     ):
         for key in () if is_active else keys.split():

@@ -1,6 +1,7 @@
 """Builds prompt queue, chat encoder, environments, group rollout and evaluation from the config."""
 
 import asyncio
+from contextlib import ExitStack
 
 from transformers import PreTrainedTokenizerBase
 
@@ -77,8 +78,7 @@ def prompt_problem(config: Config) -> str | None:
     except ConfigError as error:
         return str(error)
     finally:
-        if environments is not None:
-            asyncio.run(environments.close())
+        close_environments(environments)
     return None
 
 
@@ -89,12 +89,21 @@ def make_environments(config: Config, tokenizer: PreTrainedTokenizerBase) -> Epi
         ConfigError: an environment or tool has a fault, or the chat template writes no tools or no replies.
     """
     environments = make_episode_environments(config.env)
-    if environments is not None and environments.schemas:
-        remedy = "env.tool_format=tags, or " if config.env.environment is None else ""
-        ResponseParser(tokenizer, config.env.tool_parser).check_tools(remedy)
-    if environments is not None and environments.sends_user_messages:
-        check_user_replies(tokenizer)
+    with ExitStack() as on_error:
+        on_error.callback(close_environments, environments)
+        if environments is not None and environments.schemas:
+            remedy = "env.tool_format=tags, or " if config.env.environment is None else ""
+            ResponseParser(tokenizer, config.env.tool_parser).check_tools(remedy)
+        if environments is not None and environments.sends_user_messages:
+            check_user_replies(tokenizer)
+        on_error.pop_all()
     return environments
+
+
+def close_environments(environments: EpisodeEnvironments | None) -> None:
+    """Closes environments before any loop has played an episode in them."""
+    if environments is not None:
+        asyncio.run(environments.close())
 
 
 def make_player(

@@ -6,7 +6,7 @@ An error in one of these steps closes the components that were built before it.
 """
 
 import gc
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -52,8 +52,7 @@ def _build(config: Config, run_dir: Path, schedule: type[ScheduleType], exit_sta
     """Builds the run; data and tokenizer come first, because their checks are cheap."""
     from torchgrpo.monitoring.progress import Progress
 
-    progress = Progress(config.logging, config.total_optimizer_steps)
-    exit_stack.callback(progress.close)
+    progress = exit_stack.enter_context(closing(Progress(config.logging, config.total_optimizer_steps)))
     progress.start_stage("starting")
     import torch
 
@@ -75,22 +74,22 @@ def _build(config: Config, run_dir: Path, schedule: type[ScheduleType], exit_sta
     task = make_task(config.env)
     tokenizer = _load_tokenizer(config)
     environments = build_rollout.make_environments(config, tokenizer)
+    exit_stack.callback(build_rollout.close_environments, environments)
     prompts = check_data(checkpoint, build_rollout.make_prompts(config, task, tokenizer, environments))
     eval_sets = load_eval_sets(config, tokenizer, environments, prompts.source.examples)
     progress.start_stage("starting engines")
-    engine = build_engine(config, tokenizer, plan, run_dir, adapter_shape(config))
-    exit_stack.callback(engine.close)
+    engine = exit_stack.enter_context(closing(build_engine(config, tokenizer, plan, run_dir, adapter_shape(config))))
     progress.start_stage("loading the model")
-    learner = make_learner(config, plan, run_dir, progress.set_stage)
-    exit_stack.callback(learner.close)
-    rewards = RewardService(task, config.env, lambda: learner.optimizer_steps, config.total_optimizer_steps)
-    exit_stack.callback(rewards.close)
+    learner = exit_stack.enter_context(closing(make_learner(config, plan, run_dir, progress.set_stage)))
+    rewards = exit_stack.enter_context(
+        closing(RewardService(task, config.env, lambda: learner.optimizer_steps, config.total_optimizer_steps))
+    )
     group_rewards = None
     if config.env.group_reward is not None:
-        group_rewards = RewardService(GroupRewardTask(config.env), config.env)
-        exit_stack.callback(group_rewards.close)
-    loop = EngineLoop(engine, config.inference_model.request_timeout_s, config.train.wait_timeout_s)
-    exit_stack.callback(loop.close)
+        group_rewards = exit_stack.enter_context(closing(RewardService(GroupRewardTask(config.env), config.env)))
+    loop = exit_stack.enter_context(
+        closing(EngineLoop(engine, config.inference_model.request_timeout_s, config.train.wait_timeout_s))
+    )
     monitor = _make_monitor(config, run_dir, progress, checkpoint, tuple(task.members), exit_stack)
     player = build_rollout.make_player(config, plan, tokenizer, environments, loop)
     group_rollout = build_rollout.make_group_rollout(config, tokenizer, player, loop, rewards, group_rewards)

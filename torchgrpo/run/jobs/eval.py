@@ -23,7 +23,7 @@ from torchgrpo.rollout.engine_loop import EngineLoop
 from torchgrpo.rollout.engines.build_engines import build_engine
 from torchgrpo.rollout.engines.interface import Engine
 from torchgrpo.rollout.weights.weight_check import WeightCheck
-from torchgrpo.run.build_rollout import make_environments, make_evaluation, make_player
+from torchgrpo.run.build_rollout import close_environments, make_environments, make_evaluation, make_player
 from torchgrpo.run.build_run import plan_run, prepare
 from torchgrpo.run.callbacks import evaluate
 from torchgrpo.run.checkpoint_model import model_to_evaluate
@@ -66,11 +66,14 @@ def evaluate_model(
     """
     tokenizer = load_checked_tokenizer(config.model, config.max_model_len)
     environments = make_environments(config, tokenizer)
-    sets = load_eval_sets(config, tokenizer, environments)
+    with ExitStack() as on_error:
+        on_error.callback(close_environments, environments)
+        sets = load_eval_sets(config, tokenizer, environments)
+        engine = build_engine(config, tokenizer, plan, run_dir)
+        on_error.pop_all()
     iteration, steps, version = (0, 0, 0) if checkpoint is None else checkpoint.counters
     outcome: RunOutcome = "failed"
     with ExitStack() as ending:  # runs in reverse order, each callback even after an error of another
-        engine = build_engine(config, tokenizer, plan, run_dir)
         ending.callback(engine.close)
         loop = EngineLoop(engine, config.inference_model.request_timeout_s, config.train.wait_timeout_s)
         ending.callback(loop.close)
