@@ -164,6 +164,8 @@ def run_program(source: bytes, function: str | None, arguments: str) -> NoReturn
             exec(compile(source, "solution.py", "exec"), module.__dict__)
             if function is not None:
                 names = module.__dict__
+                if function not in names and "Solution" not in names:
+                    raise NameError(f"name {function!r} is not defined")
                 target = names[function] if function in names else getattr(names["Solution"](), function)
                 write_all(VALUE_FD, json.dumps(target(*json.loads(arguments))).encode())
             code = 0

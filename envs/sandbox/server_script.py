@@ -31,6 +31,8 @@ def call_function(source: str, function: str) -> None:
     sys.modules["solution"] = module
     exec(compile(source, "solution.py", "exec"), vars(module))
     names = vars(module)
+    if function not in names and "Solution" not in names:
+        raise NameError(f"name {function!r} is not defined")
     target = names[function] if function in names else getattr(names["Solution"](), function)
     value = json.dumps(target(*request["arguments"]))
     sys.stdout.flush()
