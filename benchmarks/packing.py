@@ -7,13 +7,12 @@ Runs the forward and backward pass of the log-probs of answers, with log-normal 
 lengths, and with a random Llama unless a folder is given. The three scorers are `cached` (the prompt is shared
 through a key/value cache), `whole` (padded rows) and `packed`; they take turns in each round. Prints for each
 the median seconds and their ratio to packing; the number of computed positions and its ratio, which equals the
-ratio of the seconds if every position costs the same; the maximum difference of the log-probs and of the
-gradient, relative to the largest gradient; and the peak memory in a separate process.
+ratio of the seconds if every position costs the same; and the maximum difference of the log-probs and of
+the gradient, relative to the largest gradient.
 """
 
 import argparse
 import statistics
-import subprocess
 import sys
 import tempfile
 from functools import partial
@@ -94,11 +93,10 @@ class PrefixCacheScorer(ResponseScorer):
 
 
 def make_scorers(options: argparse.Namespace, model: PreTrainedModel) -> dict[str, ResponseScorer]:
-    """Returns the scorers by name, or only the scorer of `--only`."""
+    """Returns the scorers by name."""
     cached = PrefixCacheScorer(model, packs=False)
     cached.repeats = options.repeats
-    scorers = {"cached": cached, "whole": ResponseScorer(model, packs=False), "packed": ResponseScorer(model)}
-    return {name: scorer for name, scorer in scorers.items() if options.only in (None, name)}
+    return {"cached": cached, "whole": ResponseScorer(model, packs=False), "packed": ResponseScorer(model)}
 
 
 def forward_backward(model: PreTrainedModel, score: ResponseScorer, tokens: Tokens) -> tuple[Tensor, Tensor]:
@@ -120,36 +118,15 @@ def count_positions(name: str, tokens: Tokens, repeats: int) -> int:
     return padded_rows(tokens)[0].numel()
 
 
-def own_peak_kib() -> int:
-    """Returns the peak memory of this process in KiB.
-
-    `resource` would include the peak of the parent process.
-    """
-    status = Path("/proc/self/status").read_text()
-    return int(status.partition("VmHWM:")[2].split()[0])
-
-
-def measure_peak_gib(name: str) -> float:
-    """Measures the peak GiB of a scorer beyond the loaded model, in a separate process."""
-    command = [sys.executable, *sys.argv, "--only", name]
-    return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[-1])
-
-
 def main() -> None:
     parser = make_parser(__doc__, prompts=4, repeats=8, prompt=128, limit=128, rounds=3)
     parser.add_argument("model", nargs="?")
     parser.add_argument("--equal", action="store_true", help="all prompts and answers at their limits")
-    parser.add_argument("--only", help="print the peak memory of one scorer")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         name = options.model or save_llama(Path(folder), 8192, 256, 688, 6, 8, 4)
         model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32).train()
     tokens, scorers = sample_tokens(options, model.config.vocab_size), make_scorers(options, model)
-    if options.only:
-        before = own_peak_kib()
-        forward_backward(model, scorers[options.only], tokens)
-        print((own_peak_kib() - before) / 2**20)
-        return
     rounds = [
         {name: time_call(partial(forward_backward, model, scorer, tokens)) for name, scorer in scorers.items()}
         for _ in range(options.rounds)
@@ -159,7 +136,7 @@ def main() -> None:
     expected_log_prob, expected_gradient = rounds[0]["whole"][1]
     print(
         f"{describe_machine()}\n{'way':10}{'seconds':>9}{'ratio':>8}{'positions':>11}{'ratio':>8}"
-        f"{'log-prob off':>14}{'gradient off':>14}{'peak GiB':>10}"
+        f"{'log-prob off':>14}{'gradient off':>14}"
     )
     for name, (_, (log_prob, gradient)) in rounds[0].items():
         seconds = statistics.median(each[name][0] for each in rounds)
@@ -168,7 +145,7 @@ def main() -> None:
         gradient_error = (gradient - expected_gradient).abs().max() / expected_gradient.abs().max()
         print(
             f"{name:10}{seconds:9.3f}{seconds / packed_seconds:8.2f}{computed:11}{computed / packed_count:8.2f}"
-            f"{log_prob_error:14.1e}{gradient_error:14.1e}{measure_peak_gib(name):10.2f}",
+            f"{log_prob_error:14.1e}{gradient_error:14.1e}",
             flush=True,
         )
 

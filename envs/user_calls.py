@@ -1,4 +1,4 @@
-"""Functions of users in threads and in the event loop; warns of those that block it.
+"""Calls of users' functions in threads and in the event loop, with warnings of blocking.
 
     function          `DaemonThread`: in order, and the caller awaits; a call that never returns keeps its thread
     async function    `ObservedAwaitable` reports when the function holds the event loop

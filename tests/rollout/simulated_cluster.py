@@ -171,7 +171,10 @@ class Simulation:
             self._learn()
             self.engines.simulated_s += time.thread_time() - began
             self.begin()
-            if self.stream.groups_in_flight or self._finish_event.is_set():
+            if self._finish_event.is_set():
+                return
+            if self.stream.groups_in_flight:
+                self.loop._resume()  # the learner, which runs here, needs another step even if no group is left
                 return
             self.engines.clock = self.engines.until  # no group is generated before the learner finishes
 
