@@ -23,32 +23,6 @@ from envs.example import Message
 _MARK = "the-turn-goes-here"
 
 
-def suffix_ids(
-    tokenizer: PreTrainedTokenizerBase,
-    before: Sequence[Message],
-    after: Sequence[Message],
-    tools: Sequence[dict[str, Any]],
-    end_token: int | None,
-) -> list[int] | None:
-    """Encodes what the template writes after an answer, up to the next answer.
-
-    The text of the answer, its thoughts and its calls must stay in the chat. White space between these parts, and the
-    spacing of a call's arguments, may differ from the sampled text.
-
-    Args:
-        before: messages with the answer as the last one.
-        after: the messages of `before`, then the new ones.
-        end_token: end token that was sampled; None: the answer was cut off, so the ids begin with the template's end.
-
-    Returns:
-        Token ids, or None if the template rewrites the chat before the new messages.
-
-    Raises:
-        ConfigError: the template refuses the messages, or does not render a new message.
-    """
-    return GrowingChat(tokenizer, tools).suffix_ids(before, after, end_token)
-
-
 def appended_suffix_ids(
     tokenizer: PreTrainedTokenizerBase,
     before: Sequence[Message],
@@ -58,8 +32,8 @@ def appended_suffix_ids(
 ) -> list[int]:
     """Encodes the text between two answers, even if the template rewrites what precedes it.
 
-    The arguments are those of `suffix_ids`. If the template ends an answer with another token than `end_token`, the ids
-    begin with the template's end.
+    The arguments are those of `GrowingChat.suffix_ids`. If the template ends an answer with another token than
+    `end_token`, the ids begin with the template's end.
 
     Raises:
         ConfigError: the template refuses the messages, or does not render the answer or a new message.
@@ -106,7 +80,23 @@ class GrowingChat:
     def suffix_ids(
         self, before: Sequence[Message], after: Sequence[Message], end_token: int | None
     ) -> list[int] | None:
-        """Encodes what the template writes after an answer, as the function `suffix_ids`."""
+        """Encodes what the template writes after an answer, up to the next answer.
+
+        The text of the answer, its thoughts and its calls must stay in the chat. White space between these parts, and
+        the spacing of a call's arguments, may differ from the sampled text.
+
+        Args:
+            before: messages with the answer as the last one.
+            after: the messages of `before`, then the new ones.
+            end_token: end token that was sampled; None: the answer was cut off, so the ids begin with the template's
+                end.
+
+        Returns:
+            Token ids, or None if the template rewrites the chat before the new messages.
+
+        Raises:
+            ConfigError: the template refuses the messages, or does not render a new message.
+        """
         prompt = self._text if self._messages == list(before[:-1]) else None
         has_names = False
         if prompt is not None:  # the kept messages spell no token of the template

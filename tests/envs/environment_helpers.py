@@ -1,11 +1,11 @@
 """Helpers of the tests of environments: examples, turns, and whole episodes."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 from config.schema.env import EnvConfig
-from envs.chat_suffix import suffix_ids
+from envs.chat_suffix import GrowingChat
 from envs.environments.definition import find_environment
 from envs.environments.interface import Environment, EpisodeError, Step
 from envs.environments.make import EnvironmentFactory
@@ -33,6 +33,17 @@ def turn(text: str = "", *calls: tuple[str, dict[str, Any]], malformed_calls: tu
             for index, (name, arguments) in enumerate(calls)
         ]
     return message | ({"malformed": list(malformed_calls)} if malformed_calls else {})
+
+
+def suffix_ids(
+    tokenizer: Any,
+    before: Sequence[Message],
+    after: Sequence[Message],
+    tools: Sequence[dict[str, Any]],
+    end_token: int | None,
+) -> list[int] | None:
+    """Encodes what the template writes after an answer, in a chat without earlier turns."""
+    return GrowingChat(tokenizer, tools).suffix_ids(before, after, end_token)
 
 
 def make_factory(env: EnvConfig) -> EnvironmentFactory:

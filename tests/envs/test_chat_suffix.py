@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from config.schema.errors import ConfigError
 from envs.chat import encode_prompt
-from envs.chat_suffix import appended_suffix_ids, suffix_ids
+from envs.chat_suffix import appended_suffix_ids
 from envs.task import Example
 from tests.envs.chat_templates import (
     ADD_TOOL,
@@ -26,6 +26,7 @@ from tests.envs.chat_templates import (
     result,
     user,
 )
+from tests.envs.environment_helpers import suffix_ids
 
 TEMPLATES = {
     "chatml": CHATML, "thoughts": THOUGHTS_OF_LAST_TURN, "next role": NEXT_ROLE_ENDS, "end of chat": END_OF_CHAT,

@@ -10,13 +10,13 @@ from transformers import PreTrainedTokenizerBase
 
 from config.schema.env import EnvConfig
 from config.schema.errors import ConfigError
-from envs.chat_suffix import appended_suffix_ids, check_user_replies, suffix_ids
+from envs.chat_suffix import appended_suffix_ids, check_user_replies
 from envs.environments.episode_environments import EpisodeEnvironments, with_tools
 from envs.environments.interface import Environment, Step
 from envs.environments.tool_environment import TagsEnvironment
 from envs.task import Example
 from envs.tool_calls import Tool
-from tests.envs.environment_helpers import reply_ids, turn
+from tests.envs.environment_helpers import reply_ids, suffix_ids, turn
 from tests.envs.user_tasks_and_tools import Counter
 from tests.tiny_models import numbered_examples
 

@@ -11,7 +11,6 @@ import pytest
 
 from config.schema.env import TOOLS, EnvConfig
 from config.schema.errors import ConfigError
-from envs.chat_suffix import suffix_ids
 from envs.duplicates import distinct_examples
 from envs.environments.episode_environments import EpisodeEnvironments, with_tools
 from envs.example import MixedExamples
@@ -21,7 +20,7 @@ from envs.reward_workers.service import RewardService
 from envs.task import Completion, load_examples, make_task
 from envs.tool_calls import find_tools, make_tools, tool_instructions
 from envs.user_code import load_user_object
-from tests.envs.environment_helpers import turn
+from tests.envs.environment_helpers import suffix_ids, turn
 from tests.log_capture import LogCapture
 from tests.script_runner import ENVIRONMENT, ROOT, compose_run_config, read_metrics, run_python
 
