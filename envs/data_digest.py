@@ -44,10 +44,10 @@ class DataDigest:
             messages = one.messages[1:] if is_shared else one.messages
             own_prefill = "" if one.prefill == prefill else one.prefill
             answer = str(one.answer) if isinstance(one.answer, int | float) else one.answer
-            rows += _digest([one.row, messages, answer, own_prefill, one.tools])
+            rows += value_digest([one.row, messages, answer, own_prefill, one.tools])
         column_names = tuple(sorted(map(str, examples[0].row_data))) if examples else ()
         return cls(
-            rows, "".join(_digest(example.row_data) for example in examples) if column_names else "", column_names
+            rows, "".join(value_digest(example.row_data) for example in examples) if column_names else "", column_names
         )
 
     @classmethod
@@ -89,8 +89,9 @@ def _most_common(texts: Iterable[str | None]) -> str | None:
     return found[0][0] if found else None
 
 
-def _digest(value: Any) -> str:
-    return b85encode(blake2b(_canonical(value).encode(), digest_size=4).digest()).decode()
+def value_digest(value: Any, num_bytes: int = 4) -> str:
+    """Returns the digest of any value, which is the same in every process."""
+    return b85encode(blake2b(_canonical(value).encode(), digest_size=num_bytes).digest()).decode()
 
 
 def _canonical(value: Any) -> str:

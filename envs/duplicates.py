@@ -10,7 +10,7 @@ from envs.verifiers.equivalence import same_answer
 
 log = logging.getLogger(__name__)
 PromptKey = tuple[str, ...]
-"""Role and whitespace-normalized text of each message, then the other fields of the prompt as JSON."""
+"""Role and whitespace-normalized text of each message, then the other fields of the problem as JSON."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def _prompt_key(example: Example) -> PromptKey:
     for message in example.messages:
         texts += [message["role"], " ".join(message["content"].split())]
     other = [message for message in example.messages if len(message) > 2]
-    more = [*other, *example.tools, *filter(None, [example.prefill])]
+    more = [*other, *example.tools, *filter(None, [example.prefill, example.problem_id])]
     return (*texts, json.dumps(more, sort_keys=True, default=str)) if more else tuple(texts)
 
 

@@ -26,6 +26,7 @@ class Example:
         row_data: columns of the example's data row by name, for rewards that need more than `answer`.
         prefill: beginning of the completion that is part of the prompt.
         tools: function schemas for the chat template.
+        problem_id: differs between problems with equal messages; empty if the messages are the whole problem.
     """
 
     messages: tuple[Message, ...]
@@ -35,6 +36,7 @@ class Example:
     row_data: Mapping[str, Any] = field(default_factory=dict)
     prefill: str = ""
     tools: tuple[dict[str, Any], ...] = ()
+    problem_id: str = ""
 
 
 class MixedExamples(list[Example]):

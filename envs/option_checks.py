@@ -60,12 +60,12 @@ def hub_notes(config: Config) -> list[str]:
     return found
 
 
-def reads_local_rows(config: Config) -> bool:
-    """Whether some rows come from local files or user tasks, and none from the hub."""
+def has_local_prompts(config: Config) -> bool:
+    """Whether files, user tasks or environments make prompts, and the hub makes none."""
     tasks = [make_task(env) for _, env in _sections(config)]
     tasks += [member for task in tasks for member in task.members.values()]
     local = [task.env.data_files is not None or is_user_code(task.env.dataset) for task in tasks]
-    return any(local) and not any(map(reads_hub, tasks))
+    return (config.env.environment is not None or any(local)) and not any(map(reads_hub, tasks))
 
 
 def reads_hub(task: Task) -> bool:

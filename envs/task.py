@@ -16,6 +16,7 @@ from typing import Any
 from config.schema.env import ENVIRONMENT_PROMPTS, EnvConfig
 from config.schema.errors import ConfigError
 from envs.data import Row, usable_columns
+from envs.data_digest import value_digest
 from envs.example import SYSTEM_ROLES, Completion, Example, Message, Outcome, Reward
 from envs.rewards import all_reward_names, check_columns, reward_system_prompt
 from envs.row_files import is_message, is_text
@@ -254,6 +255,8 @@ def load_examples(task: Task, split: str) -> Sequence[Example]:
             raise ConfigError(f"env.dataset={task.env.dataset}: example {index} {problem}")
     if examples:
         check_columns(task.env, examples)
+    if task.env.environment is not None and not task.members:  # its replies may depend on the answer and the columns
+        examples = [replace(one, problem_id=value_digest([one.answer, one.row_data], 8)) for one in examples]
     prefill = task.env.prefill
     if not prefill or task.members or task.reads_prefill:
         return examples

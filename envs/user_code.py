@@ -4,6 +4,7 @@ import os
 import sys
 import sysconfig
 import traceback
+from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -40,7 +41,10 @@ def load_user_object(key: str, path: str) -> Any:
             f"searched in {os.getcwd()} and in PYTHONPATH"
         ) from error
     if name not in vars(module):
-        raise ConfigError(f"{key}={path}: {module_name} ({getattr(module, '__file__', 'a package')}) has no {name!r}")
+        place = f"{module_name} ({getattr(module, '__file__', 'a package')})"
+        own = [one for one, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__]
+        names = f"; it has {', '.join(own[:10])}" if own else ""
+        raise ConfigError(f"{key}={path}: {place} has no {name!r}{names}")
     return vars(module)[name]
 
 
@@ -62,12 +66,25 @@ def _check_not_shadowed(key: str, path: str, module_name: str) -> None:
         )
 
 
+def describe_error(error: BaseException) -> str:
+    """Returns type and message of an exception, whose `__str__` may fail too."""
+    message = "(its message cannot be read)"
+    with suppress(Exception):
+        message = str(error)
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__
+
+
 def describe_exception(error: BaseException) -> str:
-    """Formats type, message and place of an exception on one line."""
-    text = " ".join(f"{type(error).__name__}: {error}".split())
+    """Formats type, message and place of an exception on one line.
+
+    The place is the last line outside of Python's library and of installed packages, if there is one.
+    """
+    text = " ".join(describe_error(error).split())
     if isinstance(error, SyntaxError):  # its message names the place
         return text
     frames = traceback.extract_tb(error.__traceback__)
     if not frames or frames[-1].filename.startswith("<frozen"):
         return text
-    return f"{text} ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})"
+    installed = tuple(sysconfig.get_path(name) + os.sep for name in ("stdlib", "purelib"))
+    frame = ([one for one in frames if not one.filename.startswith(installed)] or frames)[-1]
+    return f"{text} ({os.path.basename(frame.filename)}:{frame.lineno})"

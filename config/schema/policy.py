@@ -327,9 +327,12 @@ class PolicyConfig:
                 raise self._field_error(key, problem)
 
         if self.credit == "turn":
-            for key, known in messages.TURN_CREDIT_FIELDS.items():
-                if getattr(self, key) not in known:
-                    raise self._field_error(key, f"{messages.TURN_CREDIT}; set policy.{key}={known[0]}")
+            wrong = {
+                key: known[0] for key, known in messages.TURN_CREDIT_FIELDS.items() if getattr(self, key) not in known
+            }
+            if wrong:
+                settings = " ".join(f"policy.{key}={value}" for key, value in wrong.items())
+                raise self._field_error(next(iter(wrong)), f"{messages.TURN_CREDIT}; set {settings}")
 
     def _field_error(self, key: str, problem: str) -> ConfigError:
         return ConfigError(f"policy.{key}={getattr(self, key)} (policy {self.name}): {problem}")

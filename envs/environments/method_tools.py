@@ -10,10 +10,10 @@ from typing import Any
 from envs.environments.calls import EnvironmentTimeout
 from envs.environments.interface import TOOL_METHODS, EpisodeError
 from envs.tool_schemas import function_schema
-from envs.tools.failure_log import describe_error
 from envs.tools.results import replace_surrogates, result_text, shorten_result
 from envs.tools.tool_set import ToolChecks, ToolResult
 from envs.tools.tool_sources import public_methods
+from envs.user_code import describe_error
 
 
 def make_method_checks(place: str, kind: type[Any]) -> ToolChecks:

@@ -16,6 +16,8 @@ from envs.row_files import format_value
 REPLY_ROLES = ("user", "tool", *SYSTEM_ROLES)
 ALL_ROLES = (*REPLY_ROLES, "assistant")
 REPLY_FIELDS = ("role", "content", "name", "tool_call_id")
+TURN_NOTES = ("malformed", "truncated")
+"""Fields of a turn that are no part of its message."""
 MAX_REPLY_CHARACTERS = 1_000_000
 ANSWERED_CALL = "error: only the first call of a turn is answered"
 """Result of further calls of a turn, where the environment returned one text."""
@@ -35,6 +37,10 @@ def read_observation(value: Any, place: str) -> Observation:
     if isinstance(value, Observation):
         messages = _read_messages(value.messages, place, ALL_ROLES)
         return Observation(messages, _read_schemas(value.tools, place))
+    if isinstance(value, tuple) and value and isinstance(value[-1], Mapping) and "content" not in value[-1]:
+        raise EpisodeError(
+            f"{place}: the result is {format_value(value)}; return a text or messages, without gymnasium's info"
+        )
     messages = () if value is None else _read_messages(value, place, ALL_ROLES)
     if messages and messages[-1]["role"] == "assistant":
         raise EpisodeError(f"{place}: the last message is the assistant's, {format_value(messages[-1])}")
@@ -126,7 +132,7 @@ def _read_message(value: Any, place: str, roles: Sequence[str]) -> Message:
             f"{place}: the message has the field {unknown[0]!r}; a message of the role {role} has "
             f"{', '.join(REPLY_FIELDS)}"
         )
-    message = {name: field for name, field in value.items() if field is not None}
+    message = {name: field for name, field in value.items() if field is not None and name not in TURN_NOTES}
     # A lone surrogate has no encoding.
     return message | {"content": value["content"].encode("utf-8", "replace").decode()}
 

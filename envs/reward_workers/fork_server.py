@@ -121,7 +121,10 @@ class ForkServer:
         while os.getppid() == self.parent_pid:
             ready, _, _ = select.select([self.control], [], [], 1.0)
             if ready:
-                message = self.control.recv(64)
+                try:
+                    message = self.control.recv(64)
+                except ConnectionError:  # the client ended before it read an answer
+                    break
                 if not message:
                     break
                 if message[:1] == FORK:

@@ -49,13 +49,17 @@ class OutcomeCounts:
             self.last_error = f"{source}row {example.row}: {result.message}"
 
     def metrics(self) -> dict[str, float]:
-        """Returns latency percentiles in seconds and counts, by metric name."""
+        """Returns latency percentiles in seconds and the totals, by metric name."""
         latencies = sorted(self._seconds[: max(1, min(self.num_verifications, WINDOW_SIZE))])
         longest = len(latencies) - 1
         percentiles = {
             f"reward_latency/p{share}_s": latencies[math.ceil(share / 100 * longest)] for share in (50, 95, 99)
         }
-        return percentiles | {
+        return percentiles | self.totals()
+
+    def totals(self) -> dict[str, float]:
+        """Returns the counts of the whole run by metric name."""
+        return {
             "reward/invalid_total": float(self.num_invalid),
             "reward/errors_total": float(self.num_errors),
             "reward/workers_replaced": float(self.num_replaced_workers),

@@ -4,10 +4,10 @@ import inspect
 import logging
 import traceback
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 from envs.user_calls import BlockingCalls
+from envs.user_code import describe_error
 
 log = logging.getLogger(__name__)
 
@@ -35,14 +35,6 @@ class FailureLog:
             "tool %s failed, and the model reads the error: %s%s",
             *(name, "; ".join([describe_error(error), *notes]), _place_of_error(error, function)),
         )
-
-
-def describe_error(error: BaseException) -> str:
-    """Returns type and message of an exception, whose `__str__` may fail too."""
-    message = "(its message cannot be read)"
-    with suppress(Exception):
-        message = str(error)
-    return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
 
 def source_file(function: Callable[..., Any]) -> str | None:

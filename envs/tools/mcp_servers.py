@@ -21,10 +21,10 @@ from config.schema.env import EnvConfig
 from config.schema.errors import ConfigError
 from envs.tools import server_guard
 from envs.tools.execution import Outcome, wait_for_outcome
-from envs.tools.failure_log import describe_error
 from envs.tools.mcp_address import McpAddress
 from envs.tools.results import replace_surrogates, result_text
 from envs.tools.tool_sources import OpenTools, ToolCall, ToolStartError
+from envs.user_code import describe_error
 
 if TYPE_CHECKING:
     from mcp import Client

@@ -18,7 +18,7 @@ from config.schema.errors import ConfigError
 from envs.group import ToolOutcome
 from envs.tools.arguments import ArgumentCheck
 from envs.tools.execution import DeadlineExceeded
-from envs.tools.failure_log import FailureLog, describe_error
+from envs.tools.failure_log import FailureLog
 from envs.tools.mcp_address import MCP_PREFIX, read_mcp_address
 from envs.tools.mcp_servers import McpSource, ServerToolError
 from envs.tools.results import replace_surrogates, shorten_result
@@ -29,7 +29,7 @@ from envs.tools.tool_sources import (
     make_user_source,
     run_in_new_loop,
 )
-from envs.user_code import is_user_code
+from envs.user_code import describe_error, is_user_code
 
 Schemas = tuple[dict[str, Any], ...]
 

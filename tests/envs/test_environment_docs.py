@@ -11,7 +11,7 @@ from config.schema.env import ENVIRONMENTS, EnvConfig
 from envs.environments.interface import Step
 from envs.environments.make import EnvironmentFactory
 from envs.environments.replies import first_messages
-from envs.task import load_examples, make_task
+from envs.task import Completion, load_examples, make_task
 from tests.envs.environment_helpers import example, play_once, reply_text, run_with_factory, turn
 from tests.script_runner import ROOT
 
@@ -68,11 +68,22 @@ def test_components_of_the_page(run_folder: Path) -> None:
 
 
 def test_tools_of_the_page(run_folder: Path) -> None:
-    env = page_environment(run_folder, "class Warehouse", "Warehouse", dataset="arithmetic")
-    calls = turn("", ("count", {"fruit": "apples"}), ("count", {"fruit": "plums"}))
-    counted, ended = play_once(env, example(), calls, "There are 3 apples.")
-    assert [message["content"] for message in counted.messages] == ["3", "error: KeyError: 'plums'"]
+    env = page_environment(run_folder, "class Products", "Products")
+    first = load_examples(make_task(env), "train")[0]
+    a, b = map(int, first.messages[0]["content"].removesuffix("=").split("*"))
+    call, wrong_call = ("mul", {"a": a, "b": b}), ("mul", {"a": a})
+    answered, ended = play_once(env, first, turn("", call, wrong_call), str(a * b))
+    results = [message["content"] for message in answered.messages]
+    assert results[0] == first.answer == str(a * b) and results[1].startswith("error: ")
     assert ended == Step(reward=1.0)
+    assert play_once(env, first, str(a * b))[-1] == Step(reward=0.0)
+
+
+def test_the_group_reward_of_the_page(run_folder: Path) -> None:
+    names: dict[str, Any] = {}
+    exec(page_block("def shorter_is_better"), names)
+    completions = [Completion(text, 1) for text in ("long text", "text", "text")]
+    assert names["shorter_is_better"](completions, example(), [1.0, 0.5, 0.0]) == pytest.approx([0.8, 0.5, 0.0])
 
 
 def test_the_search_of_the_page(run_folder: Path) -> None:
@@ -89,13 +100,15 @@ def test_the_search_of_the_page(run_folder: Path) -> None:
 
 def test_gymnasium_of_the_page(run_folder: Path) -> None:
     pytest.importorskip("gymnasium")
-    env = page_environment(run_folder, "class FrozenLake", "FrozenLake", dataset="arithmetic")
+    env = page_environment(run_folder, "class FrozenLake", "FrozenLake")
     block = page_block("class FrozenLake").partition("class")[2]
     assert len(block.strip().splitlines()) <= ADAPTER_LINES
-    steps = play_once(env, example(row=0), "jump", "up", *["down", "right"] * 60)
+    first, other = load_examples(make_task(env), "train")[0], load_examples(make_task(env), "test")[0]
+    steps = play_once(env, first, "jump", "up", *["down", "right"] * 60)
     assert reply_text(steps[0]) == "Reply left, down, right or up."
     assert "(Up)" in reply_text(steps[1]) and steps[-1].ends_episode
-    assert steps == play_once(env, example(row=0), "jump", "up", *["down", "right"] * 60)
+    assert steps == play_once(env, first, "jump", "up", *["down", "right"] * 60)
+    assert steps != play_once(env, other, "jump", "up", *["down", "right"] * 60)
 
 
 def test_textarena_of_the_page(run_folder: Path) -> None:

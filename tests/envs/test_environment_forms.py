@@ -15,7 +15,7 @@ from config.schema.inference import InferenceModelConfig
 from config.schema.models import ModelConfig
 from envs.environments.definition import find_environment
 from envs.environments.episode_environments import EpisodeEnvironments
-from envs.environments.interface import Observation, Step
+from envs.environments.interface import EpisodeError, Observation, Step
 from envs.environments.make import EnvironmentFactory
 from envs.environments.replies import first_messages, read_observation
 from envs.example import Message
@@ -174,6 +174,11 @@ def test_nonsense_is_an_error_of_the_episode(name: str, expected: str, workers: 
     assert message.startswith(f"{MODULE}:Returns.step: ") and re.search(expected, message), message
 
 
+def test_the_pair_of_gymnasiums_reset_is_refused() -> None:
+    with pytest.raises(EpisodeError, match=r"the result is \('go', \{\}\); return a text or messages, without"):
+        read_observation(("go", {}), "Game.reset")
+
+
 def test_a_first_user_message_continues_the_prompt() -> None:
     prompt: tuple[Message, ...] = ({"role": "system", "content": "s"}, {"role": "user", "content": "a"})
     assert first_messages(prompt, read_observation("b", "f")) == (prompt[0], {"role": "user", "content": "a\n\nb"})
@@ -212,7 +217,8 @@ def test_bad_prompts_are_named(limit: int, expected: str) -> None:
     ("NoDocstring", {}, r"no method step and no public method that is a tool"),
     ("NoAnnotation", {}, r"the parameter page of look has no annotation"),
     ("no_parameters", {}, r"the parameters are \(\) -> None; change them to \(turns, example\)"),
-    ("not_callable", {}, r"5 is neither a class nor a function"), ("Nobody", {}, r"has no 'Nobody'"),
+    ("not_callable", {}, r"5 is neither a class nor a function"), 
+    ("Nobody", {}, r"has no 'Nobody'; it has Counter, AsyncCounter, "),
     ("Counter", {"environment_options": {"turns": 2}}, r"environment_options\.turns: .*parameters: limit$"),
     ("countdown", {"environment_options": {"turns": 2}}, r"environment_options\.turns: .*parameters: none$"),
 ])  # fmt: skip

@@ -13,7 +13,8 @@ import pytest
 from config.schema.errors import ConfigError
 from envs.environments.interface import Environment, EpisodeError
 from envs.environments.make import EnvironmentFactory
-from envs.environments.worker_pool import EnvironmentWorkers, WorkerConnection, WorkerEnvironment
+from envs.environments.worker_pool import SERVE, EnvironmentWorkers, WorkerConnection, WorkerEnvironment
+from envs.reward_workers.fork_server_process import ForkServerProcess
 from tests.envs.environment_helpers import MODULE, env_config, example, play, reply_text, run_with_factory, turn
 from tests.processes import is_alive, wait_for_exit
 from tests.script_runner import ROOT
@@ -121,7 +122,7 @@ def test_output_and_memory_of_a_step_are_bounded(capfd: pytest.CaptureFixture[st
 
     printed, grown = use_workers(use, reward_memory_gib=1.0)
     assert [reply_text(step) for step in printed] == ["print", "a"]
-    assert grown[0].startswith(f"{STEP}: MemoryError: (user_environments.py:") and len(grown) == 1
+    assert grown[0].startswith(f"{STEP}: MemoryError (user_environments.py:") and len(grown) == 1
     output, errors = capfd.readouterr()
     assert output == "" and errors.count("flood") == 20_000
 
@@ -152,6 +153,13 @@ def test_no_process_is_left_of_a_worker_or_of_the_run() -> None:
 
     for pid in use_workers(use, step_timeout_s=2.0):
         wait_for_exit(pid)
+
+
+def test_a_fork_server_that_nobody_asks_ends_without_a_message(capfd: pytest.CaptureFixture[str]) -> None:
+    server = ForkServerProcess(SERVE, env_config("Naughty"))
+    assert server._handshake.poll(120)
+    server.close()
+    assert server.process.returncode == 0 and capfd.readouterr().err == ""
 
 
 def test_no_process_survives_a_killed_run() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from config.schema.env import EnvConfig
 from config.schema.errors import ConfigError
-from envs.option_checks import hub_notes, option_problems, row_problems
+from envs.option_checks import has_local_prompts, hub_notes, option_problems, row_problems
 from envs.task import make_task
 from tests.script_runner import compose_run_config
 from torchgrpo.run.build_rollout import prompt_problem
@@ -148,3 +148,9 @@ def test_the_plan_refuses_prompts_as_a_run(overrides: tuple[str, ...], expected:
     assert option_problems(config) == []
     assert re.search(expected, prompt_problem(config) or "")
     assert prompt_problem(compose_run_config(*local)) is None
+
+
+def test_a_plan_checks_the_chat_template_for_the_tools_of_an_environment() -> None:
+    config = compose_run_config("env.environment=tests.envs.user_environments:Wiki", "env.num_envs=4")
+    assert has_local_prompts(config)
+    assert re.search("the chat template does not write tools into the prompt", prompt_problem(config) or "")

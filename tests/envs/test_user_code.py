@@ -19,7 +19,7 @@ from envs.prompts import PromptQueue, PromptSource
 from envs.reward_workers.service import RewardService
 from envs.task import Completion, load_examples, make_task
 from envs.tool_calls import find_tools, make_tools, tool_instructions
-from envs.user_code import load_user_object
+from envs.user_code import describe_exception, load_user_object
 from tests.envs.environment_helpers import suffix_ids, turn
 from tests.log_capture import LogCapture
 from tests.script_runner import ENVIRONMENT, ROOT, compose_run_config, read_metrics, run_python
@@ -300,3 +300,14 @@ def test_a_user_module_may_have_the_name_of_a_package_folder(
     for module in (name, name.partition(".")[0]):
         monkeypatch.delitem(sys.modules, module, raising=False)
     assert load_user_object("env.reward", f"{name}:reward")(None, None) == 1.0
+
+
+def test_the_place_of_an_exception_is_in_the_users_file() -> None:
+    class Unprintable(Exception):
+        def __str__(self) -> str:
+            raise ValueError
+
+    with pytest.raises(json.JSONDecodeError) as failed:
+        json.loads("{")
+    assert describe_exception(failed.value).endswith(f"({Path(__file__).name}:{failed.tb.tb_lineno})")
+    assert describe_exception(Unprintable()) == "Unprintable: (its message cannot be read)"

@@ -201,6 +201,13 @@ class Prompts(Counter):
         return [{"prompt": f"{split} {self.limit}", "answer": 3, "level": 1}, {"prompt": conversation, "answer": [4]}]
 
 
+class Secrets(Counter):
+    """Environment whose problems differ in the answer only."""
+
+    def examples(self, split: str) -> list[dict[str, Any]]:
+        return [{"prompt": "Guess.", "answer": answer} for answer in (3, 4, 5, 3)]
+
+
 class BadPrompts(Counter):
     """Environment whose rows are chosen by its option."""
 

@@ -27,7 +27,7 @@ from torchgrpo.reports.curves import chart_layout, curve_data
 from torchgrpo.reports.evaluations import compare_first_and_last, problem_success_rates
 from torchgrpo.reports.histograms import histogram_data
 from torchgrpo.reports.html_page import render_page
-from torchgrpo.reports.ledger_columns import read_columns, select_ledger_files
+from torchgrpo.reports.ledger_columns import mean_advantage, read_columns, select_ledger_files
 from torchgrpo.reports.report import build_report_data, write_report
 from torchgrpo.reports.rollouts import token_data
 from torchgrpo.reports.run_folder import RunFolder
@@ -290,7 +290,7 @@ def test_records_of_real_groups_are_read(tmp_path: Path) -> None:
     path.write_bytes(b"".join(orjson.dumps(line, option=option) for line in lines))
     columns = read_columns([path])
     assert columns.completions["age"].tolist()[:2] == [2.0, 5.0] and np.isnan(columns.completions["age"][2:]).all()
-    assert columns.completions["advantage"].tolist()[:2] == [1.0, -1.0]
+    assert columns.completions["advantage"].tolist()[:2] == [2.0, -1.0]
     assert np.isnan(columns.completions["advantage"][2:]).all()
     first, second, _ = parse_record(path.read_bytes().splitlines()[0])["completions"]
     shown = token_data(first, lambda ids: [str(each) for each in ids])
@@ -360,3 +360,10 @@ def test_report_has_the_chats_of_episodes_only(tmp_path: Path, data: dict[str, A
     titles = [chart["title"] for chart in sections["Episodes"]]
     assert titles == ["Reward by turn", "Ends", "Seconds", "Tool calls", "Failed tool calls"]
     assert "Episodes" not in {section["title"] for section in data["layout"]}
+
+
+def test_the_mean_advantage_is_that_of_sampled_tokens() -> None:
+    assert mean_advantage({"advantage": [0.5, 0.0, 0.0, 1.5], "sampled_mask": [True, False, False, True]}) == 1.0
+    assert mean_advantage({"advantage": [0.5, 1.0], "sampled_mask": []}) == 0.75
+    assert mean_advantage({"advantage": [], "sampled_mask": []}) == 0.0
+    assert mean_advantage({"advantage": -0.5, "sampled_mask": [True, False]}) == -0.5

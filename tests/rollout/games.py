@@ -49,6 +49,20 @@ class Window(Game):
         return Step(step.messages, step.reward, step.components, history=self.question) if step.messages else step
 
 
+class SameHistory(Game):
+    """Returns the whole chat as the history of each reply."""
+
+    async def reset(self, example: Example) -> Observation:
+        self.messages = list(example.messages)
+        return Observation()
+
+    async def step(self, turn: Message) -> Step:
+        step = await super().step(turn)
+        history = [*self.messages, turn]
+        self.messages = [*history, *step.messages]
+        return Step(step.messages, step.reward, step.components, history=history) if step.messages else step
+
+
 class Failing(Game):
     """Fails in its second step if the first turn begins with an even digit."""
 

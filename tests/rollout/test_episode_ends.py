@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from envs.environments.interface import EpisodeError, Observation
 from envs.example import Example
 from envs.group import Group, SampledCompletion, Sampling
 from envs.reward_workers.outcome_counts import OutcomeCounts
+from envs.reward_workers.scoring import ScoringResult
 from tests.group_collection import EPISODE_LIMITS, make_group_rollout
 from tests.rollout.games import Game, Games, Window
 from tests.rollout.recording import EOS, QUICKSTART, RecordingEngine, RecordingRewards, addition_examples
@@ -23,6 +25,7 @@ from torchgrpo.batches.batch import collate
 from torchgrpo.rollout.engine_loop import EngineLoop
 from torchgrpo.rollout.engines.interface import Request
 from torchgrpo.rollout.episode_player import EpisodePlayer
+from torchgrpo.rollout.rollout_components import RolloutComponents
 from torchgrpo.training.model_loading import load_model
 
 USER, THREE, EIGHT = 4, 25, 30
@@ -137,3 +140,15 @@ def test_a_prompt_beyond_the_limit_is_the_failure_of_its_episode(tokenizer: Any)
     one = play(tokenizer, ScriptedSampler(), Games(ManyMessages))
     assert one.finish_reason == "error"
     assert "more than env.max_prompt_tokens=64; raise env.max_prompt_tokens" in one.error
+
+
+def test_failures_of_environments_count_in_the_totals(tokenizer: Any) -> None:
+    counts = OutcomeCounts(1.0)
+    for outcome in ("scored", "error", "error", "invalid"):
+        counts.add(addition_examples(1)[0], ScoringResult(0.0, {}, outcome, 0.5))  # type: ignore[arg-type]
+    rewards = SimpleNamespace(metrics=counts.metrics)
+    rollout = SimpleNamespace(player=SimpleNamespace(error_counts=counts))
+    parts = RolloutComponents(None, None, rollout, None, rewards, None)  # type: ignore[arg-type]
+    metrics = parts.outcome_metrics()
+    assert metrics["reward/errors_total"] == 4 and metrics["reward/invalid_total"] == 2
+    assert metrics["reward_latency/p50_s"] == 0.5

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 from config.schema.errors import ConfigError
 from envs.group import Group, SampledCompletion, Sampling
 from tests.group_collection import EPISODE_LIMITS, make_group_rollout
-from tests.rollout.games import Failing, Game, Games, Hanging, Opening, Window
+from tests.rollout.games import Failing, Game, Games, Hanging, Opening, SameHistory, Window
 from tests.rollout.recording import (
     EOS,
     RecordingEngine,
@@ -86,6 +86,12 @@ def test_rewritten_history_starts_sequences(engine: RecordingEngine, play: Play,
         scored = ResponseScorer(model, True, chunk_size=64)(batch.tokens).log_prob
     mask = batch.tokens.loss_mask
     torch.testing.assert_close(scored[mask], batch.sample_log_prob[mask], atol=1e-4, rtol=1e-4)
+
+
+def test_a_history_that_is_the_chat_extends_the_sequence(play: Play) -> None:
+    completions, expected = completions_of(play(Games(SameHistory))), completions_of(play(Games(Game)))
+    assert [one.token_ids for one in completions] == [one.token_ids for one in expected]
+    assert {one.num_sequences for one in completions} == {1}
 
 
 def test_messages_of_the_reset_belong_to_the_prompt(engine: RecordingEngine, play: Play) -> None:

@@ -136,6 +136,10 @@ def test_actions_of_equal_value_have_no_advantage_on_average() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
+        (
+            {"baseline": "mean", "scale": "std_unbiased"},
+            r"policy.baseline=mean .*set policy.baseline=leave_one_out policy.scale=none$",
+        ),
         ({"baseline": "mean"}, r"policy.baseline=mean .*policy.credit=turn.*set policy.baseline=leave_one_out"),
         ({"scale": "std_unbiased"}, r"policy.scale=std_unbiased .*set policy.scale=none"),
         (

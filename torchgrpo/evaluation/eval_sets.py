@@ -54,7 +54,7 @@ def select_problems(
             break
         example = examples[index]
         messages = [message | {"content": message["content"].strip()} for message in example.messages]
-        prompt = json.dumps([messages, example.tools, example.prefill], sort_keys=True, default=str)
+        prompt = json.dumps([messages, example.tools, example.prefill, example.problem_id], sort_keys=True, default=str)
         if prompt in prompts:
             num_duplicates += 1
         elif not fits(example):
@@ -119,6 +119,6 @@ def load_eval_sets(
 
 
 def _prompt_texts(example: Example) -> tuple[str, ...]:
-    """Returns the texts of a prompt without system prompts, with white space normalised."""
+    """Returns the problem's id and the texts without system prompts, with white space normalised."""
     messages = [message for message in example.messages if message["role"] not in SYSTEM_ROLES]
-    return tuple(" ".join(message["content"].split()) for message in messages)
+    return (example.problem_id, *(" ".join(message["content"].split()) for message in messages))

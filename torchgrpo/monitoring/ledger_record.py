@@ -88,10 +88,14 @@ def token_values(rollout: Rollout, advantage: Tensor, log_ratio: Tensor, entropy
         row, token = rows.stop, tokens.stop
 
 
-def prompt_id(messages: Sequence[Message]) -> str:
-    """Returns a hash of a prompt's messages as 16 hexadecimal digits."""
+def prompt_id(messages: Sequence[Message], problem_id: str = "") -> str:
+    """Returns a hash of a prompt as 16 hexadecimal digits.
+
+    problem_id: of the example.
+    """
     texts = [message[key].encode() for message in messages for key in ("role", "content")]
     texts += [json.dumps(message, sort_keys=True).encode() for message in messages if len(message) > 2]
+    texts += [problem_id.encode()] if problem_id else []
     length_prefixed = b"".join([len(text).to_bytes(4, "little") + text for text in texts])
     return hashlib.blake2b(length_prefixed, digest_size=8).hexdigest()
 
@@ -120,7 +124,7 @@ def group_to_record(group: Group, fate: GroupFate) -> dict[str, Any]:
         "trained_at": -1 if fate.trained_at is None else fate.trained_at,
         "group_id": group.group_id,
         "replaces": -1 if replaced is None else replaced.group_id,
-        "prompt_id": prompt_id(example.messages),
+        "prompt_id": prompt_id(example.messages, example.problem_id),
         "row": example.row,
         "source": example.source,
         "messages": example.messages,

@@ -39,7 +39,7 @@ class Repetition:
         occurrences of the most frequent prompt among the last `PROMPT_WINDOW` groups, divided by the mean
         number of all prompts there.
         """
-        prompts = [prompt_id(group.example.messages) for group in groups]
+        prompts = [prompt_id(group.example.messages, group.example.problem_id) for group in groups]
         self._newest.extend(prompts)
         self._counts.update(prompts)
         while len(self._newest) > PROMPT_WINDOW:

@@ -145,7 +145,7 @@ def _completion_values(group: int, completion: dict[str, Any], record: dict[str,
     age = advantage = float("nan")
     if has_token_values(completion):  # in lockstep trained_at is -1, and all tokens have age 0
         age = 0.0 if trained_at < 0 else trained_at - sum(versions) / len(versions)
-        advantage = mean_advantage(completion["advantage"])
+        advantage = mean_advantage(completion)
     return (
         group,
         verdict["score"],
@@ -165,9 +165,10 @@ def has_token_values(completion: dict[str, Any]) -> bool:
     return len(completion["log_ratio"]) > 0
 
 
-def mean_advantage(advantage: Any) -> float:
-    """Returns the mean advantage of a completion.
-
-    advantage: a number, or a list of one number per token. The mean of an empty list is 0.
-    """
-    return sum(advantage) / max(1, len(advantage)) if isinstance(advantage, list) else advantage
+def mean_advantage(completion: dict[str, Any]) -> float:
+    """Returns the mean advantage of a completion over its sampled tokens; 0 without any."""
+    advantage = completion["advantage"]
+    if not isinstance(advantage, list):
+        return float(advantage)
+    num_sampled = sum(completion["sampled_mask"] or [True] * len(advantage))
+    return float(sum(advantage) / max(1, num_sampled))

@@ -289,13 +289,14 @@ class EpisodePlayer:
         """
         completion, tools = episode.completion, episode.example.tools
         before = [*episode.messages, message]
+        is_extended = step.history is None or list(step.history) == before
         after = [*(before if step.history is None else step.history), *step.messages]
         last = completion.token_ids[-1] if completion.token_ids else None
         end_token = last if last in self.encoder.ends else None
         tokenizer = self.encoder.tokenizer
         try:
-            suffix = episode.chat.suffix_ids(before, after, end_token) if step.history is None else None
-            if suffix is None and step.history is None and self.append_history:
+            suffix = episode.chat.suffix_ids(before, after, end_token) if is_extended else None
+            if suffix is None and is_extended and self.append_history:
                 suffix = appended_suffix_ids(tokenizer, before, after, tools, end_token)
         except ConfigError as error:
             raise EpisodeError(f"the chat template cannot render the replies of the environment: {error}") from error

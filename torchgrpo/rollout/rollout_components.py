@@ -34,6 +34,13 @@ class RolloutComponents:
         player = self.group_rollout.player
         return (player.error_counts.last_error if player is not None else "") or self.rewards.last_error
 
+    def outcome_metrics(self) -> dict[str, float]:
+        """Returns latencies of rewards, and total counts of failures in rewards and environments."""
+        metrics, player = self.rewards.metrics(), self.group_rollout.player
+        if player is not None:
+            metrics |= {name: metrics[name] + count for name, count in player.error_counts.totals().items()}
+        return metrics
+
     def push(self, temperature: float) -> dict[str, float]:
         """Pushes the learner's weights as the next policy version; later groups sample at `temperature`.
 

@@ -42,10 +42,10 @@ def _data_problems(config: Config) -> list[str]:
 
     Prompts are checked where local rows and a tokenizer exist, else only rows.
     """
-    from envs.option_checks import reads_local_rows, row_problems
+    from envs.option_checks import has_local_prompts, row_problems
     from torchgrpo.plan.model_shape import find_config_file
 
-    if not reads_local_rows(config) or find_config_file(config.model.name) is None:
+    if not has_local_prompts(config) or find_config_file(config.model.name) is None:
         return [*row_problems(config)]
     from torchgrpo.run.build_rollout import prompt_problem
 

@@ -158,7 +158,7 @@ def format_group(record: Record) -> str:
         words = [f"#{one['sample']} reward {verdict['score']:.3g}{f' ({components})' if components else ''}"]
         if steps and one["chosen"]:
             each = isinstance(one["advantage"], list)
-            words.append(f"{'mean ' if each else ''}advantage {mean_advantage(one['advantage']):+.3g}")
+            words.append(f"{'mean ' if each else ''}advantage {mean_advantage(one):+.3g}")
         words += [f"{len(one['token_ids'])} tokens", one["finish_reason"]]
         words += [verdict["outcome"]] if verdict["outcome"] != "scored" else []
         words += [f"{len(one['sequence_starts'])} sequences"] if len(one["sequence_starts"]) > 1 else []
