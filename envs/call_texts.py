@@ -15,6 +15,10 @@ class MalformedCallError(ValueError):
     """A call cannot be read; the message is a text for the model."""
 
 
+MAX_ARGUMENT_DEPTH = 64
+"""Largest nesting of arguments, well within the recursion limits of JSON libraries and copies."""
+
+
 def read_calls(text: str) -> tuple[list[Any], str]:
     """Reads the calls at the beginning of a text.
 
@@ -51,7 +55,7 @@ def check_call(call: Any) -> dict[str, Any]:
     """Returns a call as `{"name": str, "arguments": dict}`, with `id` if the call has one.
 
     Raises:
-        MalformedCallError: the call has no name, or its arguments are no object.
+        MalformedCallError: the call has no name, or its arguments are no object or nested too deep.
     """
     if isinstance(call, dict) and isinstance(call.get("function"), dict):
         call = call["function"] | {key: call[key] for key in ("id",) if key in call}
@@ -73,8 +77,20 @@ def check_call(call: Any) -> dict[str, Any]:
         arguments = {}
     if not isinstance(arguments, dict):
         raise MalformedCallError(f"the arguments of {name} are {_kind(arguments)}, not an object")
+    if _is_deeper_than(MAX_ARGUMENT_DEPTH, arguments):
+        raise MalformedCallError(f"the arguments of {name} are nested deeper than {MAX_ARGUMENT_DEPTH} levels")
     identity = call.get("id")
     return {"name": name, "arguments": arguments} | ({"id": identity} if isinstance(identity, str) else {})
+
+
+def _is_deeper_than(limit: int, value: Any) -> bool:
+    level = [value]
+    for _ in range(limit):
+        containers = [each for each in level if isinstance(each, dict | list)]
+        level = [child for each in containers for child in (each.values() if isinstance(each, dict) else each)]
+        if not level:
+            return False
+    return any(isinstance(each, dict | list) for each in level)
 
 
 def _python_calls(text: str) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ from envs.duplicates import distinct_examples
 from envs.environments.definition import find_environment
 from envs.example import Example
 from envs.prompts import PromptSource
+from envs.reward_workers.group_reward import load_group_function
 from envs.rewards import find_fallback_reward, find_rewards
 from envs.task import Task, make_task
 from envs.teacher_prompt import teacher_prompt
@@ -21,14 +22,19 @@ def option_problems(config: Config) -> list[str]:
     """Returns the problems of `env` and `eval.sets`, one message each, without reading rows."""
     found = []
     for place, env in _sections(config):
-        checks = (data_files, find_rewards, find_fallback_reward, find_environment, make_task, _check_tools)
-        for check in checks:
+        checks = (data_files, find_rewards, find_fallback_reward, find_environment, make_task)
+        for check in (*checks, _check_group_reward, _check_tools):
             try:
                 check(env)
             except ConfigError as error:
                 message = f"{place}{error}"
                 found += [] if message in found else [message]
     return found
+
+
+def _check_group_reward(env: EnvConfig) -> None:
+    if env.group_reward is not None:
+        load_group_function(env)
 
 
 def _check_tools(env: EnvConfig) -> None:

@@ -149,6 +149,10 @@ class ObservedAwaitable:
                 yielded = resume(value)
             except StopIteration as stop:
                 return stop.value
+            except GeneratorExit as error:
+                if isinstance(value, GeneratorExit):  # the loop ends, and closes the function
+                    raise
+                raise RuntimeError("the function raised GeneratorExit") from error
             finally:
                 if os.getpid() != self.own_pid:
                     os._exit(0)  # a child that the function forked must not continue the run

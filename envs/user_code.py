@@ -4,7 +4,6 @@ import os
 import sys
 import sysconfig
 import traceback
-from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -68,9 +67,10 @@ def _check_not_shadowed(key: str, path: str, module_name: str) -> None:
 
 def describe_error(error: BaseException) -> str:
     """Returns type and message of an exception, whose `__str__` may fail too."""
-    message = "(its message cannot be read)"
-    with suppress(Exception):
+    try:
         message = str(error)
+    except BaseException:  # code of a user
+        message = "(its message cannot be read)"
     return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
 

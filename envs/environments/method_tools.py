@@ -10,7 +10,7 @@ from typing import Any
 from envs.environments.calls import EnvironmentTimeout
 from envs.environments.interface import TOOL_METHODS, EpisodeError
 from envs.tool_schemas import function_schema
-from envs.tools.results import replace_surrogates, result_text, shorten_result
+from envs.tools.results import replace_surrogates, shorten_result
 from envs.tools.tool_set import ToolChecks, ToolResult
 from envs.tools.tool_sources import public_methods
 from envs.user_code import describe_error
@@ -47,11 +47,12 @@ def tool_names(kind: type[Any]) -> list[str]:
 class MethodTools:
     """Tool set of methods with shared state, so calls of one turn run in order.
 
-    call_method: calls a method of the instance under its deadline. max_characters: `env.tool_result_characters`.
+    call_method: calls a method of the instance under its deadline, and returns its text. max_characters:
+        `env.tool_result_characters`.
     """
 
     checks: ToolChecks
-    call_method: Callable[[str, dict[str, Any]], Awaitable[Any]]
+    call_method: Callable[[str, dict[str, Any]], Awaitable[str]]
     max_characters: int
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -69,7 +70,7 @@ class MethodTools:
             return problem
         async with self._lock:
             try:
-                text = result_text(await self.call_method(name, arguments))
+                text = await self.call_method(name, arguments)
                 return ToolResult(shorten_result(text, self.max_characters), "ok")
             except EnvironmentTimeout:
                 raise

@@ -37,9 +37,10 @@ def read_observation(value: Any, place: str) -> Observation:
     if isinstance(value, Observation):
         messages = _read_messages(value.messages, place, ALL_ROLES)
         return Observation(messages, _read_schemas(value.tools, place))
-    if isinstance(value, tuple) and value and isinstance(value[-1], Mapping) and "content" not in value[-1]:
+    entries = value if isinstance(value, list | tuple) else [] if value is None or isinstance(value, str) else [value]
+    if not all(isinstance(entry, Mapping) and "content" in entry for entry in entries):
         raise EpisodeError(
-            f"{place}: the result is {format_value(value)}; return a text or messages, without gymnasium's info"
+            f"{place}: the result is {format_value(value)}; return None, a text, a message or a list of messages"
         )
     messages = () if value is None else _read_messages(value, place, ALL_ROLES)
     if messages and messages[-1]["role"] == "assistant":
@@ -126,6 +127,9 @@ def _read_message(value: Any, place: str, roles: Sequence[str]) -> Message:
     role = value.get("role")
     if role not in roles:
         raise EpisodeError(f"{place}: the message has the role {role!r}; choose one of {', '.join(roles)}")
+    for name in ("name", "tool_call_id"):
+        if not isinstance(value.get(name), str | None):
+            raise EpisodeError(f"{place}: {name} of the message is {format_value(value[name])}; give a text")
     unknown = [name for name in value if name not in REPLY_FIELDS]
     if unknown and role != "assistant":
         raise EpisodeError(

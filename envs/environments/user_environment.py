@@ -16,6 +16,7 @@ from envs.environments.calls import CallRunner, EnvironmentTimeout, is_async
 from envs.environments.interface import Environment, EpisodeError, Observation, Step
 from envs.environments.replies import read_observation, read_step
 from envs.example import Example, Message
+from envs.tools.results import result_text
 
 Result = TypeVar("Result")
 log = logging.getLogger(__name__)
@@ -55,8 +56,8 @@ class ClassEnvironment:
             arguments, columns = self.reset_arguments(example)
             return self.instance.reset(*arguments, **columns)
 
-        value = await self.call(place, begin if is_async(self.kind.reset) else begin_sync)
-        return read_result(place, read_observation, value, place)
+        function = begin if is_async(self.kind.reset) else begin_sync
+        return await self.call(place, function, read=lambda value: read_observation(value, place))
 
     def reset_arguments(self, example: Example) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Returns the positional and keyword arguments of `reset`: the example."""
@@ -64,24 +65,27 @@ class ClassEnvironment:
 
     async def step(self, turn: Message) -> Step:
         place = f"{self.name}.step"
-        value = await self.call(place, self.instance.step, copy_turn(turn))
-        return read_result(place, read_step, value, turn, place)
+        return await self.call(
+            place, self.instance.step, copy_turn(turn), read=lambda value: read_step(value, turn, place)
+        )
 
-    async def call_method(self, name: str, arguments: dict[str, Any]) -> Any:
-        """Calls a method that is a tool."""
+    async def call_method(self, name: str, arguments: dict[str, Any]) -> str:
+        """Calls a method that is a tool; returns its result as text."""
         method = getattr(self.instance, name)
         if is_async(method):
 
             async def function() -> Any:
                 return await method(**arguments)
 
-            return await self.call(f"{self.name}.{name}", function)
-        return await self.call(f"{self.name}.{name}", lambda: method(**arguments))
+            return await self.call(f"{self.name}.{name}", function, read=result_text)
+        return await self.call(f"{self.name}.{name}", lambda: method(**arguments), read=result_text)
 
-    async def call(self, place: str, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Calls a function of the instance. place: class and method, for messages."""
+    async def call(
+        self, place: str, function: Callable[..., Any], *arguments: Any, read: Callable[[Any], Result]
+    ) -> Result:
+        """Calls a function of the instance as `CallRunner.call`."""
         try:
-            return await self.runner.call(place, function, *arguments)
+            return await self.runner.call(place, function, *arguments, read=read)
         except EnvironmentTimeout:
             self.can_continue = False
             raise
@@ -89,7 +93,7 @@ class ClassEnvironment:
     async def close(self) -> None:
         try:
             if self.instance is not None and self.can_continue and "close" in dir(self.kind):
-                await self.call(f"{self.name}.close", self.instance.close)
+                await self.call(f"{self.name}.close", self.instance.close, read=lambda value: None)
         except EpisodeError as error:
             if self.name not in _reported_places:
                 _reported_places.add(self.name)
@@ -138,10 +142,11 @@ class ScoredEnvironment:
     async def step(self, turn: Message) -> Step:
         step = await self.inner.step(turn)
         place = f"{self.methods.name}.get_reward"
-        value = await self.methods.call(place, self._read_score)
-        if value is None:
+        scored = await self.methods.call(
+            place, self._read_score, read=lambda value: None if value is None else read_step((None, value), turn, place)
+        )
+        if scored is None:
             return step
-        scored = read_result(place, read_step, (None, value), turn, place)
         previous, self.score = self.score, scored.reward or 0.0
         return replace(step, reward=self.score - previous)
 
@@ -171,8 +176,9 @@ class FunctionEnvironment:
     async def step(self, turn: Message) -> Step:
         self.turns.append(turn)
         turns = [copy_turn(each) for each in self.turns]
-        value = await self.runner.call(self.name, self.function, turns, self.example)
-        return read_result(self.name, read_step, value, turn, self.name)
+        return await self.runner.call(
+            self.name, self.function, turns, self.example, read=lambda value: read_step(value, turn, self.name)
+        )
 
     async def close(self) -> None:
         self.runner.close()
@@ -181,13 +187,3 @@ class FunctionEnvironment:
 def copy_turn(turn: Message) -> Message:
     """Returns a copy that a function of a user may change."""
     return copy.deepcopy(turn) if turn.keys() & {"tool_calls", "malformed"} else dict(turn)
-
-
-def read_result(place: str, read: Callable[..., Result], *arguments: Any) -> Result:
-    """Reads the result of a user's function, whose values may raise any exception."""
-    try:
-        return read(*arguments)
-    except EpisodeError:
-        raise
-    except Exception as error:
-        raise EpisodeError(f"{place}: the result cannot be read: {type(error).__name__}: {error}") from error

@@ -20,7 +20,7 @@ from config.schema.env import EnvConfig
 from config.schema.errors import ConfigError
 from envs.environments.calls import late_call
 from envs.environments.interface import EpisodeError, Observation, Step
-from envs.environments.worker_process import read_message, write_message
+from envs.environments.worker_process import HEARTBEAT, read_message, write_message
 from envs.example import Example, Message
 from envs.reward_workers.fork_server_process import ForkServerDied, ForkServerProcess
 from envs.reward_workers.worker import IDLE, PROGRESS
@@ -29,6 +29,8 @@ from envs.user_calls import DaemonThread
 SERVE = "envs.environments.worker_process:serve"
 CHECK_SECONDS = 0.2
 """Interval between two looks at the calls that run in the workers."""
+SILENT_SECONDS = 2.0
+"""Time beyond the deadline of a call after which an event loop without a heartbeat counts as blocked."""
 
 
 @dataclass(eq=False)
@@ -51,6 +53,11 @@ class WorkerConnection:
         """Returns the call that holds the worker, or IDLE, and its seconds so far."""
         call_id, start = PROGRESS.unpack_from(self.page, 0)
         return (call_id, time.monotonic() - start) if start else (IDLE, 0.0)
+
+    def silent_seconds(self) -> float:
+        """Returns the seconds since the worker's event loop last ran."""
+        (last_beat,) = HEARTBEAT.unpack_from(self.page, PROGRESS.size)
+        return time.monotonic() - float(last_beat)
 
 
 class EnvironmentWorkers:
@@ -90,6 +97,7 @@ class EnvironmentWorkers:
             self._fork_server = ForkServerProcess(SERVE, self.env)
             pid, descriptor, page = await self._request(self._fork)
         reader, writer = await asyncio.open_unix_connection(sock=socket.socket(fileno=descriptor))
+        HEARTBEAT.pack_into(page, PROGRESS.size, time.monotonic())
         worker = WorkerConnection(pid, page, reader, writer)
         for coroutine in (self._read_results(worker), self._enforce_deadline(worker)):
             self._spawn(coroutine)
@@ -152,13 +160,17 @@ class EnvironmentWorkers:
             await self._end_worker(worker, "its worker process died")
 
     async def _enforce_deadline(self, worker: WorkerConnection) -> None:
-        """Ends the worker if a call holds it for too long."""
+        """Ends the worker if a call or a left task holds it for too long."""
+        limit = f"env.step_timeout_s={self.seconds:g}"
         while not worker.problem:
             running_id, seconds = worker.running_call()
             if running_id != IDLE and seconds > self.seconds:
-                limit = f"env.step_timeout_s={self.seconds:g}"
                 problem = f"its worker process was killed, because a call of another episode exceeded {limit}"
                 await self._end_worker(worker, problem, running_id)
+                return
+            if running_id == IDLE and worker.silent_seconds() > self.seconds + SILENT_SECONDS:
+                problem = f"its worker process was killed, because its event loop was blocked longer than {limit}"
+                await self._end_worker(worker, problem)
                 return
             await asyncio.sleep(min(CHECK_SECONDS, self.seconds))
 

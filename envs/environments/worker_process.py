@@ -28,6 +28,8 @@ from envs.user_code import describe_exception
 
 LENGTH = struct.Struct("<Q")
 """Length of a pickled message, which follows."""
+HEARTBEAT = struct.Struct("<d")
+BEAT_SECONDS = 0.2
 _current_call: ContextVar[int] = ContextVar("current_call")
 
 
@@ -47,7 +49,10 @@ def serve(control_fd: int) -> None:
 
 
 class SharedPage:
-    """Observer that writes the running call and its start into the shared page."""
+    """Observer that writes the running call and its start into the shared page.
+
+    The last time at which the event loop ran follows.
+    """
 
     def __init__(self, page: mmap.mmap) -> None:
         self.page = page
@@ -56,7 +61,17 @@ class SharedPage:
         PROGRESS.pack_into(self.page, 0, _current_call.get(), time.monotonic())
 
     def leave(self) -> None:
+        self.beat()
         PROGRESS.pack_into(self.page, 0, IDLE, 0.0)
+
+    def beat(self) -> None:
+        """Notes that the event loop runs."""
+        HEARTBEAT.pack_into(self.page, PROGRESS.size, time.monotonic())
+
+    async def beat_regularly(self) -> None:
+        while True:
+            self.beat()
+            await asyncio.sleep(BEAT_SECONDS)
 
 
 class EnvironmentWorker:
@@ -74,6 +89,8 @@ class EnvironmentWorker:
         """Answers requests until the client ends."""
         client = socket.socket(fileno=os.dup(connection.fileno()))
         reader, writer = await asyncio.open_unix_connection(sock=client)
+        heartbeat = asyncio.create_task(self.observer.beat_regularly())
+        self._tasks.add(heartbeat)
         try:
             while True:
                 request = await read_message(reader)
@@ -92,7 +109,7 @@ class EnvironmentWorker:
             write_message(writer, (call_id, False, await self._call(episode, method, argument)))
         except EpisodeError as error:
             write_message(writer, (call_id, True, str(error)))
-        except Exception as error:  # without an answer the pool would wait for ever
+        except BaseException as error:  # without an answer the pool would wait for ever
             write_message(writer, (call_id, True, f"{self.definition.name}.{method}: {describe_exception(error)}"))
 
     async def _call(self, episode: int, method: str, argument: Any) -> Any:

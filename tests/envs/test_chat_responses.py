@@ -12,6 +12,7 @@ from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
 from config.schema.errors import ConfigError
+from envs.call_texts import MAX_ARGUMENT_DEPTH
 from envs.chat_responses import PLAIN, ParsedResponse, ResponseParser, forms
 from envs.chat_template import template_renders_tools
 from tests.envs.chat_templates import (
@@ -358,3 +359,12 @@ def test_a_missing_vllm_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "vllm.reasoning", None)
     with pytest.raises(ConfigError, match=r"env\.tool_parser=vllm:hermes: vLLM cannot be imported"):
         ResponseParser(TOKENIZER, "vllm:hermes")
+
+
+def test_arguments_that_are_nested_too_deep_are_malformed() -> None:
+    def call(depth: int) -> str:
+        return f'<tool_call>{{"name": "f", "arguments": {{"a": {"[" * depth}{"]" * depth}}}}}</tool_call>'
+
+    assert parse("hermes", call(MAX_ARGUMENT_DEPTH - 1)).message["tool_calls"]
+    parsed = parse("hermes", call(MAX_ARGUMENT_DEPTH))
+    assert parsed.malformed == ("call 1: the arguments of f are nested deeper than 64 levels",)

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import threading
 import time
 from typing import Any
@@ -19,7 +20,9 @@ KINDS = ["Naughty", "AsyncNaughty"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("error", ["ValueError", "SystemExit", "KeyboardInterrupt", "CancelledError", "StopIteration"])
+@pytest.mark.parametrize("error", [
+    "ValueError", "SystemExit", "KeyboardInterrupt", "CancelledError", "StopIteration", "GeneratorExit", "Unprintable",
+])  # fmt: skip
 @pytest.mark.parametrize("workers", [None, 1])
 def test_every_exception_ends_only_its_episode(kind: str, error: str, workers: int | None) -> None:
     if kind == "AsyncNaughty" and error == "KeyboardInterrupt":
@@ -33,6 +36,23 @@ def test_every_exception_ends_only_its_episode(kind: str, error: str, workers: i
     failed, other = run_with_factory(env_config(kind, environment_workers=workers), use)
     assert len(failed) == 2 and failed[1].startswith(f"{MODULE}:{kind}.step: ") and error in failed[1]
     assert [reply_text(step) for step in other] == ["a", "b"]
+
+
+@pytest.mark.parametrize("workers", [None, 1])
+def test_a_result_that_fails_when_it_is_read_ends_only_its_episode(workers: int | None) -> None:
+    async def use(factory: EnvironmentFactory) -> Any:
+        return [await play(factory.make(), example(), command) for command in ("number", "key", "a")]
+
+    number, key, other = run_with_factory(env_config("Naughty", environment_workers=workers), use)
+    assert re.search(r"Naughty\.step: .*SystemExit", number[0])
+    assert "Naughty.step: tool_call_id of the message is {" in key[0]
+    assert reply_text(other[0]) == "a"
+
+
+@pytest.mark.parametrize("workers", [None, 1])
+def test_a_step_that_cancels_its_own_task_ends_only_its_episode(workers: int | None) -> None:
+    (message,) = play_once(env_config("AsyncNaughty", environment_workers=workers), example(), "cancel")
+    assert message == f"{MODULE}:AsyncNaughty.step cancelled its own task"
 
 
 def test_an_error_in_reset_names_its_place() -> None:
@@ -66,7 +86,7 @@ def test_a_cancelled_call_is_cancelled() -> None:
 
     async def use() -> None:
         runner = CallRunner(600.0, BlockingCalls(), None)
-        task = asyncio.ensure_future(runner.call("f", function))
+        task = asyncio.ensure_future(runner.call("f", function, read=str))
         await asyncio.sleep(0.01)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -101,7 +121,7 @@ def test_a_function_that_blocks_the_loop_is_named_once(never_returns: bool, log_
     async def use() -> None:
         runner = CallRunner(600.0, observer, None)
         for _ in range(2):
-            await runner.call("game:Chess.step", blocks)
+            await runner.call("game:Chess.step", blocks, read=str)
 
     if not never_returns:
         observer.thread = threading.Thread()  # only the look at the end of a call remains
@@ -143,7 +163,7 @@ def test_a_thread_ends_with_its_environment() -> None:
 
 def test_an_error_of_the_deadline_is_an_error_of_the_episode() -> None:
     async def use() -> None:
-        await CallRunner(0.01, BlockingCalls(), None).call("f", asyncio.sleep, 600)
+        await CallRunner(0.01, BlockingCalls(), None).call("f", asyncio.sleep, 600, read=str)
 
     with pytest.raises(EpisodeError, match=r"f did not return within env\.step_timeout_s=0\.01"):
         asyncio.run(use())

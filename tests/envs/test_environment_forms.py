@@ -20,6 +20,7 @@ from envs.environments.make import EnvironmentFactory
 from envs.environments.replies import first_messages, read_observation
 from envs.example import Message
 from envs.option_checks import option_problems
+from envs.row_files import format_value
 from envs.task import load_examples, make_task
 from tests.envs.environment_helpers import (
     MODULE,
@@ -174,9 +175,11 @@ def test_nonsense_is_an_error_of_the_episode(name: str, expected: str, workers: 
     assert message.startswith(f"{MODULE}:Returns.step: ") and re.search(expected, message), message
 
 
-def test_the_pair_of_gymnasiums_reset_is_refused() -> None:
-    with pytest.raises(EpisodeError, match=r"the result is \('go', \{\}\); return a text or messages, without"):
-        read_observation(("go", {}), "Game.reset")
+@pytest.mark.parametrize("value", [("go", {}), ("go", 1.0, True), 5, {"role": "user"}, ["go"]])
+def test_other_results_of_a_reset_are_refused(value: Any) -> None:
+    expected = f"Game.reset: the result is {format_value(value)}; return None, a text, a message or a list of messages"
+    with pytest.raises(EpisodeError, match=re.escape(expected)):
+        read_observation(value, "Game.reset")
 
 
 def test_a_first_user_message_continues_the_prompt() -> None:
@@ -218,7 +221,7 @@ def test_bad_prompts_are_named(limit: int, expected: str) -> None:
     ("NoAnnotation", {}, r"the parameter page of look has no annotation"),
     ("no_parameters", {}, r"the parameters are \(\) -> None; change them to \(turns, example\)"),
     ("not_callable", {}, r"5 is neither a class nor a function"), 
-    ("Nobody", {}, r"has no 'Nobody'; it has Counter, AsyncCounter, "),
+    ("Nobody", {}, r"has no 'Nobody'; it has .*Counter, AsyncCounter, "),
     ("Counter", {"environment_options": {"turns": 2}}, r"environment_options\.turns: .*parameters: limit$"),
     ("countdown", {"environment_options": {"turns": 2}}, r"environment_options\.turns: .*parameters: none$"),
 ])  # fmt: skip
@@ -269,3 +272,10 @@ def test_the_limit_of_an_episode_needs_episodes() -> None:
     one_turn = EnvConfig(dataset="arithmetic", max_episode_tokens=900)
     assert Config(env=one_turn, model=model).response_tokens == InferenceModelConfig().max_tokens != 900
     assert Config(env=replace(one_turn, environment="debugging"), model=model).response_tokens == 900
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_a_tool_result_that_is_no_text_is_an_error_that_the_model_reads(workers: int | None) -> None:
+    steps = play_once(env_config("Ledgers", environment_workers=workers), example(), turn("", ("read", {})), "a")
+    assert steps[0].messages[0]["content"].startswith("error: TypeError: keys must be str")
+    assert steps[1].ends_episode

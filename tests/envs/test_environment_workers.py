@@ -104,6 +104,22 @@ def test_an_async_step_that_waits_too_long_costs_its_episode_only() -> None:
     use_workers(use, "AsyncNaughty", environment_workers=1, step_timeout_s=2.0)
 
 
+def test_a_left_task_that_blocks_the_worker_costs_its_worker_only() -> None:
+    async def use(factory: EnvironmentFactory) -> list[Any]:
+        environment = factory.make()
+        await environment.reset(example())
+        assert reply_text(await environment.step(turn("leave_blocking_task"))) == "leave_blocking_task"
+        worker = worker_of(environment)
+        await asyncio.to_thread(wait_for_exit, worker.pid)
+        with pytest.raises(EpisodeError, match=r"its event loop was blocked longer than env\.step_timeout_s=0\.5$"):
+            await environment.step(turn("a"))
+        await environment.close()
+        return await play(factory.make(), example(), "a")
+
+    (step,) = use_workers(use, "AsyncNaughty", environment_workers=1, step_timeout_s=0.5)
+    assert reply_text(step) == "a"
+
+
 def test_a_worker_that_kills_itself_is_replaced() -> None:
     async def use(factory: EnvironmentFactory) -> list[Any]:
         return [

@@ -154,3 +154,9 @@ def test_a_plan_checks_the_chat_template_for_the_tools_of_an_environment() -> No
     config = compose_run_config("env.environment=tests.envs.user_environments:Wiki", "env.num_envs=4")
     assert has_local_prompts(config)
     assert re.search("the chat template does not write tools into the prompt", prompt_problem(config) or "")
+
+
+def test_a_plan_checks_the_group_reward() -> None:
+    config = compose_run_config("env.group_reward=tests.envs.user_environments:nobody")
+    (problem,) = option_problems(config)
+    assert "has no 'nobody'" in problem

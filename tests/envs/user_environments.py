@@ -23,8 +23,26 @@ RETURN_VALUES: dict[str, Any] = {
     "flood": "x" * 2_000_000, "surrogate": "\ud800",
 }  # fmt: skip
 
+
+class Unprintable(Exception):
+    """Exception without a readable message."""
+
+    def __str__(self) -> str:
+        raise SystemExit
+
+
+class Unreadable:
+    """Number that ends the process that reads it."""
+
+    def __float__(self) -> float:
+        raise SystemExit
+
+
 EXCEPTIONS: dict[str, type[BaseException]] = {
-    each.__name__: each for each in (ValueError, SystemExit, KeyboardInterrupt, asyncio.CancelledError, StopIteration)
+    each.__name__: each
+    for each in (
+        *(ValueError, SystemExit, KeyboardInterrupt, asyncio.CancelledError, StopIteration, GeneratorExit, Unprintable),
+    )
 }
 
 
@@ -138,6 +156,15 @@ class Dealer:
         return None, float(self.num_calls)
 
 
+class Ledgers(Dealer):
+    """Environment whose tool returns a value that JSON cannot hold."""
+
+    @tool
+    def read(self) -> dict[tuple[int, int], int]:
+        """Reads the ledger."""
+        return {(1, 2): 3}
+
+
 class Naughty:
     """Environment that does what the turn says."""
 
@@ -164,6 +191,10 @@ class Naughty:
         if command == "child":
             sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
             return str(subprocess.Popen(sleep, start_new_session=True).pid)
+        if command == "number":
+            return "a", Unreadable()  # type: ignore[return-value]
+        if command == "key":
+            return {"role": "tool", "content": "a", "tool_call_id": {1, 2}}  # type: ignore[return-value]
         if command == "print":
             os.write(1, b"flood " * 20_000)
         if command == "grow":
@@ -179,6 +210,13 @@ class AsyncNaughty(Naughty):
     async def step(self, turn: Message) -> str | None:  # type: ignore[override]
         if turn["content"] == "hang":
             await asyncio.sleep(600)
+        if turn["content"] == "cancel":
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+            await asyncio.sleep(0)
+        if turn["content"] == "leave_blocking_task":
+            asyncio.get_running_loop().call_later(0.1, time.sleep, 600)
         if turn["content"] == "refuse":
             with suppress(asyncio.CancelledError):
                 await asyncio.sleep(600)

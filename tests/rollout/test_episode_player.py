@@ -1,6 +1,8 @@
 """Tests of episodes on a real engine: tokens, sequences, rewards, limits, failures and deadlines."""
 
+import asyncio
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from config.schema.errors import ConfigError
 from envs.group import Group, SampledCompletion, Sampling
 from tests.group_collection import EPISODE_LIMITS, make_group_rollout
+from tests.log_capture import LogCapture
 from tests.rollout.games import Failing, Game, Games, Hanging, Opening, SameHistory, Window
 from tests.rollout.recording import (
     EOS,
@@ -110,6 +113,11 @@ def test_rewards_of_turns_are_the_verdict(play: Play) -> None:
         assert [turn.reward for turn in one.turns] == [0.25] * 3 and one.finish_reason == "stop"
 
 
+def test_ten_tenths_are_a_whole_reward(play: Play) -> None:
+    (group,) = play(Games(Game, {"turns": 10, "reward": 0.1}), replace(LIMITS, turns=10), 128, groups=1)
+    assert [one.verdict.score for one in group.completions if one.verdict is not None] == [1.0] * REPEATS
+
+
 def test_without_rewards_of_turns_the_task_scores(loop: EngineLoop, tokenizer: Any) -> None:
     rewards, games = RecordingRewards(), Games(Game, {"reward": None})
     sampling = Sampling(max_tokens=48)
@@ -130,6 +138,16 @@ def test_a_failure_is_the_outcome_of_its_episode(play: Play) -> None:
         expected = ("error", "error") if one.error else ("scored", "stop")
         assert (one.verdict.outcome, one.finish_reason) == expected
     assert {one.error for one in failed} == {"Failing.step: division by zero"}
+
+
+def test_the_first_failure_is_logged_once(play: Play, log_capture: LogCapture) -> None:
+    class ClosesLater(Failing):
+        async def close(self) -> None:
+            await asyncio.sleep(0.2)  # other episodes fail meanwhile
+            await super().close()
+
+    failed = [one for one in completions_of(play(Games(ClosesLater))) if one.error]
+    assert len(failed) > 1 and log_capture.text.count("the first failure of an environment") == 1
 
 
 def test_too_many_failures_end_the_run(play: Play) -> None:

@@ -13,6 +13,7 @@ environment is the outcome of its episode and does not end the run.
 import asyncio
 import hashlib
 import logging
+import math
 import time
 from dataclasses import dataclass, field, replace
 
@@ -129,7 +130,7 @@ class _Episode:
         if self.has_reward and self.has_invalid_turn:
             return Verdict(0.0, {"control_tokens": 1.0}, "invalid", seconds)
         if self.has_reward:
-            return Verdict(sum(turn.reward for turn in one.turns), self.components, "scored", seconds)
+            return Verdict(math.fsum(turn.reward for turn in one.turns), self.components, "scored", seconds)
         return Verdict(0.0, {}, "invalid", seconds) if one.finish_reason == "deadline" else None
 
 
@@ -153,6 +154,7 @@ class EpisodePlayer:
     append_history: bool
     error_counts: OutcomeCounts
     num_alive: int = 0
+    has_logged_failure: bool = False
     _places: asyncio.Semaphore = field(init=False)
 
     def __post_init__(self) -> None:
@@ -189,7 +191,8 @@ class EpisodePlayer:
             completion.finish_reason = "deadline"
         except EpisodeError as error:
             completion.finish_reason, completion.error = "error", str(error)
-            if not self.error_counts.num_errors:
+            if not self.has_logged_failure:
+                self.has_logged_failure = True
                 log.warning("the first failure of an environment, whose episode is left out: %s", error)
         finally:
             if environment is not None:

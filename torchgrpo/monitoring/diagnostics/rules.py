@@ -282,7 +282,8 @@ RULES = (
          Bound("at least 2", lambda values, config: min(values) >= 2, rows=3),
          "The chat template or the environment rewrites earlier messages, so one episode is several token sequences, "
          "each with a prompt of its own",
-         "use a template that keeps earlier turns (`model.chat_template=FILE`), or `env.history=append`"),
+         "use a template that keeps earlier turns (`model.chat_template=FILE`), or `env.history=append`; keep it if "
+         "the environment returns `Step(history=...)`"),
 )
 # fmt: on
 """All rules, alarms first."""
