@@ -86,6 +86,11 @@ def test_a_table_for_a_person() -> None:
     assert format_table("aime", summarize([problem_results(errors=2)], 2), 2) == "aime: 0 problems, 2 completions each"
 
 
+def test_a_table_has_the_reward_where_it_is_not_the_share_of_correct_completions() -> None:
+    problems = [ProblemResults((False, False), (0.25, 0.5), (3, 3), (False, False), errors=0)] * 2
+    assert format_table("games", summarize(problems, 2), 2).splitlines()[3] == "  reward    0.375  [0.375, 0.375]"
+
+
 def test_a_table_goes_through_the_powers_of_two() -> None:
     for n, ks in ((1, [1]), (8, [1, 2, 4, 8]), (300, [1, 2, 4, 8, 16, 32, 64, 128, 256, 300])):
         lines = format_table("aime", summarize([problem_results(*[True] * n)], n), n).splitlines()

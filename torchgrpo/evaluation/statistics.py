@@ -187,13 +187,17 @@ def summarize(results: Sequence[ProblemResults], n: int) -> dict[str, float]:
 def format_table(name: str, metrics: dict[str, float], n: int) -> str:
     """Returns the metrics of a set as text.
 
-    The k of pass@k are 1, n, and the powers of two below n up to 256.
+    The k of pass@k are 1, n, and the powers of two below n up to 256. The mean reward is shown where it differs from
+    the share of correct completions.
     """
     ks = sorted({1, n, *(k for k in (2, 4, 8, 16, 32, 64, 128, 256) if k < n)})
     lines = [f"{name}: {metrics['problems']:.0f} problems, {n} completions each"]
-    for key in [f"pass@{k}" for k in ks if f"pass@{k}" in metrics]:
+    labels = {f"pass@{k}": f"pass@{k}" for k in ks if f"pass@{k}" in metrics}
+    if abs(metrics.get("score", 0.0) - metrics.get(f"avg@{n}", 0.0)) > 1e-6:
+        labels["score"] = "reward"
+    for key, label in labels.items():
         low, high = metrics[f"{key}_low"], metrics[f"{key}_high"]
-        lines.append(f"  {key:<9} {metrics[key]:.3f}  [{low:.3f}, {high:.3f}]")
+        lines.append(f"  {label:<9} {metrics[key]:.3f}  [{low:.3f}, {high:.3f}]")
     if "length" in metrics:
         lines.append(
             f"  length {metrics['length']:.1f}, truncated {metrics['truncated']:.1%}, errors {metrics['errors']:.1%}"
