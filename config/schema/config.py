@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from config.schema.env import EnvConfig
+from config.schema.errors import ConfigError
 from config.schema.evaluation import EvalConfig
 from config.schema.inference import InferenceModelConfig
 from config.schema.jobs import ExportConfig, ReplayConfig, RewardsConfig
@@ -64,6 +65,11 @@ class Config:
     def __post_init__(self) -> None:
         JOBS.check(self.run)
         check_choice("device", self.device, ("auto", "cuda", "cpu"))
+        if self.run == "train" and self.run_dir is not None:
+            raise ConfigError(
+                f"run_dir={self.run_dir}: training reads no earlier run; set hydra.run.dir={self.run_dir} for the folder "
+                "of the new run"
+            )
 
     @property
     def reference_model(self) -> ModelConfig:

@@ -208,6 +208,13 @@ def test_invalid_settings_of_a_quantized_base_are_named(settings: str, expected:
     )
 
 
+def test_training_with_the_folder_of_an_earlier_run_is_refused() -> None:
+    message = quickstart_error_message("run_dir=runs/first")
+    assert message == (
+        "run_dir=runs/first: training reads no earlier run; set hydra.run.dir=runs/first for the folder of the new run"
+    )
+
+
 def test_ranks_and_shards() -> None:
     one = make_config("grpo_quickstart").train_model
     assert (one.ranks, one.shards) == (1, 1)
