@@ -67,8 +67,8 @@ class Config:
         check_choice("device", self.device, ("auto", "cuda", "cpu"))
         if self.run == "train" and self.run_dir is not None:
             raise ConfigError(
-                f"run_dir={self.run_dir}: training reads no earlier run; set hydra.run.dir={self.run_dir} for the folder "
-                "of the new run"
+                f"run_dir={self.run_dir}: training reads no earlier run; set hydra.run.dir={self.run_dir} for the "
+                "folder of the new run"
             )
 
     @property
