@@ -90,6 +90,8 @@ def test_the_reply_to_a_wrong_correction_is_the_failing_test() -> None:
     assert "block that begins with ```python" in reply_text(replies[0])
     assert reply_text(replies[1]) == "assert add(1, 3) == 4\nThe result is -2."
     assert replies[2] == Step(reward=pytest.approx(0.4), components={"accuracy": 1.0})
+    (renamed, *_) = play_first("debugging", "```python\ndef plus(a, b):\n  return a + b\n```", "", "")
+    assert reply_text(renamed) == "assert add(1, 3) == 4\nNameError: name 'add' is not defined"
     replies = play_first("debugging", broken, looping, "```python\nexit(0)\n```")
     assert reply_text(replies[0]) == "assert add(1, 3) == 4\nNameError: name 'c' is not defined"
     assert reply_text(replies[1]).startswith("assert add(1, 3) == 4\n") and "time" in reply_text(replies[1])

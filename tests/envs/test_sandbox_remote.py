@@ -74,7 +74,8 @@ def test_functions_take_and_return_json(remote: RemoteSandbox) -> None:
     assert (json.loads(run.value), run.stdout) == ([3, False], b"noise\nmore\n")
     method = remote.call_function("class Solution:\n    def twice(self, x): return 2 * x", "twice", ["é\u2028"])
     assert json.loads(method.value) == "é\u2028é\u2028"
-    assert remote.call_function("def f(): return 1", "g", []).code != 0
+    missing = remote.call_function("def f(): return 1", "g", [])
+    assert missing.code != 0 and b"NameError: name 'g' is not defined" in missing.stderr
     assert remote.call_function("import os\ndef f(): os._exit(0)", "f", []).value == b""
 
 
