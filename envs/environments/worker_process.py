@@ -29,6 +29,7 @@ from envs.user_code import describe_exception
 LENGTH = struct.Struct("<Q")
 """Length of a pickled message, which follows."""
 HEARTBEAT = struct.Struct("<d")
+"""Last time at which the event loop ran, behind the running call in the shared page."""
 BEAT_SECONDS = 0.2
 _current_call: ContextVar[int] = ContextVar("current_call")
 
@@ -49,10 +50,7 @@ def serve(control_fd: int) -> None:
 
 
 class SharedPage:
-    """Observer that writes the running call and its start into the shared page.
-
-    The last time at which the event loop ran follows.
-    """
+    """Observer that writes the running call, its start and the heartbeat into the shared page."""
 
     def __init__(self, page: mmap.mmap) -> None:
         self.page = page
@@ -89,8 +87,7 @@ class EnvironmentWorker:
         """Answers requests until the client ends."""
         client = socket.socket(fileno=os.dup(connection.fileno()))
         reader, writer = await asyncio.open_unix_connection(sock=client)
-        heartbeat = asyncio.create_task(self.observer.beat_regularly())
-        self._tasks.add(heartbeat)
+        self._tasks.add(asyncio.create_task(self.observer.beat_regularly()))
         try:
             while True:
                 request = await read_message(reader)

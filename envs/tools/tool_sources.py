@@ -238,8 +238,7 @@ class ClassSource:
         thread = DaemonThread(f"tools of {self.kind.__name__}")
         seconds = self.env.tool_timeout_s
         try:
-            make = lambda: instances.append(self.kind(*self.arguments))  # noqa: E731
-            outcome = await call_in_thread(thread, make, {}, seconds)
+            outcome = await call_in_thread(thread, lambda: instances.append(self.kind(*self.arguments)), {}, seconds)
         except asyncio.CancelledError:
             thread.stop()
             raise
