@@ -1,4 +1,4 @@
-"""Tests that chats with tools render as recorded, with the chat templates of an installed TRL."""
+"""Tests that chats with tools render as recorded, with chat templates of TRL."""
 
 import copy
 import hashlib
@@ -7,6 +7,7 @@ import re
 from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from transformers.utils import chat_template_utils
 
 from envs.chat_template import render_chat
 from envs.template_arguments import set_template_arguments
-from tests.envs.chat_templates import byte_level
+from tests.envs.test_control_tokens import byte_level
 from tests.script_runner import ROOT
 
 GOLDEN = ROOT.parent / "shared" / "golden"
@@ -23,17 +24,13 @@ RAISES_TYPE_ERROR = "deepseek-v3"
 """Family whose template takes arguments as text only. The recording has its error; the chat is rendered with text."""
 
 
-class FixedDate(datetime):
-    """Date of the recording."""
-
-    @classmethod
-    def now(cls, tz: Any = None) -> "FixedDate":
-        return cls(2026, 1, 15)
-
-
 def recorded_renderings() -> list[dict[str, Any]]:
     path = GOLDEN / "tool_formats.json"
     return json.loads(path.read_text())["renderings"] if path.exists() else []
+
+
+def rendering_id(rendering: dict[str, Any]) -> str:
+    return f"{rendering['family']}-{rendering['conversation']}-{rendering['tools']}"
 
 
 def template_text(rendering: dict[str, Any]) -> str:
@@ -60,11 +57,9 @@ def conversation(conversations: dict[str, Any], rendering: dict[str, Any]) -> li
     return messages
 
 
-@pytest.mark.parametrize(
-    "rendering", recorded_renderings(), ids=lambda each: f"{each['family']}-{each['conversation']}-{each['tools']}"
-)
+@pytest.mark.parametrize("rendering", recorded_renderings(), ids=rendering_id)
 def test_recorded_renderings(rendering: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat_template_utils, "datetime", FixedDate)
+    monkeypatch.setattr(chat_template_utils, "datetime", SimpleNamespace(now=lambda: datetime(2026, 1, 15)))
     golden = json.loads((GOLDEN / "tool_formats.json").read_text())
     families = json.loads((GOLDEN / "special_tokens.json").read_text())["families"]
     special = next(each for each in families if each["family"] == rendering["family"])
