@@ -27,8 +27,10 @@ from torchgrpo.evaluation.evaluation import Evaluation
 from torchgrpo.monitoring.monitor import Monitor
 from torchgrpo.plan.model_shape import find_shape
 from torchgrpo.plan.plan import Plan
+from torchgrpo.rollout.conversation import TurnLimits, TurnSampler
 from torchgrpo.rollout.engine_loop import EngineLoop
-from torchgrpo.rollout.episode_player import EpisodeLimits, EpisodePlayer
+from torchgrpo.rollout.environment_driver import EnvironmentDriver
+from torchgrpo.rollout.episode_player import EpisodePlayer
 from torchgrpo.rollout.group_rollout import GroupRollout
 from torchgrpo.training.model_loading import load_tokenizer, saved_eos_token_ids
 
@@ -117,19 +119,13 @@ def make_player(
     if environments is None:
         return None
     env, engines = config.env, len(plan.devices.engines)
-    limits = EpisodeLimits(
-        env.max_prompt_tokens,
-        env.turn_limit,
-        env.turn_tokens,
-        tuple(env.turn_ends),
-        env.episode_timeout_s,
-        MAX_EPISODES if env.episodes is None else env.episodes * engines,
-    )
+    limits = TurnLimits(env.max_prompt_tokens, env.turn_limit, env.turn_tokens, tuple(env.turn_ends))
+    max_alive = MAX_EPISODES if env.episodes is None else env.episodes * engines
     parser = ResponseParser(tokenizer, env.tool_parser)
     place = f"env.environment={env.environment}" if env.environment is not None else f"env.tools={env.tools}"
     counts = OutcomeCounts(env.max_error_rate, f"episodes failed in {place}", "Correct the environment")
-    encoder = make_encoder(config, tokenizer)
-    return EpisodePlayer(loop, encoder, parser, environments, limits, env.history == "append", counts)
+    parts = TurnSampler(loop, make_encoder(config, tokenizer), parser, limits, env.history == "append")
+    return EpisodePlayer(parts, EnvironmentDriver(loop, environments), env.episode_timeout_s, max_alive, counts)
 
 
 def make_encoder(config: Config, tokenizer: PreTrainedTokenizerBase) -> ChatEncoder:
