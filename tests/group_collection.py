@@ -25,7 +25,7 @@ from torchgrpo.rollout.group_rollout import GroupRollout, KeepGroup
 
 @dataclass(frozen=True)
 class EpisodeLimits:
-    """Limits of the turns of an episode, its seconds, and the number of episodes at a time."""
+    """Limits of turns, seconds of an episode, and number of episodes at a time."""
 
     prompt_tokens: int
     turns: int

@@ -146,7 +146,7 @@ def test_the_first_failure_is_logged_once(play: Play, log_capture: LogCapture) -
             await super().close()
 
     failed = [one for one in completions_of(play(Games(ClosesLater))) if one.error]
-    assert len(failed) > 1 and log_capture.text.count("the first failure of an environment") == 1
+    assert len(failed) > 1 and log_capture.text.count("the first failure of an episode") == 1
 
 
 def test_too_many_failures_end_the_run(play: Play) -> None:

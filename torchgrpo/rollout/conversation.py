@@ -19,7 +19,7 @@ from config.schema.errors import ConfigError
 from envs.chat import ChatEncoder
 from envs.chat_responses import ResponseParser
 from envs.chat_suffix import GrowingChat, appended_suffix_ids
-from envs.equal_messages import are_equal_messages, with_known_call_ids
+from envs.equal_messages import are_equal_messages, restore_call_ids
 from envs.example import Example, Message
 from envs.group import FinishReason, SampledCompletion, Turn
 from torchgrpo.rollout.engines.interface import Request, Sampler
@@ -47,7 +47,9 @@ class EpisodeOverError(Exception):
 
 @dataclass(frozen=True)
 class TurnLimits:
-    """Limits of the turns of an episode; the request's `max_tokens` bounds the tokens after the first prompt.
+    """Limits of the turns of an episode.
+
+    The request's `max_tokens` bounds the tokens after the first prompt.
 
     prompt_tokens: of the first prompt. turns: of the model. turn_tokens: sampled tokens of a turn, None without a
     limit. turn_ends: strings after which a turn ends.
@@ -180,10 +182,10 @@ class Conversation:
         return self._record(turn, sample, seconds, stop, limit == room)
 
     def _next_turn(self, messages: tuple[Message, ...], tools: tuple[dict[str, Any], ...]) -> _NextTurn:
-        """Returns the context of the next turn: the ids of an answer and a suffix, or a new prompt."""
+        """Returns the next turn, which continues an answer or begins with a new prompt."""
         example, answer = self.example, self._longest_answer(messages, tools)
         if answer is not None:
-            messages = (*answer.messages, *with_known_call_ids(messages, answer.messages))
+            messages = (*answer.messages, *restore_call_ids(messages, answer.messages))
             suffix = self._suffix(answer, messages)
             if suffix is not None:
                 context = (*answer.sequence.context[: answer.end], *suffix)
@@ -198,7 +200,7 @@ class Conversation:
         return _NextTurn(messages, tools, prompt, answer, None, prefill)
 
     def _longest_answer(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> Answer | None:
-        """Returns the answer that ends the longest repeated part of the messages; the latest of equal ones."""
+        """Returns the last answer that the messages repeat; the latest of equal ones."""
         known = [
             answer
             for answer in self._answers
@@ -298,7 +300,7 @@ class Conversation:
         )
 
     def _link_messages(self, record: Turn, turn: _NextTurn) -> None:
-        """Records the new messages as replies to the answer that they follow, else as opening of the turn."""
+        """Records the new messages as replies to an answer, else as opening of the turn."""
         answer, messages = turn.answer, self.example.messages
         if answer is None:
             is_prompt = turn.messages[: len(messages)] == messages

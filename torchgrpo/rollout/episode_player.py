@@ -29,9 +29,9 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class EpisodeReward:
-    """Reward of an episode, if its environment or agent gives one; otherwise the task's reward scores the last turn.
+    """Reward that an environment or agent gives to its episode.
 
-    components: named parts, summed over the turns.
+    Without it the task's reward scores the last turn. components: named parts, summed over the turns.
     """
 
     is_given: bool = False
@@ -85,7 +85,9 @@ class EpisodePlayer:
         self._places = asyncio.Semaphore(self.max_alive)
 
     async def play(self, request: Request, example: Example, row: int) -> SampledCompletion:
-        """Plays one episode and returns its completion, with a verdict if the episode has a reward of its own.
+        """Plays one episode and returns its completion.
+
+        The completion has a verdict if the episode has a reward of its own.
 
         request: of the group, with the prompt of the example. row: index of the completion in the group.
 

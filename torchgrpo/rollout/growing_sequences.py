@@ -1,7 +1,9 @@
 """Token sequences of an episode that grow with its turns, and their completion.
 
-sequence 1   prompt | turn 1 | replies | turn 3
-sequence 2   prompt | turn 2                         a completion holds both, the sequence of the last turn at the end
+    sequence A   prompt | turn 1 | replies | turn 3
+    sequence B   prompt | turn 2
+
+The completion holds B, then A: the sequence of the last turn stands at the end.
 """
 
 from collections.abc import Sequence
@@ -74,7 +76,7 @@ class Answer:
 def join_sequences(
     answers: Sequence[Answer], group_prompt: tuple[int, ...], finish_reason: FinishReason
 ) -> SampledCompletion:
-    """Returns the completion of an episode: its sequences one after the other, in the order of their last turns.
+    """Returns the completion of an episode: its sequences, in the order of their last turns.
 
     answers: in the order of time. group_prompt: prompt that a single sequence need not repeat.
     """
