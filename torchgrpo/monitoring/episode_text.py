@@ -105,6 +105,7 @@ def _turn_texts(turns: Sequence[Turn], starts: Sequence[SequenceStart]) -> Itera
             yield f"{message['role']}: {message['content']}", 2
         calls, replies = split_tool_calls(turn)
         words = [f"turn {number + 1}: reward {turn.reward:.3g}, {turn.end - turn.start} tokens"]
+        words += [f"start {turn.start_seconds:.2f} s"] if turn.start_seconds >= 0.005 else []
         words += [f"engine {turn.engine_seconds:.2f} s", f"environment {turn.env_seconds:.2f} s"]
         malformed = turn.tool_outcomes[len(calls) :].count("malformed")
         words += [f"{malformed} malformed call{'s' * (malformed > 1)}"] if malformed else []

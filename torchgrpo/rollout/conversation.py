@@ -86,7 +86,7 @@ class SampledTurn:
         message: `role`, `content`, and `reasoning_content` and `tool_calls` where the model wrote them.
         malformed: one text for each call that cannot be parsed; the text of the call stays in `content`.
         token_ids, log_probs: of the sampled tokens, with the end token.
-        num_prompt_tokens: tokens of the context before the turn.
+        context: token ids before the turn.
         is_last: whether the episode has no room for another turn after an abort or a cut at its token limit.
         record: turn of the completion, whose replies, reward and seconds the caller may set.
     """
@@ -96,7 +96,7 @@ class SampledTurn:
     finish_reason: FinishReason
     token_ids: list[int]
     log_probs: list[float]
-    num_prompt_tokens: int
+    context: tuple[int, ...]
     is_last: bool
     record: Turn
 
@@ -121,6 +121,10 @@ class Conversation:
     """Token sequences of one episode.
 
     request: of the group, with the prompt of the example. row: index of the completion in the group.
+
+    Attributes:
+        has_invalid_turn: whether the last turn has control tokens before its end.
+        end_reason: limit or cut after which no turn can follow; None before.
     """
 
     def __init__(self, parts: TurnSampler, example: Example, request: Request, row: int) -> None:
@@ -128,13 +132,19 @@ class Conversation:
         self.has_invalid_turn = False
         self._answers: list[Answer] = []
         self._first_prompt: tuple[int, ...] | None = None
+        self.end_reason: FinishReason | None = None
         self._num_requests = self._num_in_flight = 0
         self._over = ""
+        self._created_at = time.perf_counter()
 
     @property
     def turns(self) -> list[Turn]:
         """Turns in the order of their ends."""
         return [answer.record for answer in self._answers]
+
+    def repeats(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> bool:
+        """Whether the messages repeat an answer of this conversation, and so continue it."""
+        return self._longest_answer(messages, tools) is not None
 
     def end(self, reason: str) -> None:
         """Ends the episode: later requests raise EpisodeOverError with this reason."""
@@ -165,6 +175,7 @@ class Conversation:
             raise EpisodeOverError(self._over)
         limits = self.parts.limits
         if len(self._answers) + self._num_in_flight >= limits.turns:
+            self.end_reason = "turns"
             raise LimitError(f"the episode has had its {limits.turns} turns (env.max_steps)", "turns")
         turn = self._next_turn(tuple(messages), tuple(tools))
         room = self._room(turn.context)
@@ -176,10 +187,9 @@ class Conversation:
             (sample,) = await self.parts.sampler.generate(request)
         finally:
             self._num_in_flight -= 1
-        seconds = time.perf_counter() - started_at
         if self._over:
             raise EpisodeOverError(self._over)
-        return self._record(turn, sample, seconds, stop, limit == room)
+        return self._record(turn, sample, started_at, stop, limit == room)
 
     def _next_turn(self, messages: tuple[Message, ...], tools: tuple[dict[str, Any], ...]) -> _NextTurn:
         """Returns the next turn, which continues an answer or begins with a new prompt."""
@@ -239,6 +249,7 @@ class Conversation:
         self._first_prompt = context if self._first_prompt is None else self._first_prompt
         room = limit - (len(context) - len(self._first_prompt))
         if room <= 0:
+            self.end_reason = "length"
             raise LimitError(
                 f"the messages have {limit - room} tokens after the first prompt, and an episode has at most {limit} "
                 "(env.max_episode_tokens, else inference_model.max_tokens)",
@@ -265,7 +276,7 @@ class Conversation:
         )
 
     def _record(
-        self, turn: _NextTurn, sample: SampledCompletion, seconds: float, stop: Sequence[str], fills_episode: bool
+        self, turn: _NextTurn, sample: SampledCompletion, started_at: float, stop: Sequence[str], fills_episode: bool
     ) -> SampledTurn:
         """Appends a sampled turn to the sequence that it continues, or to a new sequence."""
         encoder, answer = self.parts.encoder, turn.answer
@@ -278,28 +289,31 @@ class Conversation:
         sequence.append_sample(sample)
         parsed = self.parts.parser.parse(sample.token_ids, prompt_text, turn.tools, turn.prefill)
         message = _without_stop(parsed.message, stop)
-        record = Turn(message, start, len(sequence.sampled_mask), engine_seconds=seconds)
-        self._link_messages(record, turn)
+        record, ended_at = Turn(message, start, len(sequence.sampled_mask)), time.perf_counter()
+        record.engine_seconds = ended_at - started_at
+        record.start_seconds = 0.0 if self._answers else started_at - self._created_at
+        self._link_messages(record, turn, started_at)
         self._answers.append(
-            Answer(sequence, (*turn.messages, message), turn.tools, len(sequence.context), record, sample.engine)
+            Answer(sequence, (*turn.messages, message), turn.tools, len(sequence.context), record, sample.engine, ended_at)
         )
         if encoder.control.has_control_tokens(sample.token_ids, encoder.ends):
             self.has_invalid_turn = True
             self.end("the model sampled control tokens inside a turn, which ends the episode")
         is_cut = sample.finish_reason != "stop"
         is_last = self.has_invalid_turn or sample.finish_reason == "abort" or (is_cut and fills_episode)
+        self.end_reason = sample.finish_reason if is_last else self.end_reason
         return SampledTurn(
             message,
             parsed.malformed,
             sample.finish_reason,
             sample.token_ids,
             sample.log_probs,
-            len(turn.context),
+            turn.context,
             is_last,
             record,
         )
 
-    def _link_messages(self, record: Turn, turn: _NextTurn) -> None:
+    def _link_messages(self, record: Turn, turn: _NextTurn, started_at: float) -> None:
         """Records the new messages as replies to an answer, else as opening of the turn."""
         answer, messages = turn.answer, self.example.messages
         if answer is None:
@@ -309,6 +323,7 @@ class Conversation:
             record.opening = turn.messages[len(answer.messages) :]
         else:
             answer.record.replies = turn.messages[len(answer.messages) :]
+            answer.record.env_seconds = started_at - answer.ended_at
 
     def completion(self, finish_reason: FinishReason) -> SampledCompletion:
         """Returns the completion of the turns so far."""

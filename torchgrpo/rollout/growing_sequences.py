@@ -62,7 +62,7 @@ class Answer:
     """Sampled turn with the messages up to it.
 
     end: length of the sequence's context after the turn. record: with indices in the sequence. engine: its
-    name.
+    name. ended_at: time of the answer, in seconds of `time.perf_counter()`.
     """
 
     sequence: GrowingSequence
@@ -71,6 +71,7 @@ class Answer:
     end: int
     record: Turn
     engine: str
+    ended_at: float
 
 
 def join_sequences(
