@@ -93,3 +93,5 @@ def _report_of_call(function: Callable[[Example], Any], example: Example) -> dic
         return asdict(read_value(value))
     except ValueError as error:
         return {"error": str(error)}
+    except Exception as error:  # the repr of a user's object
+        return {"error": describe_exception(error)}

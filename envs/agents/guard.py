@@ -112,6 +112,8 @@ class Guard:
             reply = self._run_agent(request, folder, run)
         except StopRequest:
             reply = None
+        except OSError as error:  # such as a full disk, or no further process
+            reply = EpisodeReply(f"it cannot be started: {error}", 0, "", "", "", self.in_namespace)
         finally:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             if folder:

@@ -55,6 +55,7 @@ def run_init(call: AgentCall, status: int, in_namespace: bool) -> NoReturn:
     """
     try:
         if in_namespace:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)  # process 1 then ignores it
             set_process_option(PR_SET_PDEATHSIG, signal.SIGKILL)
             isolation.hide_other_processes()
             isolation.drop_host_capabilities()

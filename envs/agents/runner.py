@@ -10,6 +10,7 @@ exceeds, the end of the agent, and the end of this process. The fork server remo
 import asyncio
 import json
 import logging
+import shutil
 import signal
 import socket
 from dataclasses import asdict
@@ -33,6 +34,8 @@ END_SECONDS = 30.0
 """Time for an agent's guard to end all processes and remove files; then it is killed."""
 ERROR_LINES, ERROR_CHARACTERS = 20, 2000
 """Size of the end of standard error in messages."""
+GuardConnection = tuple[int, asyncio.StreamReader, asyncio.StreamWriter]
+"""Process id of a guard, and the connection to it."""
 log = logging.getLogger(__name__)
 
 
@@ -40,14 +43,18 @@ class AgentRunner:
     """Runs the agents of a run, any number at a time.
 
     Raises:
-        ConfigError: the agent's function cannot be imported, or a variable of `env.agent_env` is missing.
+        ConfigError: there is no such program, the function cannot be imported, or a variable of `env.agent_env` is
+            missing.
     """
 
     def __init__(self, env: EnvConfig, allow_namespaces: bool = True) -> None:
         assert env.agent is not None
         self.agent, self.columns = env.agent, env.agent_columns
-        self.is_function = not split_command(env.agent)
         self.variables = passed_variables(env.agent_env)
+        words = split_command(env.agent)
+        self.is_function = not words
+        if words and shutil.which(words[0], path=self.variables.get("PATH")) is None:
+            raise ConfigError(f"env.agent={env.agent}: there is no program {words[0]!r}; correct its name or PATH")
         self._setup = AgentSetup(env.agent, allow_namespaces)
         self._requests = DaemonThread("agents")
         self._endings: set[asyncio.Task[None]] = set()
@@ -74,13 +81,13 @@ class AgentRunner:
             EpisodeError: the agent failed in any way; the message has its exit code and the end of standard error.
         """
         request = EpisodeRequest(self.variables | episode_variables(base_url, api_key), self._record(example))
-        starting = asyncio.ensure_future(self._request(self._fork))
+        starting = asyncio.create_task(self._start_guard())
         try:
-            pid, descriptor = await asyncio.shield(starting)
+            guard = await asyncio.shield(starting)
         except asyncio.CancelledError:
-            self._spawn_ending(self._end_unused(starting))
+            await asyncio.shield(self._spawn_ending(self._end_unused(starting)))
             raise
-        reader, writer = await asyncio.open_unix_connection(sock=socket.socket(fileno=descriptor))
+        _, reader, writer = guard
         try:
             data = json.dumps(asdict(request), default=str).encode()
             writer.write(LENGTH.pack(len(data)) + data)
@@ -89,7 +96,7 @@ class AgentRunner:
         except (asyncio.IncompleteReadError, ConnectionError) as error:
             raise EpisodeError(f"env.agent={self.agent}: the process that guards it was killed") from error
         finally:
-            await asyncio.shield(self._spawn_ending(self._end(pid, reader, writer)))
+            await asyncio.shield(self._spawn_ending(self._end(*guard)))
         self._log_isolation(reply.in_namespace)
         return self._read_reply(reply)
 
@@ -132,15 +139,18 @@ class AgentRunner:
         task.add_done_callback(self._endings.discard)
         return task
 
-    async def _end_unused(self, starting: "asyncio.Future[tuple[int, int]]") -> None:
+    async def _start_guard(self) -> GuardConnection:
+        pid, descriptor = await self._request(self._fork)
+        return pid, *await asyncio.open_unix_connection(sock=socket.socket(fileno=descriptor))
+
+    async def _end_unused(self, starting: "asyncio.Task[GuardConnection]") -> None:
         """Ends the guard of an episode that was cancelled before the guard had a request."""
         try:
-            pid, descriptor = await starting
-        except Exception as error:
-            log.warning("env.agent=%s: a cancelled agent could not be started: %s", self.agent, error)
+            guard = await starting
+        except Exception as error:  # nobody waits for the episode
+            log.warning("env.agent=%s: the agent of a cancelled episode was not started: %s", self.agent, error)
             return
-        socket.close(descriptor)
-        await self._request(self._kill, pid)
+        await self._end(*guard)
 
     async def _end(self, pid: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Ends a guard, which first ends all processes of its agent and removes their files."""
@@ -163,17 +173,16 @@ class AgentRunner:
 
     def _read_reply(self, reply: EpisodeReply) -> AgentResult:
         """Returns the result. Raises EpisodeError for every fault."""
-        report = json.loads(reply.report or "{}") if reply.exit_code in (0, 127) and not reply.fault else {}
-        fault = reply.fault or report.get("error", "")
-        if not fault and reply.exit_code < 0:
-            fault = f"killed by {_signal_name(-reply.exit_code)}"
-        elif not fault and reply.exit_code:
-            fault = f"exit code {reply.exit_code}"
-        if not fault:
-            try:
+        fault = reply.fault or _end_fault(reply.exit_code)
+        try:
+            report = json.loads(reply.report or "{}")
+            fault = report.get("error", fault)
+            if not fault and self.is_function and not report:
+                fault = "it ended its process instead of returning"
+            if not fault:
                 return read_value(report) if self.is_function else read_last_line(reply.output)
-            except ValueError as error:
-                fault = str(error)
+        except ValueError as error:
+            fault = fault or str(error)
         raise EpisodeError(f"env.agent={self.agent}: {fault}{_end_of_errors(reply.errors)}")
 
     async def close(self) -> None:
@@ -186,11 +195,14 @@ class AgentRunner:
         self._requests.stop()
 
 
-def _signal_name(number: int) -> str:
+def _end_fault(exit_code: int) -> str:
+    """Describes a bad exit code; returns an empty text for 0. exit_code: negative for a signal."""
+    if exit_code >= 0:
+        return f"exit code {exit_code}" if exit_code else ""
     try:
-        return signal.Signals(number).name
+        return f"killed by {signal.Signals(-exit_code).name}"
     except ValueError:  # a real-time signal
-        return f"signal {number}"
+        return f"killed by signal {-exit_code}"
 
 
 def _end_of_errors(errors: str) -> str:
