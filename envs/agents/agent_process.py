@@ -82,7 +82,7 @@ class AgentCall:
 
 
 def _report_of_call(function: Callable[[Example], Any], example: Example) -> dict[str, Any]:
-    """Calls the function of an agent; returns its result, or an error, as JSON can hold it."""
+    """Calls the function of an agent; returns its result, or an error."""
     try:
         value = function(example)
         if inspect.iscoroutine(value):

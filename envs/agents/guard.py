@@ -1,9 +1,9 @@
-"""Guard of one agent, a fork of the fork server of agents: starts the agent, reads its output, ends it.
+"""Guard of one agent: starts the agent, reads its output, and ends it.
 
     run ──EpisodeRequest──▶ guard ──fork──▶ init_process ──fork──▶ agent
         ◀──EpisodeReply────       ◀──output, errors, report, status──
 
-The guard removes the agent's temporary folder after its processes have ended. It ends the agent when the run closes its
+The guard is a fork of the fork server of `envs.agents.server`. It removes the agent's temporary folder after its processes have ended. It ends the agent when the run closes its
 side of the connection or ends, and when the fork server ends. Messages are JSON after their length.
 """
 
@@ -88,13 +88,14 @@ class Guard:
     """Guard of one agent.
 
     command, function: as in `AgentCall`. root: folder for the temporary folders of episodes. in_namespace: whether
-    agents get a process namespace of their own.
+    agents get a process namespace of their own. server_pid: process id of the fork server.
     """
 
     command: tuple[str, ...]
     function: Any
     root: str
     in_namespace: bool
+    server_pid: int
 
     def serve(self, connection: Connection) -> None:
         """Serves one episode.
@@ -118,6 +119,9 @@ class Guard:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             if folder:
                 remove_folder(folder)
+            if os.getppid() != self.server_pid:  # the fork server was killed, and the last guard removes its folder
+                with suppress(OSError):
+                    os.rmdir(self.root)
         if reply is not None:
             data = json.dumps(asdict(reply)).encode()
             run.sendall(LENGTH.pack(len(data)) + data)
@@ -135,9 +139,7 @@ class Guard:
         variables = request.variables | {"GRPO_EXAMPLE": path, "TMPDIR": folder}
         (output, output_end), (errors, errors_end) = os.pipe(), os.pipe()
         (report, report_end), (status, status_end) = os.pipe(), os.pipe()
-        call = AgentCall(
-            self.command, self.function, variables, request.record, output_end, errors_end, report_end
-        )
+        call = AgentCall(self.command, self.function, variables, request.record, output_end, errors_end, report_end)
         if self.in_namespace:
             isolation.unshare_namespaces(NAMESPACES, keeps_ids=True)
         init = os.fork()
@@ -161,8 +163,8 @@ class Guard:
         kind, code = STATUS.unpack(ended) if len(ended) == STATUS.size else (EXITED, -signal.SIGKILL)
         if not fault and kind != EXITED:
             fault = f"it started more than {MAX_PROCESSES} processes or {MAX_THREADS} threads, and was killed"
-        texts = [streams[each].text() for each in (output, errors, report)]
-        return EpisodeReply(fault, code, *texts, self.in_namespace)
+        text = {descriptor: stream.text() for descriptor, stream in streams.items()}
+        return EpisodeReply(fault, code, text[output], text[errors], text[report], self.in_namespace)
 
     def _end(self, init: int) -> None:
         """Ends the agent's processes, and waits for their end."""

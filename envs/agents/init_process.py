@@ -1,10 +1,10 @@
-"""Parent of an agent's process, which ends with the agent and takes all of its processes along.
+"""Parent of an agent's process, which ends all of the agent's processes.
 
     guard ──fork──▶ this process ──fork──▶ agent ──▶ its processes
           ◀─status─ exit code or fault
 
 In a namespace this process is process 1: the kernel kills all others when it ends. Elsewhere it is a subreaper, which
-kills its descendants. It also ends when the guard ends.
+kills its descendants. It ends when the agent ends, or when the guard ends.
 """
 
 import os
@@ -49,7 +49,7 @@ def set_process_option(option: int, value: int) -> None:
 
 
 def run_init(call: AgentCall, status: int, in_namespace: bool) -> NoReturn:
-    """Runs the agent until it ends, and ends this process and all processes of the agent.
+    """Runs the agent until it ends, and then ends all processes.
 
     status: descriptor for the end of the agent.
     """
@@ -75,7 +75,7 @@ def run_init(call: AgentCall, status: int, in_namespace: bool) -> NoReturn:
 
 
 def _watch(call: AgentCall, status: int, in_namespace: bool) -> tuple[int, int]:
-    """Forks the agent, and waits for its end or a fault; returns kind and code of the end."""
+    """Forks the agent, and waits for its end; returns kind and code."""
     agent = os.fork()
     if agent == 0:
         try:

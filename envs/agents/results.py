@@ -1,6 +1,6 @@
-"""Reads the reward that an agent reports, as its last line of output or as the value of its function.
+"""Reads the reward that an agent reports by its output or value.
 
-    {"reward": 0.5, "components": {"accuracy": 1.0}}      components are optional, further keys are ignored
+{"reward": 0.5, "components": {"accuracy": 1.0}}      components are optional, further keys are ignored
 """
 
 import json
@@ -25,7 +25,9 @@ class AgentResult:
 
 
 def read_last_line(output: str) -> AgentResult:
-    """Reads the last line of an agent's output that is not empty; lines without a reward report none.
+    """Reads the last line of an agent's output that is not empty.
+
+    A line without a reward has the result None.
 
     Raises:
         ValueError: the line is a JSON object with a reward, but has a fault.

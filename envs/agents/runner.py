@@ -196,7 +196,10 @@ class AgentRunner:
 
 
 def _end_fault(exit_code: int) -> str:
-    """Describes a bad exit code; returns an empty text for 0. exit_code: negative for a signal."""
+    """Describes a bad exit code; returns an empty text for 0.
+
+    exit_code: negative for a signal.
+    """
     if exit_code >= 0:
         return f"exit code {exit_code}" if exit_code else ""
     try:

@@ -1,4 +1,4 @@
-"""Fork server of agents: imports the agent's function once, and forks a guard for each episode."""
+"""Fork server of agents: imports a function once, forks a guard for each episode."""
 
 import mmap
 import os
@@ -20,7 +20,10 @@ from envs.user_code import load_user_object
 
 @dataclass(frozen=True)
 class AgentSetup:
-    """Setup of the fork server. agent: value of `env.agent`. allow_namespaces: False for tests of other machines."""
+    """Setup of the fork server.
+
+    agent: value of `env.agent`. allow_namespaces: False as on a machine that allows none.
+    """
 
     agent: str
     allow_namespaces: bool = True
@@ -34,8 +37,10 @@ def serve(control_fd: int) -> None:
             command = split_command(setup.agent)
             function = None if command else load_user_object("env.agent", setup.agent)
             if not command and not callable(function):
-                raise ConfigError(f"env.agent={setup.agent}: {function!r} is no function; define it by def or async def")
-            guard = Guard(command, function, root, setup.allow_namespaces and can_use_namespaces())
+                raise ConfigError(
+                    f"env.agent={setup.agent}: {function!r} is no function; define it by def or async def"
+                )
+            guard = Guard(command, function, root, setup.allow_namespaces and can_use_namespaces(), os.getpid())
 
             def run(connection: Connection, page: mmap.mmap) -> None:
                 guard.serve(connection)
@@ -56,7 +61,7 @@ def _temporary_root() -> Iterator[str]:
 
 
 def can_use_namespaces() -> bool:
-    """Whether this machine lets a process have a process namespace and a /proc of its own."""
+    """Whether this machine allows a process namespace with its own /proc."""
     if sys.platform != "linux":
         return False
     pid = os.fork()

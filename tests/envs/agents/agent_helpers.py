@@ -49,15 +49,15 @@ def marked_pids(mark: str) -> list[int]:
     return found
 
 
-def wait_for(condition: Callable[[], bool], what: str) -> None:
+def wait_for(condition: Callable[[], bool], condition_name: str) -> None:
     deadline = time.monotonic() + 300.0
     while not condition():
-        assert time.monotonic() < deadline, f"waited 300 s for {what}"
+        assert time.monotonic() < deadline, f"waited 300 s for {condition_name}"
         time.sleep(0.01)
 
 
-async def wait_in_loop(condition: Callable[[], bool], what: str) -> None:
-    await asyncio.to_thread(wait_for, condition, what)
+async def wait_in_loop(condition: Callable[[], bool], condition_name: str) -> None:
+    await asyncio.to_thread(wait_for, condition, condition_name)
 
 
 def use_agent(
@@ -68,7 +68,7 @@ def use_agent(
     variables: dict[str, Any] | None = None,
     **fields: Any,
 ) -> Result:
-    """Uses a runner, and checks that neither a process nor a file is left: after `use`, and after the end.
+    """Uses a runner, and checks that no process and no file is left.
 
     folder: holds the temporary files, and the file READY of agents.
     """
@@ -80,10 +80,9 @@ def use_agent(
     async def run() -> Result:
         env = EnvConfig(dataset="arithmetic", agent=agent, agent_env=marks, **fields)
         runner = AgentRunner(env, namespaces)
-        fork_server = runner._fork_server.process.pid
         try:
             result = await use(runner)
-            assert [pid for pid in marked_pids(mark) if pid != fork_server] == []
+            assert marked_pids(mark) == [runner._fork_server.process.pid]
             assert all(list(root.iterdir()) == [] for root in temporary.iterdir())
         finally:
             await runner.close()

@@ -10,9 +10,10 @@ import pytest
 
 from envs.agents.example_record import example_of_record, example_record
 from envs.agents.results import AgentResult, read_last_line, read_value
+from envs.agents.runner import AgentRunner
 from envs.environments.interface import EpisodeError
 from envs.example import Example
-from tests.envs.agents.agent_helpers import ANSWER, KEY, MODULE, make_example, run_agent, shell
+from tests.envs.agents.agent_helpers import ANSWER, KEY, MODULE, URL, make_example, run_agent, shell, use_agent
 
 
 @pytest.mark.parametrize(
@@ -149,8 +150,10 @@ def test_a_function_reads_no_answer_and_no_secret(tmp_path: Path, monkeypatch: p
 
 
 def test_episodes_of_a_function_do_not_share_random_numbers(tmp_path: Path) -> None:
-    first, second = (run_agent(f"{MODULE}:random_number", tmp_path) for _ in range(2))
-    assert first.reward != second.reward
+    async def use(runner: AgentRunner) -> set[float | None]:
+        return {(await runner.run(make_example(), URL, KEY)).reward for _ in range(3)}
+
+    assert len(use_agent(f"{MODULE}:random_number", tmp_path, use)) == 3
 
 
 def test_functions_with_faults(tmp_path: Path) -> None:
@@ -162,5 +165,3 @@ def test_functions_with_faults(tmp_path: Path) -> None:
     }.items():
         with pytest.raises(EpisodeError, match=rf"(?s)^env\.agent={MODULE}:{function}: .*{message}"):
             run_agent(f"{MODULE}:{function}", tmp_path)
-
-

@@ -1,4 +1,4 @@
-"""Agents of a user for the tests: functions, and a program with one trick for each fault.
+"""Agents of a user for the tests: functions, and a program with tricks.
 
 python user_agents.py TRICK ARGS...
 """
@@ -62,7 +62,7 @@ def forks(example: Example) -> float:
 
 
 def sees(example: Example) -> float:
-    """Writes what the function can read of the example and its process to the file OUTPUT."""
+    """Writes what the function can read to the file OUTPUT."""
     seen = {
         "example": repr(example),
         "variables": dict(os.environ),
@@ -88,7 +88,7 @@ def hang() -> NoReturn:
 
 
 def write_ready() -> None:
-    """Tells the test, by the file READY, that all processes run."""
+    """Reports to the test, by the file READY, that all processes run."""
     with open(os.environ["READY"], "a") as file:
         file.write("x")
 
