@@ -39,12 +39,12 @@ _IGNORED_FIELDS = (
 )
 _SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "seed")
 _RUN_SETTING = "set it in the run's configuration"
-_TRAINED_DISTRIBUTION = "leave it out; the policy is trained on the distribution that the run samples from"
+_DISTRIBUTION_REMEDY = "leave it out; the policy is trained on the distribution that the run samples from"
 _REMEDIES = {
     **dict.fromkeys(
-        ("frequency_penalty", "presence_penalty", "logit_bias", "bad_words", "min_tokens"), _TRAINED_DISTRIBUTION
+        ("frequency_penalty", "presence_penalty", "logit_bias", "bad_words", "min_tokens"), _DISTRIBUTION_REMEDY
     ),
-    **dict.fromkeys(("ignore_eos", "structured_outputs", "guided_json", "guided_regex"), _TRAINED_DISTRIBUTION),
+    **dict.fromkeys(("ignore_eos", "structured_outputs", "guided_json", "guided_regex"), _DISTRIBUTION_REMEDY),
     **dict.fromkeys(("chat_template", "chat_template_kwargs", "continue_final_message"), _RUN_SETTING),
     **dict.fromkeys(("functions", "function_call"), "send `tools` and `tool_choice`"),
     **dict.fromkeys(("echo", "prompt_logprobs", "prediction", "web_search_options"), "leave it out"),
@@ -57,8 +57,8 @@ _SUPPORTED_VALUES: dict[str, tuple[tuple[Any, ...], str]] = {
     "parallel_tool_calls": ((None, True), "leave it out; a reply has the calls that the model wrote"),
     "response_format": ((None, {"type": "text"}), "ask for the format in a message, and check it in the reward"),
     "modalities": ((None, ["text"]), "the policy reads and writes text"),
-    "repetition_penalty": ((None, 1), _TRAINED_DISTRIBUTION),
-    "tool_choice": ((None, "auto", "none"), "send `auto` or `none`; " + _TRAINED_DISTRIBUTION),
+    "repetition_penalty": ((None, 1), _DISTRIBUTION_REMEDY),
+    "tool_choice": ((None, "auto", "none"), "send `auto` or `none`; " + _DISTRIBUTION_REMEDY),
 }
 """Name -> supported values, remedy."""
 

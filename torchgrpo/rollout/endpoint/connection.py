@@ -38,10 +38,13 @@ class Connection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """Returns the error of bytes that are no HTTP request, without a log entry."""
+        """Returns the error of bytes that are no HTTP request."""
         if request.writer.output_size > 0:
             raise ConnectionError("a part of a reply is sent already")
+        if status == 500:
+            self.log_exception("a request of an agent failed", exc_info=exc)
         text = "the bytes are no HTTP request, or its headers are too large; send fewer and shorter headers"
+        text = text if status == 400 else "the request failed; the log of the run has the reason"
         response = error_reply(RequestError(status, text)).response()
         response.force_close()
         return response

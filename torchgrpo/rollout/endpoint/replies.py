@@ -15,29 +15,36 @@ _ERROR_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_
 
 @dataclass(frozen=True)
 class Reply:
-    """Status, body and headers of a reply."""
+    """Status, body and headers of a reply.
+
+    sampling_s: seconds of sampling its turns.
+    """
 
     status: int
     body: bytes
     headers: Mapping[str, str] = field(default_factory=dict)
     content_type: str = "application/json"
+    sampling_s: float = 0.0
 
     def response(self) -> web.Response:
         """Returns a new response for one client."""
         return web.Response(status=self.status, body=self.body, headers=self.headers, content_type=self.content_type)
 
 
-def json_reply(value: object) -> Reply:
+def json_reply(value: object, sampling_s: float = 0.0) -> Reply:
     """Returns a successful reply with a JSON value."""
-    return Reply(200, orjson.dumps(value))
+    return Reply(200, orjson.dumps(value), sampling_s=sampling_s)
 
 
-def error_reply(error: RequestError) -> Reply:
-    """Returns an error in OpenAI's form."""
+def error_reply(error: RequestError, headers: Mapping[str, str] | None = None) -> Reply:
+    """Returns an error in OpenAI's form.
+
+    headers: further headers.
+    """
     kind = _ERROR_TYPES.get(error.status, "invalid_request_error")
     code = error.code or HTTPStatus(error.status).name.lower()
     value = {"message": error.message, "type": kind, "code": code, "param": error.param}
-    headers = {} if error.may_retry else {"x-should-retry": "false"}
+    headers = {**(headers or {}), **({} if error.may_retry else {"x-should-retry": "false"})}
     text = orjson.dumps({"type": "error", "error": value})  # `type` is that of Anthropic's form
     return Reply(error.status, text, headers)
 

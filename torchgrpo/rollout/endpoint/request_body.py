@@ -1,4 +1,4 @@
-"""Checks JSON, types and texts of request bodies, and has the error of a refused request."""
+"""Checks JSON, types and texts of request bodies."""
 
 import json
 from collections.abc import Callable, Collection, Mapping

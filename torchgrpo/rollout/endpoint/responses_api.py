@@ -1,7 +1,4 @@
-"""Translates OpenAI's responses form to chat completions, and the replies back.
-
-Only the stateless form is served: the client sends the whole conversation as input items.
-"""
+"""Translates OpenAI's stateless responses form to chat completions, and the replies back."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -106,6 +103,8 @@ def responses_reply(reply: Mapping[str, Any], body: Mapping[str, Any]) -> dict[s
     for index, call in enumerate(message.get("tool_calls", ())):
         head = {"id": f"fc_{identity}_{index}", "type": "function_call", "call_id": call["id"], "status": "completed"}
         output.append(head | call["function"])
+    details = {"input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0}}
+    details["output_tokens_details"] = {"reasoning_tokens": 0}
     return {
         "id": f"resp_{identity}",
         "object": "response",
@@ -120,11 +119,10 @@ def responses_reply(reply: Mapping[str, Any], body: Mapping[str, Any]) -> dict[s
         "tools": body.get("tools") or [],
         "usage": {
             "input_tokens": usage["prompt_tokens"],
-            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
             "output_tokens": usage["completion_tokens"],
-            "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": usage["total_tokens"],
-        },
+        }
+        | details,
     }
 
 
@@ -137,27 +135,21 @@ def _events(reply: dict[str, Any]) -> Iterator[dict[str, Any]]:
     start = reply | {"status": "in_progress", "output": [], "usage": None, "incomplete_details": None}
     yield {"type": "response.created", "response": start}
     for index, item in enumerate(reply["output"]):
-        text = {"item_id": item["id"], "output_index": index, "content_index": 0}
         place = {"item_id": item["id"], "output_index": index}
-        match item["type"]:
-            case "message":
-                (part,) = item["content"]
-                yield _item("added", index, item | {"content": [], "status": "in_progress"})
-                yield {"type": "response.content_part.added", "part": part | {"text": ""}} | text
-                yield {"type": "response.output_text.delta", "delta": part["text"], "logprobs": []} | text
-                yield {"type": "response.output_text.done", "text": part["text"], "logprobs": []} | text
-                yield {"type": "response.content_part.done", "part": part} | text
-            case "function_call":
-                arguments = item["arguments"]
-                yield _item("added", index, item | {"arguments": "", "status": "in_progress"})
-                yield {"type": "response.function_call_arguments.delta", "delta": arguments} | place
-                end = {"arguments": arguments, "name": item["name"]}
-                yield {"type": "response.function_call_arguments.done"} | end | place
-            case _:
-                (part,) = item["content"]
-                yield _item("added", index, item | {"content": []})
-                yield {"type": "response.reasoning_text.delta", "delta": part["text"]} | text
-                yield {"type": "response.reasoning_text.done", "text": part["text"]} | text
+        if item["type"] == "function_call":
+            arguments, name = item["arguments"], item["name"]
+            yield _item("added", index, item | {"arguments": "", "status": "in_progress"})
+            yield {"type": "response.function_call_arguments.delta", "delta": arguments} | place
+            yield {"type": "response.function_call_arguments.done", "arguments": arguments, "name": name} | place
+        else:
+            (part,) = item["content"]
+            place |= {"content_index": 0}
+            text, kind = {"logprobs": []} | place, part["type"]
+            yield _item("added", index, item | {"content": []})
+            yield {"type": "response.content_part.added", "part": part | {"text": ""}} | place
+            yield {"type": f"response.{kind}.delta", "delta": part["text"]} | text
+            yield {"type": f"response.{kind}.done", "text": part["text"]} | text
+            yield {"type": "response.content_part.done", "part": part} | place
         yield _item("done", index, item)
     yield {"type": f"response.{reply['status']}", "response": reply}
 

@@ -236,11 +236,8 @@ class Endpoint:
             raise RequestError(400, "the body is cut or badly encoded; send it whole") from None
         return bytes(body)
 
-    async def _make_reply(self, conversation: Conversation, form: _Form, text: bytes, sampling_s: list[float]) -> Reply:
-        """Samples the turns of a request, and returns the reply or an error.
-
-        sampling_s: its entry is set to the seconds of sampling.
-        """
+    async def _make_reply(self, conversation: Conversation, form: _Form, text: bytes) -> Reply:
+        """Samples the turns of a request, and returns the reply or an error."""
         try:
             body = parse_json_object(text, "the body")
             chat_body = form.to_chat(body)
