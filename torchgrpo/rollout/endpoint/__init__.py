@@ -1,0 +1,1 @@
+"""HTTP endpoint that serves the policy to agents."""
