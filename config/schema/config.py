@@ -60,8 +60,8 @@ class Config:
     run: str = "train"
     """The job. `train` is the default. `plan` prints the device plan, `dry_run` estimates one optimizer step
     without a device. `rewards` scores saved completions, `eval` evaluates a model, `export` writes the model of
-    a checkpoint, `serve` answers requests of agents. On an earlier run: `report` writes its page, `diagnostics` lists its problems, `rollouts`
-    prints its completions, `replay` computes one of its optimizer steps again."""
+    a checkpoint, `serve` answers requests of agents. On an earlier run: `report` writes its page, `diagnostics`
+    lists its problems, `rollouts` prints its completions, `replay` computes one of its optimizer steps again."""
 
     def __post_init__(self) -> None:
         JOBS.check(self.run)

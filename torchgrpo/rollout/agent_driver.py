@@ -1,8 +1,8 @@
 """Plays an episode with an agent, a program that sends requests to the run's endpoint.
 
-    key ─▶ agent process ── HTTP ──▶ endpoint ─▶ Conversation.sample_turn
-                │
-                └─ end of the process ─▶ reward: reported by request, or printed, else of the task
+key ─▶ agent process ── HTTP ──▶ endpoint ─▶ Conversation.sample_turn
+            │
+            └─ end of the process ─▶ reward: reported by request, or printed, else of the task
 """
 
 from contextlib import AsyncExitStack

@@ -13,7 +13,7 @@ import hashlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 from config.schema.errors import ConfigError
 from envs.chat import ChatEncoder
@@ -115,6 +115,21 @@ class _NextTurn:
     answer: Answer | None
     suffix: list[int] | None
     prefill: str = ""
+
+
+class TurnSource(Protocol):
+    """Source of turns, such as a `Conversation`."""
+
+    async def sample_turn(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[dict[str, Any]] = (),
+        *,
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+    ) -> SampledTurn:
+        """Samples the model's next turn after these messages, as `Conversation.sample_turn`."""
+        ...
 
 
 class Conversation:
@@ -294,7 +309,9 @@ class Conversation:
         record.start_seconds = 0.0 if self._answers else started_at - self._created_at
         self._link_messages(record, turn, started_at)
         self._answers.append(
-            Answer(sequence, (*turn.messages, message), turn.tools, len(sequence.context), record, sample.engine, ended_at)
+            Answer(
+                sequence, (*turn.messages, message), turn.tools, len(sequence.context), record, sample.engine, ended_at
+            )
         )
         if encoder.control.has_control_tokens(sample.token_ids, encoder.ends):
             self.has_invalid_turn = True

@@ -1,7 +1,7 @@
 """Conversations behind one API key, for `run=serve`: requests are matched to conversations by their messages.
 
-    request ─▶ the newest conversation with an answer that it repeats ─▶ Conversation.sample_turn ─▶ on_turn
-           └─▶ else a new conversation
+request ─▶ the newest conversation with an answer that it repeats ─▶ Conversation.sample_turn ─▶ on_turn
+       └─▶ else a new conversation
 """
 
 from collections.abc import Callable, Sequence

@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from torchgrpo.rollout.conversation import Conversation
+from torchgrpo.rollout.conversation import TurnSource
 from torchgrpo.rollout.endpoint.replies import Reply
 from torchgrpo.rollout.endpoint.request_body import bad_request, read_field, short_repr
 
@@ -49,7 +49,7 @@ class Answer:
 class OpenEpisode:
     """Conversation of an episode, with its answers by the digest of their requests."""
 
-    conversation: Conversation
+    conversation: TurnSource
     answers: dict[bytes, Answer] = field(default_factory=dict)
     num_requests: int = 0
     reported_reward: ReportedReward | None = None

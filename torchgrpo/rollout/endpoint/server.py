@@ -21,7 +21,7 @@ from typing import Any
 from aiohttp import web
 
 from config.schema.errors import ConfigError
-from torchgrpo.rollout.conversation import Conversation, EpisodeOverError, LimitError, PromptError, SampledTurn
+from torchgrpo.rollout.conversation import EpisodeOverError, LimitError, PromptError, SampledTurn, TurnSource
 from torchgrpo.rollout.endpoint.chat_completions import (
     ChatRequest,
     DecodeTokens,
@@ -121,7 +121,7 @@ class Endpoint:
         self._server.pre_shutdown()
         await self._server.shutdown(SHUTDOWN_S)
 
-    def open(self, conversation: Conversation) -> str:
+    def open(self, conversation: TurnSource) -> str:
         """Returns the API key of an episode."""
         key = f"sk-{secrets.token_urlsafe(24)}"
         self._episodes[key] = OpenEpisode(conversation)
@@ -236,7 +236,7 @@ class Endpoint:
             raise RequestError(400, "the body is cut or badly encoded; send it whole") from None
         return bytes(body)
 
-    async def _make_reply(self, conversation: Conversation, form: _Form, text: bytes) -> Reply:
+    async def _make_reply(self, conversation: TurnSource, form: _Form, text: bytes) -> Reply:
         """Samples the turns of a request, and returns the reply or an error."""
         try:
             body = parse_json_object(text, "the body")
@@ -289,7 +289,7 @@ class Endpoint:
         return response
 
 
-async def _sample_turns(conversation: Conversation, chat: ChatRequest) -> list[SampledTurn]:
+async def _sample_turns(conversation: TurnSource, chat: ChatRequest) -> list[SampledTurn]:
     """Samples the choices of a request at the same time.
 
     The first error cancels the others.
