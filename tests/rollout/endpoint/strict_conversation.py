@@ -106,14 +106,14 @@ class Service:
     async def post(
         self, body: object, path: str = "/chat/completions", key: str | None = None, **headers: str
     ) -> tuple[int, Any]:
-        """Posts a body as JSON, or bytes as they are; returns the status and the parsed reply."""
+        """Posts a body as JSON, or bytes as they are; returns status and reply."""
         data = body if isinstance(body, bytes) else orjson.dumps(body)
         headers = {"Authorization": f"Bearer {self.key if key is None else key}"} | headers
         async with self.http.post(self.endpoint.url + path, data=data, headers=headers) as response:
             return response.status, orjson.loads(await response.read())
 
     async def send_bytes(self, data: bytes) -> bytes:
-        """Sends bytes over a connection of their own; returns all that comes back until it closes."""
+        """Sends bytes over a new connection; returns the bytes until it closes."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         writer.write(data)
         try:

@@ -24,7 +24,7 @@ def test_each_key_reaches_its_own_conversation() -> None:
     async def use(service: Service) -> None:
         other = StrictConversation({"role": "assistant", "content": "other"})
         key = service.endpoint.open(other)
-        status, reply = await service.post({"messages": HELLO}, key=key)
+        _, reply = await service.post({"messages": HELLO}, key=key)
         assert reply["choices"][0]["message"]["content"] == "other"
         await service.check_next_request()
         assert (len(service.conversation.requests), len(other.requests)) == (1, 1)

@@ -40,7 +40,7 @@ def chat(**fields: Any) -> bytes:
     return orjson.dumps({"messages": HELLO} | fields)
 
 
-def chunked(body: bytes) -> bytes:
+def make_chunks(body: bytes) -> bytes:
     return b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
 
 
@@ -77,7 +77,7 @@ TRICKS: dict[str, tuple[Callable[[Service], bytes], int]] = {
     "a path of 16 KiB": (lambda s: raw_request(s, line=f"POST /{'a' * 2**14} HTTP/1.1"), 400),
     "two lengths": (lambda s: raw_request(s).replace(b"Host: x", b"Host: x\r\nContent-Length: 5"), 400),
     "a negative length": (lambda s: raw_request(s, Content_Length=-1), 400),
-    "length and chunks": (lambda s: raw_request(s, chunked(GOOD), Transfer_Encoding="chunked"), 400),
+    "length and chunks": (lambda s: raw_request(s, make_chunks(GOOD), Transfer_Encoding="chunked"), 400),
     "a bad chunk size": (
         lambda s: raw_request(s, b"zz\r\n", Content_Length=None, Transfer_Encoding="chunked"),
         400,
@@ -229,7 +229,7 @@ def test_a_client_that_breaks_off_its_body_leaves_nothing() -> None:
 def test_a_client_that_does_not_read_is_closed_at_the_deadline() -> None:
     async def use(service: Service) -> None:
         service.conversation.message = {"role": "assistant", "content": "x" * 16 * MIB}
-        reader, writer = await asyncio.open_connection("127.0.0.1", service.port, limit=2)
+        _, writer = await asyncio.open_connection("127.0.0.1", service.port, limit=2)
         writer.write(raw_request(service))
         episode = service.endpoint._episodes[service.key]
         await wait_until(lambda: len(service.conversation.requests) == 1)
@@ -270,7 +270,7 @@ def test_pipelined_requests_are_answered_in_order() -> None:
 def test_a_flood_of_pipelined_requests_waits_for_the_first() -> None:
     async def use(service: Service) -> None:
         service.conversation.gate.clear()
-        reader, writer = await asyncio.open_connection("127.0.0.1", service.port)
+        _, writer = await asyncio.open_connection("127.0.0.1", service.port)
         many = raw_request(service, Connection="keep-alive") * 1000
         for _ in range(10):
             writer.write(many)

@@ -175,7 +175,7 @@ def test_the_responses_form_serves_a_conversation_with_tools() -> None:
     assert requests[0].tools[0]["function"]["name"] == "add"
     assert requests[1].messages[2] == message
     assert requests[1].messages[3] == {"role": "tool", "tool_call_id": "call_1", "content": "2"}
-    assert [event.type for event in events][0] == "response.created"
+    assert events[0].type == "response.created"
     assert [event.delta for event in events if event.type == "response.output_text.delta"] == ["Well,"]
     assert final.output_text == "Well,"
     assert final.output[2].arguments == '{"a":1,"b":"ü"}'
