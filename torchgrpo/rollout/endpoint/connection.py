@@ -39,6 +39,8 @@ class Connection(web.RequestHandler):
         message: str | None = None,
     ) -> web.StreamResponse:
         """Returns the error of bytes that are no HTTP request."""
+        if isinstance(exc, ConnectionError):  # the client went away while its reply was sent
+            raise exc
         if request.writer.output_size > 0:
             raise ConnectionError("a part of a reply is sent already")
         if status == 500:

@@ -26,16 +26,13 @@ def responses_to_chat(body: Mapping[str, Any]) -> dict[str, Any]:
         RequestError: a stored conversation, or an item or tool of another kind.
     """
     refuse_fields(body, _REMEDIES)
-    chat = without_fields(body, (*_TRANSLATED_FIELDS, *_REMEDIES)) | {
-        "max_completion_tokens": body.get("max_output_tokens")
-    }
+    chat = without_fields(body, (*_TRANSLATED_FIELDS, *_REMEDIES))
+    chat["max_completion_tokens"] = body.get("max_output_tokens")
     instructions = read_field(body, "instructions", str, "a text")
     messages = [] if instructions is None else [{"role": "system", "content": instructions}]
-    if isinstance(body.get("input"), str):
-        messages.append({"role": "user", "content": body["input"]})
-    else:
-        messages += _chat_messages(read_objects(body, "input"))
-    chat["messages"] = messages
+    is_text = isinstance(body.get("input"), str)
+    items = [{"role": "user", "content": body["input"]}] if is_text else read_objects(body, "input")
+    chat["messages"] = messages + _chat_messages(items)
     chat["tools"] = [_chat_tool(tool, f"tools[{index}].") for index, tool in enumerate(read_objects(body, "tools"))]
     chat["response_format"] = (read_field(body, "text", dict, "an object") or {}).get("format")
     return chat
@@ -90,8 +87,7 @@ def responses_reply(reply: Mapping[str, Any], body: Mapping[str, Any]) -> dict[s
     """Returns the responses form of a chat completion with one choice."""
     (choice,) = reply["choices"]
     message, usage, identity = choice["message"], reply["usage"], reply["id"].removeprefix("chatcmpl-")
-    is_cut = choice["finish_reason"] == "length"
-    status = "incomplete" if is_cut else "completed"
+    status = "incomplete" if choice["finish_reason"] == "length" else "completed"
     output: list[dict[str, Any]] = []
     if "reasoning_content" in message:
         thoughts = [{"type": "reasoning_text", "text": message["reasoning_content"]}]
@@ -103,26 +99,21 @@ def responses_reply(reply: Mapping[str, Any], body: Mapping[str, Any]) -> dict[s
     for index, call in enumerate(message.get("tool_calls", ())):
         head = {"id": f"fc_{identity}_{index}", "type": "function_call", "call_id": call["id"], "status": "completed"}
         output.append(head | call["function"])
-    details = {"input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0}}
-    details["output_tokens_details"] = {"reasoning_tokens": 0}
+    num_tokens = {"input_tokens": usage["prompt_tokens"], "output_tokens": usage["completion_tokens"]}
+    details = {"output_tokens_details": {"reasoning_tokens": 0}}
+    details["input_tokens_details"] = {"cached_tokens": 0, "cache_write_tokens": 0}
     return {
         "id": f"resp_{identity}",
         "object": "response",
         "created_at": reply["created"],
         "status": status,
-        "error": None,
-        "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+        "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
         "model": reply["model"],
         "output": output,
         "parallel_tool_calls": True,
         "tool_choice": body.get("tool_choice") or "auto",
         "tools": body.get("tools") or [],
-        "usage": {
-            "input_tokens": usage["prompt_tokens"],
-            "output_tokens": usage["completion_tokens"],
-            "total_tokens": usage["total_tokens"],
-        }
-        | details,
+        "usage": {"total_tokens": usage["total_tokens"], **num_tokens, **details},
     }
 
 
