@@ -3,8 +3,9 @@
     run ──EpisodeRequest──▶ guard ──fork──▶ init_process ──fork──▶ agent
         ◀──EpisodeReply────       ◀──output, errors, report, status──
 
-The guard is a fork of the fork server of `envs.agents.server`. It removes the agent's temporary folder after its processes have ended. It ends the agent when the run closes its
-side of the connection or ends, and when the fork server ends. Messages are JSON after their length.
+The guard is a fork of the fork server of `envs.agents.server`. It removes the agent's temporary folder after its
+processes have ended. It ends the agent when the run closes its side of the connection or ends, and when the fork server
+ends. Messages are JSON after their length.
 """
 
 import json

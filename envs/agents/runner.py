@@ -79,7 +79,10 @@ class AgentRunner:
 
         Raises:
             EpisodeError: the agent failed in any way; the message has its exit code and the end of standard error.
+            ConfigError: the fork server died, and its successor cannot import the function.
         """
+        if self._is_closed:
+            raise EpisodeError(f"env.agent={self.agent}: the run has ended")
         request = EpisodeRequest(self.variables | episode_variables(base_url, api_key), self._record(example))
         starting = asyncio.create_task(self._start_guard())
         try:
@@ -110,14 +113,16 @@ class AgentRunner:
             ) from error
 
     def _fork(self) -> tuple[int, int]:
-        try:
-            pid, descriptor, page = self._fork_server.fork()
-        except ForkServerDied:  # its agents ended with it
-            self._fork_server.close()
-            self._fork_server = self._start_fork_server()
-            pid, descriptor, page = self._fork_server.fork()
-        page.close()
-        return pid, descriptor
+        """Forks a guard; returns its process id and the descriptor of its connection."""
+        for _ in range(2):
+            try:
+                pid, descriptor, page = self._fork_server.fork()
+            except (ForkServerDied, TimeoutError):  # its agents end with it
+                self._replace_fork_server()
+            else:
+                page.close()
+                return pid, descriptor
+        raise EpisodeError(f"env.agent={self.agent}: the fork server of agents died or did not reply, twice")
 
     def _kill(self, pid: int) -> None:
         """Kills what is left of an episode's guard and its processes."""
@@ -125,6 +130,12 @@ class AgentRunner:
             self._fork_server.kill(pid)
         except ForkServerDied:
             return  # the next fork replaces it
+        except TimeoutError:
+            self._replace_fork_server()
+
+    def _replace_fork_server(self) -> None:
+        self._fork_server.close()
+        self._fork_server = self._start_fork_server()
 
     async def _request(self, function: Any, *arguments: Any) -> Any:
         """Calls a function that waits for the fork server in the thread of requests."""
@@ -160,7 +171,8 @@ class AgentRunner:
         except (TimeoutError, OSError) as error:
             log.warning("env.agent=%s: its guard did not end within %g s: %r", self.agent, END_SECONDS, error)
         writer.close()
-        await self._request(self._kill, pid)
+        if not self._is_closed:
+            await self._request(self._kill, pid)
 
     def _log_isolation(self, in_namespace: bool) -> None:
         if in_namespace or self._has_logged_isolation:
