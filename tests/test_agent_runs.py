@@ -11,7 +11,7 @@ import pytest
 import grpo
 import grpo_async
 from envs.group import SequenceStart
-from tests.script_runner import SCHEDULE_CLASSES, compose_run_config, read_metrics
+from tests.script_runner import SCHEDULE_CLASSES, compose_run_config
 from torchgrpo.monitoring.completion_record import parse_sequence_starts, parse_turns
 from torchgrpo.monitoring.ledger_storage import read_records
 from torchgrpo.run.job import run_job
