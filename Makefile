@@ -38,7 +38,7 @@ vllm: .venv/vllm.done
 test: .venv/test.done lint
 	$(PYTEST) -m "not long" $(ARGS)
 
-test-long: .venv/test.done
+test-long: .venv/test.done .venv-verifiers/done
 	$(PYTEST) -m long $(ARGS)
 
 gpu-test: .venv/test.done
@@ -74,5 +74,10 @@ linkcheck: .venv/test.done
 	$(PIP) -e ".[dev,mcp,reasoning_gym,ifeval,qlora,sweeps,tracking]"
 	@touch $@
 
+.venv-verifiers/done: requirements/verifiers.txt
+	[ -x .venv-verifiers/bin/pip ] || $(PYTHON) -m venv .venv-verifiers
+	.venv-verifiers/bin/pip install --quiet -r requirements/verifiers.txt
+	@touch $@
+
 clean:
-	rm -rf .venv .cache outputs/*/ multirun
+	rm -rf .venv .venv-verifiers .cache outputs/*/ multirun
