@@ -20,7 +20,7 @@ async def stream_products(example: Example) -> None:
 
 
 async def _stream_turn(client: openai.AsyncOpenAI, messages: list[Any]) -> list[Any]:
-    """Appends the model's turn and the results of its calls to the messages; returns the calls."""
+    """Appends a turn and the results of its calls; returns the calls."""
     stream = await client.chat.completions.create(model="policy", messages=messages, tools=[MUL], stream=True)
     text, calls, reason = "", [], None
     async for chunk in stream:
@@ -34,4 +34,3 @@ async def _stream_turn(client: openai.AsyncOpenAI, messages: list[Any]) -> list[
         product = math.prod(orjson.loads(call["function"]["arguments"]).values())
         messages.append({"role": "tool", "tool_call_id": call["id"], "content": str(product)})
     return calls
-

@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from torchgrpo.run.lockstep_run import LockstepRun
 PAGE = (ROOT / "docs" / "agents.md").read_text(encoding="utf-8")
 VERIFIERS = ROOT / ".venv-verifiers" / "bin" / "python"
 PRODUCTS = (
-    "model.name=torchgrpo/models/quickstart_tools",
+    "model.name=models/quickstart_tools",
     "env.dataset=jsonl",
     "env.max_prompt_tokens=80",
     "env.max_steps=2",
@@ -45,7 +46,7 @@ def write_page_block(having: str, path: Path) -> None:
 
 
 def train(folder: Path, config: Config) -> list[dict[str, Any]]:
-    """Trains, and returns the completions of the ledger with the prompts and answers of their groups."""
+    """Trains, and returns the completions of the ledger, each with its group."""
     run_job(config, folder / "run", grpo.train, LockstepRun)
     return [one | {"group": group} for group in read_records(folder / "run", "train") for one in group["completions"]]
 
@@ -55,21 +56,21 @@ def products_config(agent: str, *overrides: str) -> Config:
 
 
 def assert_turns_are_trained_once(completions: list[dict[str, Any]]) -> None:
-    """Asserts that episodes have one sequence and no error, and exactly their turns' tokens as sampled."""
+    """Asserts that episodes have no error, one sequence, and their turns' tokens as sampled."""
     assert completions
     for one in completions:
         assert not one["error"] and one["finish_reason"] in ("stop", "turns")
         assert len(parse_sequence_starts(one)) <= 1
         spans = [(turn.start, turn.end) for turn in parse_turns(one)]
-        assert spans and all(end <= start for (_, end), (start, _) in zip(spans, spans[1:], strict=False))
+        assert spans and all(end <= start for (_, end), (start, _) in pairwise(spans))
         sampled = {index for start, end in spans for index in range(start, end)}
         mask = one["sampled_mask"] or [True] * len(one["token_ids"])
         assert sampled == {index for index, is_sampled in enumerate(mask) if is_sampled}
-        assert all((value < 0) == (index in sampled) for index, value in enumerate(one["log_probs"]))
+        assert all(index in sampled or value == 0 for index, value in enumerate(one["log_probs"]))
 
 
 def assert_products(completions: list[dict[str, Any]]) -> None:
-    """Asserts that tools are called, and that the task rewards the right product in the last turn."""
+    """Asserts that most episodes call a tool, and that right last turns have the reward."""
     num_calls = 0
     for one in completions:
         *earlier, last = parse_turns(one)
@@ -108,7 +109,7 @@ def test_training_through_openai_agents_lifts_the_reward(run_folder: Path) -> No
 
 
 def test_verifiers_of_the_page(run_folder: Path) -> None:
-    assert VERIFIERS.is_file(), f"{VERIFIERS} is missing: `make .venv-verifiers/done` installs requirements/verifiers.txt"
+    assert VERIFIERS.is_file(), f"{VERIFIERS} is missing: `make .venv-verifiers/done` creates it"
     write_page_block("import verifiers", run_folder / "my_verifiers.py")
     config = compose_run_config(*SMALL, "env.episodes=4", f"env.agent={VERIFIERS} my_verifiers.py")
     completions = train(run_folder, config)
