@@ -138,7 +138,8 @@ class EnvConfig:
     episode_timeout_s: float = 600.0
     """Maximum seconds of an episode with its environment or agent. Then the episode ends."""
     episodes: int | None = None
-    """Maximum number of unfinished episodes of one engine. Unset: derived from the number of groups in flight."""
+    """Maximum number of unfinished episodes of one engine. Unset: those of all groups in flight; with `env.agent`, four
+    for each CPU core in the whole run."""
     turn_tokens: int | None = None
     """Maximum number of tokens that the model samples in one turn. Unset: the rest of the episode's tokens."""
     max_episode_tokens: int | None = None
