@@ -99,9 +99,9 @@ def test_the_openai_client_of_the_page(run_folder: Path) -> None:
 
 def test_training_through_openai_agents_lifts_the_reward(run_folder: Path) -> None:
     write_page_block("import agents", run_folder / "page_openai_agents.py")
-    batch = ("env.num_envs=10", "env.repeats=8", "train.optim_batch_size=80", "train.total_dialog_turns=800")
+    batch = ("env.num_envs=8", "env.repeats=8", "train.optim_batch_size=64", "train.total_dialog_turns=512")
     completions = train(run_folder, products_config("page_openai_agents:multiply", *batch))
-    assert len(completions) == 800
+    assert len(completions) == 512
     assert_turns_are_trained_once(completions)
     assert_products(completions)
     rewards = [row["reward/mean"] for row in read_metrics(run_folder / "run") if "reward/mean" in row]
