@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Collection, Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
 
 from transformers import PreTrainedTokenizerBase
 
@@ -84,6 +84,13 @@ class ChatEncoder:
         """Decodes a prompt, including the text of the chat template."""
         (text,) = self.tokenizer.batch_decode([list(prompt)])
         return text
+
+    def token_texts(self, token_ids: Sequence[int]) -> list[str]:
+        """Returns the text of each token, with the space that it has after the token before."""
+        decode = self.tokenizer.batch_decode
+        singles: list[str] = decode([[token] for token in token_ids])
+        pairs: list[str] = decode([list(pair) for pair in pairwise(token_ids)])
+        return singles[:1] + [pair.removeprefix(single) for single, pair in zip(singles, pairs, strict=False)]
 
     def decode(self, completions: Sequence[SampledCompletion], prefill: str = "") -> None:
         """Sets `text` and `reward_input` of finished completions.

@@ -113,6 +113,7 @@ class Turn:
         replies: messages of the environment after the turn.
         reward: reward of the turn; 0 if the environment gives none.
         engine_seconds, env_seconds: time that engine and environment took.
+        start_seconds: time of the episode before its first turn; 0 for later turns.
         tool_outcomes: outcome of each tool call, first those in the message's `tool_calls`, then malformed ones; empty
             if the environment answers calls itself.
     """
@@ -125,6 +126,7 @@ class Turn:
     reward: float = 0.0
     engine_seconds: float = 0.0
     env_seconds: float = 0.0
+    start_seconds: float = 0.0
     tool_outcomes: tuple[ToolOutcome, ...] = ()
 
 

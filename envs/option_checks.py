@@ -1,10 +1,12 @@
 """Lists problems of tasks, rewards, tools and local rows before models and engines load."""
 
+import asyncio
 from collections.abc import Iterator, Sequence
 
 from config.schema.config import Config
 from config.schema.env import EnvConfig
 from config.schema.errors import ConfigError
+from envs.agents.runner import AgentRunner
 from envs.data import data_files
 from envs.duplicates import distinct_examples
 from envs.environments.definition import find_environment
@@ -23,7 +25,7 @@ def option_problems(config: Config) -> list[str]:
     found = []
     for place, env in _sections(config):
         checks = (data_files, find_rewards, find_fallback_reward, find_environment, make_task)
-        for check in (*checks, _check_group_reward, _check_tools):
+        for check in (*checks, _check_group_reward, _check_tools, _check_agent):
             try:
                 check(env)
             except ConfigError as error:
@@ -35,6 +37,16 @@ def option_problems(config: Config) -> list[str]:
 def _check_group_reward(env: EnvConfig) -> None:
     if env.group_reward is not None:
         load_group_function(env)
+
+
+def _check_agent(env: EnvConfig) -> None:
+    """Checks the agent of `env.agent`, whose function is imported in another process.
+
+    Raises:
+        ConfigError: as `AgentRunner`.
+    """
+    if env.agent is not None:
+        asyncio.run(AgentRunner(env).close())
 
 
 def _check_tools(env: EnvConfig) -> None:

@@ -126,13 +126,14 @@ class Task(ABC):
     def row_data(self, row: Row) -> Mapping[str, Any]:
         """Returns the columns for `Example.row_data`.
 
-        With a task, reward or environment of the user these are all usable columns, else only `curriculum_columns`.
+        With a task, reward or environment of the user, or with `env.agent_columns`, these are all usable columns, else
+        only `curriculum_columns`.
         Built-in rewards read no columns, so large columns are then neither stored nor sent to workers.
         """
         names = [self.env.dataset, self.env.environment or "", *all_reward_names(self.env)]
         return (
             usable_columns(row.values)
-            if any(is_user_code(name) for name in names)
+            if self.env.agent_columns or any(is_user_code(name) for name in names)
             else self.curriculum_columns(row.values)
         )
 
@@ -257,6 +258,11 @@ def load_examples(task: Task, split: str) -> Sequence[Example]:
         check_columns(task.env, examples)
     if task.env.environment is not None and not task.members:  # its replies may depend on the answer and the columns
         examples = [replace(one, problem_id=value_digest([one.answer, one.row_data], 8)) for one in examples]
+    columns = task.env.agent_columns
+    if columns and not task.members:  # the agent reads them, so they belong to the problem
+        examples = [
+            replace(one, problem_id=value_digest([one.row_data.get(name) for name in columns], 8)) for one in examples
+        ]
     prefill = task.env.prefill
     if not prefill or task.members or task.reads_prefill:
         return examples

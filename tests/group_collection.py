@@ -14,11 +14,26 @@ from envs.reward_workers.outcome_counts import OutcomeCounts
 from envs.task import Example
 from tests.tiny_models import LetterTokenizer
 from torchgrpo.batches.batch import Batch, collate
+from torchgrpo.rollout.conversation import TurnLimits, TurnSampler
 from torchgrpo.rollout.engine_loop import EngineLoop
 from torchgrpo.rollout.engines.interface import SteppedEngine
-from torchgrpo.rollout.episode_player import EpisodeLimits, EpisodePlayer
+from torchgrpo.rollout.environment_driver import EnvironmentDriver
+from torchgrpo.rollout.episode_player import EpisodePlayer
 from torchgrpo.rollout.group_env import EnginePolicy, GroupEnv, OnProgress, collect_rollout
 from torchgrpo.rollout.group_rollout import GroupRollout, KeepGroup
+
+
+@dataclass(frozen=True)
+class EpisodeLimits:
+    """Limits of turns, seconds of an episode, and number of episodes at a time."""
+
+    prompt_tokens: int
+    turns: int
+    turn_tokens: int | None
+    turn_ends: tuple[str, ...]
+    seconds: float
+    alive: int
+
 
 EPISODE_LIMITS = EpisodeLimits(prompt_tokens=64, turns=8, turn_tokens=None, turn_ends=(), seconds=600.0, alive=512)
 
@@ -26,6 +41,20 @@ EPISODE_LIMITS = EpisodeLimits(prompt_tokens=64, turns=8, turn_tokens=None, turn
 def next_examples(source: PromptSource, count: int) -> list[Example]:
     """Returns the next examples of a source."""
     return [source.next_example() for _ in range(count)]
+
+
+def make_player(
+    sampler: Any,
+    encoder: ChatEncoder,
+    environments: Any,
+    limits: EpisodeLimits,
+    counts: OutcomeCounts,
+    append_history: bool = False,
+) -> EpisodePlayer:
+    """Makes a player of episodes in environments."""
+    turn_limits = TurnLimits(limits.prompt_tokens, limits.turns, limits.turn_tokens, limits.turn_ends)
+    parts = TurnSampler(sampler, encoder, ResponseParser(encoder.tokenizer), turn_limits, append_history)
+    return EpisodePlayer(parts, EnvironmentDriver(sampler, environments), limits.seconds, limits.alive, counts)
 
 
 class ListPromptSource:
@@ -63,8 +92,7 @@ def make_group_rollout(
     encoder = ChatEncoder(tokenizer or LetterTokenizer())  # type: ignore[arg-type]
     player = None
     if environments is not None:
-        parser, counts = ResponseParser(tokenizer), OutcomeCounts(max_error_rate)
-        player = EpisodePlayer(loop, encoder, parser, environments, limits, append_history, counts)
+        player = make_player(loop, encoder, environments, limits, OutcomeCounts(max_error_rate), append_history)
     score_completions = loop.make_scorer(grader)
     return GroupRollout(loop, encoder, score_completions, player, sampling, candidates or repeats, repeats, seed)
 

@@ -12,7 +12,7 @@ from config.schema.env import EnvConfig
 from config.schema.errors import ConfigError
 from config.schema.evaluation import EvalConfig
 from config.schema.inference import InferenceModelConfig
-from config.schema.jobs import ExportConfig, ReplayConfig, RewardsConfig
+from config.schema.jobs import ExportConfig, ReplayConfig, RewardsConfig, ServeConfig
 from config.schema.logging import LoggingConfig
 from config.schema.machine import MachineConfig
 from config.schema.models import ModelConfig, RefModelConfig, TrainModelConfig
@@ -55,12 +55,13 @@ class Config:
     rewards: RewardsConfig = field(default_factory=RewardsConfig)
     export: ExportConfig = field(default_factory=ExportConfig)
     replay: ReplayConfig = field(default_factory=ReplayConfig)
+    serve: ServeConfig = field(default_factory=ServeConfig)
     rollouts: RolloutsConfig = field(default_factory=RolloutsConfig)
     run: str = "train"
     """The job. `train` is the default. `plan` prints the device plan, `dry_run` estimates one optimizer step
     without a device. `rewards` scores saved completions, `eval` evaluates a model, `export` writes the model of
-    a checkpoint. On an earlier run: `report` writes its page, `diagnostics` lists its problems, `rollouts`
-    prints its completions, `replay` computes one of its optimizer steps again."""
+    a checkpoint, `serve` answers requests of agents. On an earlier run: `report` writes its page, `diagnostics`
+    lists its problems, `rollouts` prints its completions, `replay` computes one of its optimizer steps again."""
 
     def __post_init__(self) -> None:
         JOBS.check(self.run)

@@ -6,6 +6,7 @@ from typing import Any
 
 from omegaconf import MISSING
 
+from config.schema.agent import DEFAULT_AGENT_TURNS, check_agent
 from config.schema.curriculum import CurriculumConfig
 from config.schema.errors import ConfigError
 from config.schema.registry import Registry
@@ -124,10 +125,18 @@ class EnvConfig:
     environment_workers: int | None = None
     """Number of processes that run the environments. Unset: the process of the run, where `async` methods run in the
     event loop and others in threads. Set it for environments that compute long."""
+    agent: str | None = None
+    """Program that plays an episode through an OpenAI-compatible server of the run: a command line, or a function of
+    your own, `module:function`. Excludes `environment`, `tools` and `reasoning`."""
+    agent_env: dict[str, Any] = field(default_factory=dict)
+    """Further environment variables of the agent, NAME: value; null for the value in the run. An agent gets few
+    variables of the run, and no keys or tokens."""
+    agent_columns: list[str] = field(default_factory=list)
+    """Columns of the data row that the agent may read besides the messages."""
     step_timeout_s: float = 60.0
     """Maximum seconds of one call of the environment. Then its episode ends as an error."""
     episode_timeout_s: float = 600.0
-    """Maximum seconds of an episode with its environment. Then the episode ends."""
+    """Maximum seconds of an episode with its environment or agent. Then the episode ends."""
     episodes: int | None = None
     """Maximum number of unfinished episodes of one engine. Unset: derived from the number of groups in flight."""
     turn_tokens: int | None = None
@@ -143,7 +152,7 @@ class EnvConfig:
     max_steps: int | None = None
     """Maximum number of turns of the model in one completion, not of training steps. Above 1, the environment
     replies between turns (docs/turns.md), and `inference_model.max_tokens` limits all turns and replies
-    together. Unset: 1, or 16 with `env.environment`."""
+    together. Unset: 1, or 16 with `env.environment`, or 64 with `env.agent`."""
     reasoning: bool = False
     """Sends `reasoning_prompt` to the model after every turn without a tool call."""
     reasoning_prompt: str = "Think again: check your answer, then give the final one in the form you were asked for."
@@ -201,8 +210,14 @@ class EnvConfig:
     def _check_turns(self) -> None:
         """Checks that the number of turns and the replies between them agree."""
         check_minimum("env.max_steps", self.max_steps, 1)
+        check_agent(self.agent, self.agent_env, self.agent_columns, self.options.get("answer"))
         replies = self.reasoning or self.tools
-        if self.environment is not None:
+        if self.agent is not None and (self.environment is not None or replies):
+            raise ConfigError(
+                f"env.agent={self.agent!r} with env.environment={self.environment}, env.tools={self.tools}, "
+                f"env.reasoning={self.reasoning}: the agent itself replies to the model; unset all but one"
+            )
+        if self.agent is not None or self.environment is not None:
             return
         if self.turn_limit > 1 and not replies:
             raise ConfigError(
@@ -304,12 +319,14 @@ class EnvConfig:
 
     @property
     def plays_episodes(self) -> bool:
-        """Whether an environment, tools or a reflection prompt reply between turns."""
-        return self.environment is not None or self.turn_limit > 1
+        """Whether an agent, an environment, tools or a reflection prompt reply between turns."""
+        return self.agent is not None or self.environment is not None or self.turn_limit > 1
 
     @property
     def turn_limit(self) -> int:
         """Maximum number of turns of the model in one completion."""
         if self.max_steps is not None:
             return self.max_steps
+        if self.agent is not None:
+            return DEFAULT_AGENT_TURNS
         return 1 if self.environment is None else DEFAULT_ENVIRONMENT_TURNS

@@ -1,6 +1,8 @@
-"""The sections `rewards`, `export` and `replay`: settings of single jobs."""
+"""The sections `rewards`, `export`, `replay` and `serve`: settings of single jobs."""
 
 from dataclasses import dataclass
+
+from config.schema.errors import ConfigError
 
 
 @dataclass
@@ -30,3 +32,17 @@ class ReplayConfig:
 
     step: int | None = None
     """The number of the optimizer step."""
+
+
+@dataclass
+class ServeConfig:
+    """Settings of `run=serve`, which answers requests of agents with an OpenAI-compatible server."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on. Anyone who reaches another address than this and has the API key can use the model."""
+    port: int = 8000
+    """Port to listen on; 0 for a free one."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port < 2**16:
+            raise ConfigError(f"serve.port={self.port}: a port is a number from 0 to 65535; set another serve.port")

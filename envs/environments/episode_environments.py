@@ -81,8 +81,11 @@ class EpisodeEnvironments:
 
 
 def make_episode_environments(env: EnvConfig) -> EpisodeEnvironments | None:
-    """Makes the environments of a run; None if every completion has one turn."""
-    return EpisodeEnvironments(env) if env.plays_episodes else None
+    """Makes the environments of a run.
+
+    None if every completion has one turn, or an agent plays the episodes.
+    """
+    return EpisodeEnvironments(env) if env.plays_episodes and env.agent is None else None
 
 
 def with_tools(

@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -30,10 +31,10 @@ class ForkServerProcess:
     Requests block until the reply, and only one thread at a time may send one.
 
     serve: `module:function` that the process runs, such as `envs.reward_workers.fork_server:serve`. setup: pickled for
-    this function.
+    this function. variables: environment variables of the process; None for those of this process.
     """
 
-    def __init__(self, serve: str, setup: Any) -> None:
+    def __init__(self, serve: str, setup: Any, variables: Mapping[str, str] | None = None) -> None:
         self.control, fork_server_end = socket.socketpair()
         with fork_server_end:
             self.process = subprocess.Popen(
@@ -41,7 +42,7 @@ class ForkServerProcess:
                 pass_fds=[fork_server_end.fileno()],
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                env={**(os.environ if variables is None else variables), "OMP_NUM_THREADS": "1"},
             )
         self._handshake = Connection(os.dup(self.control.fileno()))
         self._handshake.send(setup)

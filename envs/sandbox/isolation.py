@@ -19,9 +19,11 @@ MS_REC, MS_PRIVATE, MNT_DETACH = 16384, 1 << 18, 2
 SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 SYS_MOUNT_SETATTR, AT_RECURSIVE, MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID = 442, 0x8000, 1, 2
 SYS_LANDLOCK_CREATE, SYS_LANDLOCK_ADD, SYS_LANDLOCK_RESTRICT = 444, 445, 446
-PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS = 1, 4, 38
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 1, 4, 24, 38
 EXECUTE, WRITE_FILE, READ_FILE, READ_DIRECTORY, TRUNCATE = 1, 2, 4, 8, 1 << 14
 CAPABILITY_VERSION_3 = 0x20080522
+HOST_CAPABILITIES = (16, 17, 19, 21, 38, 39)
+"""Rights to reach beyond a namespace: kernel modules, raw I/O, ptrace, administration, perfmon, BPF."""
 INNER_ID = 1000
 DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 DISK_ENTRIES = 1024
@@ -58,19 +60,22 @@ def hide_memory() -> None:
     _check_result(libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0), "prctl(PR_SET_DUMPABLE)")
 
 
-def unshare_namespaces() -> None:
+def unshare_namespaces(namespaces: int = NAMESPACES, keeps_ids: bool = False) -> None:
     """Creates new namespaces for this process (mounts, network, ...) and its next child (process numbers).
 
     Root creates them directly. Other users create a user namespace first, in which they have all capabilities.
+
+    keeps_ids: whether user and group keep their numbers in a user namespace, instead of `INNER_ID`.
 
     Raises:
         OSError: the kernel or the container refuses.
     """
     user, group = os.geteuid(), os.getegid()
-    if user == 0 and libc.unshare(NAMESPACES) == 0:
+    if user == 0 and libc.unshare(namespaces) == 0:
         return
-    _check_result(libc.unshare(NAMESPACES | CLONE_NEWUSER), "unshare")
-    maps = {"setgroups": "deny", "uid_map": f"{INNER_ID} {user} 1", "gid_map": f"{INNER_ID} {group} 1"}
+    inner_user, inner_group = (user, group) if keeps_ids else (INNER_ID, INNER_ID)
+    _check_result(libc.unshare(namespaces | CLONE_NEWUSER), "unshare")
+    maps = {"setgroups": "deny", "uid_map": f"{inner_user} {user} 1", "gid_map": f"{inner_group} {group} 1"}
     for name, line in maps.items():
         with open(f"/proc/self/{name}", "w") as file:
             file.write(line)
@@ -79,6 +84,28 @@ def unshare_namespaces() -> None:
 def _mount(source: str | None, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
     arguments = [None if value is None else os.fsencode(value) for value in (source, target, kind)]
     _check_result(libc.mount(*arguments, flags, None if data is None else data.encode()), f"mount {target}")
+
+
+def hide_other_processes() -> None:
+    """Mounts a /proc with the processes of this process's namespace only.
+
+    Raises:
+        OSError: the kernel or the container refuses.
+    """
+    _mount(None, "/", None, MS_REC | MS_PRIVATE)
+    _mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
+
+
+def drop_host_capabilities() -> None:
+    """Drops `HOST_CAPABILITIES` for this process and all programs that it starts."""
+    for capability in HOST_CAPABILITIES:
+        libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)  # older kernels do not know the last ones
+    header, sets = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION_3, 0), (ctypes.c_uint32 * 6)()
+    _check_result(libc.capget(header, sets), "capget")
+    for capability in HOST_CAPABILITIES:
+        for index in range(3):
+            sets[3 * (capability // 32) + index] &= ~(1 << capability % 32)
+    _check_result(libc.capset(header, sets), "capset")
 
 
 def build_root(disk_bytes: int, extra_paths: Sequence[str] = ()) -> None:

@@ -12,19 +12,17 @@ import torch
 
 from config.schema.models import ModelConfig
 from envs.chat import ChatEncoder
-from envs.chat_responses import ResponseParser
 from envs.environments.interface import EpisodeError, Observation
 from envs.example import Example
 from envs.group import Group, SampledCompletion, Sampling
 from envs.reward_workers.outcome_counts import OutcomeCounts
 from envs.reward_workers.scoring import ScoringResult
-from tests.group_collection import EPISODE_LIMITS, make_group_rollout
+from tests.group_collection import EPISODE_LIMITS, make_group_rollout, make_player
 from tests.rollout.games import Game, Games, Window
 from tests.rollout.recording import EOS, QUICKSTART, RecordingEngine, RecordingRewards, addition_examples
 from torchgrpo.batches.batch import collate
 from torchgrpo.rollout.engine_loop import EngineLoop
 from torchgrpo.rollout.engines.interface import Request
-from torchgrpo.rollout.episode_player import EpisodePlayer
 from torchgrpo.rollout.rollout_components import RolloutComponents
 from torchgrpo.training.model_loading import load_model
 
@@ -52,7 +50,7 @@ class ScriptedSampler:
 def play(tokenizer: Any, sampler: ScriptedSampler, games: Games, seconds: float = 600.0) -> SampledCompletion:
     """Plays one episode."""
     encoder, limits = ChatEncoder(tokenizer), replace(EPISODE_LIMITS, seconds=seconds)
-    player = EpisodePlayer(sampler, encoder, ResponseParser(tokenizer), games, limits, False, OutcomeCounts(1.0))  # type: ignore[arg-type]
+    player = make_player(sampler, encoder, games, limits, OutcomeCounts(1.0))
     (example,) = addition_examples(1)
     request = Request(0, encoder.encode(example), 1, Sampling(max_tokens=64), seed=0)
 

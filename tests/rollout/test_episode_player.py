@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from config.schema.errors import ConfigError
 from envs.group import Group, SampledCompletion, Sampling
-from tests.group_collection import EPISODE_LIMITS, make_group_rollout
+from tests.group_collection import EPISODE_LIMITS, EpisodeLimits, make_group_rollout
 from tests.log_capture import LogCapture
 from tests.rollout.games import Failing, Game, Games, Hanging, Opening, SameHistory, Window
 from tests.rollout.recording import (
@@ -23,7 +23,6 @@ from tests.rollout.recording import (
 )
 from torchgrpo.batches.batch import collate
 from torchgrpo.rollout.engine_loop import EngineLoop
-from torchgrpo.rollout.episode_player import EpisodeLimits
 from torchgrpo.training.response_scorer import ResponseScorer
 
 REPEATS, GROUPS = 4, 5
@@ -147,7 +146,7 @@ def test_the_first_failure_is_logged_once(play: Play, log_capture: LogCapture) -
             await super().close()
 
     failed = [one for one in completions_of(play(Games(ClosesLater))) if one.error]
-    assert len(failed) > 1 and log_capture.text.count("the first failure of an environment") == 1
+    assert len(failed) > 1 and log_capture.text.count("the first failure of an episode") == 1
 
 
 def test_too_many_failures_end_the_run(play: Play) -> None:

@@ -62,6 +62,7 @@ def episode_metrics(completions: Sequence[SampledCompletion]) -> dict[str, float
     metrics = {f"agent/end/{end}": ends[end] / len(completions) for end in _ENDS}
     seconds = {
         "engine": [sum(turn.engine_seconds for turn in one.turns) for one in completions],
+        "start": [sum(turn.start_seconds for turn in one.turns) for one in completions],
         "environment": [sum(turn.env_seconds for turn in one.turns) for one in completions],
     }
     for side, values in seconds.items():

@@ -6,6 +6,7 @@ turn 1: reward 0, 14 tokens, engine 0.31 s, environment 0.02 s
 """
 
 import json
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -76,8 +77,9 @@ def split_tool_calls(turn: Turn) -> tuple[list[ToolCall], list[Message]]:
 
 def turns_with_new_sequence(turns: Sequence[Turn], starts: Sequence[SequenceStart]) -> set[int]:
     """Returns the indices of the turns that begin a further sequence."""
-    first_turns = [next((i for i, turn in enumerate(turns) if turn.end > one.start), None) for one in starts[1:]]
-    return {number for number in first_turns if number is not None}
+    begins = [one.start for one in starts]
+    sequences = [bisect_right(begins, turn.start) for turn in turns]
+    return {number for number, sequence in enumerate(sequences) if number and sequence not in sequences[:number]}
 
 
 def format_turns(
@@ -103,6 +105,7 @@ def _turn_texts(turns: Sequence[Turn], starts: Sequence[SequenceStart]) -> Itera
             yield f"{message['role']}: {message['content']}", 2
         calls, replies = split_tool_calls(turn)
         words = [f"turn {number + 1}: reward {turn.reward:.3g}, {turn.end - turn.start} tokens"]
+        words += [f"start {turn.start_seconds:.2f} s"] if turn.start_seconds >= 0.005 else []
         words += [f"engine {turn.engine_seconds:.2f} s", f"environment {turn.env_seconds:.2f} s"]
         malformed = turn.tool_outcomes[len(calls) :].count("malformed")
         words += [f"{malformed} malformed call{'s' * (malformed > 1)}"] if malformed else []

@@ -109,6 +109,9 @@ METRICS = (
     _metric("agent/end/stop agent/end/length agent/end/turns agent/end/deadline agent/end/error",
             "Shares of episodes ended by the model or the environment, by a token limit, by the limit of turns, by "
             "the deadline, and by a failure of the environment"),
+    _metric("agent/seconds/start_p50 agent/seconds/start_p95",
+            "Percentiles of the seconds before the first turn of an episode: the reset of its environment, or the "
+            "start of its agent"),
     _metric("agent/seconds/engine_p50 agent/seconds/engine_p95 agent/seconds/environment_p50 "
             "agent/seconds/environment_p95",
             "Percentiles of the seconds that engine and environment took for all turns of an episode"),

@@ -50,6 +50,7 @@ def chat_data(completion: dict[str, Any]) -> dict[str, Any]:
                 "reward": round_number(turn.reward),
                 "engine_s": round_number(turn.engine_seconds),
                 "env_s": round_number(turn.env_seconds),
+                "start_s": round_number(turn.start_seconds),
                 "tokens": [turn.start, turn.end],
                 "new_sequence": number in new_sequences,
             }

@@ -81,5 +81,5 @@ class RolloutComponents:
             if self.group_rewards is not None:
                 ending.callback(self.group_rewards.close)
             if self.group_rollout.player is not None:
-                ending.callback(self.loop.run_last, self.group_rollout.player.environments.close())
+                ending.callback(self.loop.run_last, self.group_rollout.player.driver.close())
             ending.callback(self.engine.close)

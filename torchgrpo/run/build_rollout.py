@@ -1,6 +1,7 @@
 """Builds prompt queue, chat encoder, environments, group rollout and evaluation from the config."""
 
 import asyncio
+import os
 from contextlib import ExitStack
 
 from transformers import PreTrainedTokenizerBase
@@ -8,6 +9,7 @@ from transformers import PreTrainedTokenizerBase
 from config.schema.config import Config
 from config.schema.env import EnvConfig
 from config.schema.errors import ConfigError
+from envs.agents.runner import AgentRunner
 from envs.chat import ChatEncoder
 from envs.chat_responses import ResponseParser
 from envs.chat_suffix import check_user_replies
@@ -27,11 +29,17 @@ from torchgrpo.evaluation.evaluation import Evaluation
 from torchgrpo.monitoring.monitor import Monitor
 from torchgrpo.plan.model_shape import find_shape
 from torchgrpo.plan.plan import Plan
+from torchgrpo.rollout.agent_driver import AgentDriver
+from torchgrpo.rollout.conversation import TurnLimits, TurnSampler
+from torchgrpo.rollout.endpoint.server import Endpoint
 from torchgrpo.rollout.engine_loop import EngineLoop
-from torchgrpo.rollout.episode_player import EpisodeLimits, EpisodePlayer
+from torchgrpo.rollout.environment_driver import EnvironmentDriver
+from torchgrpo.rollout.episode_player import EpisodeDriver, EpisodePlayer
 from torchgrpo.rollout.group_rollout import GroupRollout
 from torchgrpo.training.model_loading import load_tokenizer, saved_eos_token_ids
 
+AGENTS_PER_CORE = 4
+"""Agents at a time and core of this machine, without `env.episodes`: agents mostly wait for the model."""
 MAX_EPISODES = 1 << 30
 """Number of episodes at a time without `env.episodes`: every episode of a group in flight."""
 
@@ -114,22 +122,36 @@ def make_player(
     loop: EngineLoop,
 ) -> EpisodePlayer | None:
     """Builds the player of episodes; None if every completion has one turn."""
-    if environments is None:
+    env, driver = config.env, make_driver(config, tokenizer, environments, loop)
+    if driver is None:
         return None
-    env, engines = config.env, len(plan.devices.engines)
-    limits = EpisodeLimits(
-        env.max_prompt_tokens,
-        env.turn_limit,
-        env.turn_tokens,
-        tuple(env.turn_ends),
-        env.episode_timeout_s,
-        MAX_EPISODES if env.episodes is None else env.episodes * engines,
-    )
+    max_alive = MAX_EPISODES if env.agent is None else AGENTS_PER_CORE * (os.cpu_count() or 1)
+    if env.episodes is not None:
+        max_alive = env.episodes * len(plan.devices.engines)
+    settings = {"env.agent": env.agent, "env.environment": env.environment, "env.tools": env.tools}
+    key = next(key for key, value in settings.items() if value or key == "env.tools")
+    remedy = f"Correct the {'agent' if env.agent is not None else 'environment'}"
+    counts = OutcomeCounts(env.max_error_rate, f"episodes failed in {key}={settings[key]}", remedy)
+    parts = make_turn_sampler(config, tokenizer, loop)
+    return EpisodePlayer(parts, driver, env.episode_timeout_s, max_alive, counts)
+
+
+def make_turn_sampler(config: Config, tokenizer: PreTrainedTokenizerBase, loop: EngineLoop) -> TurnSampler:
+    """Builds the parts that the conversations of a run share."""
+    env = config.env
+    limits = TurnLimits(env.max_prompt_tokens, env.turn_limit, env.turn_tokens, tuple(env.turn_ends))
     parser = ResponseParser(tokenizer, env.tool_parser)
-    place = f"env.environment={env.environment}" if env.environment is not None else f"env.tools={env.tools}"
-    counts = OutcomeCounts(env.max_error_rate, f"episodes failed in {place}", "Correct the environment")
-    encoder = make_encoder(config, tokenizer)
-    return EpisodePlayer(loop, encoder, parser, environments, limits, env.history == "append", counts)
+    return TurnSampler(loop, make_encoder(config, tokenizer), parser, limits, env.history == "append")
+
+
+def make_driver(
+    config: Config, tokenizer: PreTrainedTokenizerBase, environments: EpisodeEnvironments | None, loop: EngineLoop
+) -> EpisodeDriver | None:
+    """Builds the driver of episodes: an agent or environments; None if every completion has one turn."""
+    if config.env.agent is not None:
+        encoder = make_encoder(config, tokenizer)
+        return AgentDriver(loop, AgentRunner(config.env), Endpoint(encoder.token_texts))
+    return None if environments is None else EnvironmentDriver(loop, environments)
 
 
 def make_encoder(config: Config, tokenizer: PreTrainedTokenizerBase) -> ChatEncoder:
@@ -137,6 +159,12 @@ def make_encoder(config: Config, tokenizer: PreTrainedTokenizerBase) -> ChatEnco
     shape = find_shape(config.model.name)
     embeddings = None if shape is None else shape.vocab_size
     return ChatEncoder(tokenizer, saved_eos_token_ids(config.model.name, tokenizer), embeddings)
+
+
+def make_sampling(config: Config) -> Sampling:
+    """Returns the sampling parameters of training."""
+    one = config.inference_model
+    return Sampling(one.temperature, one.top_p, one.top_k, config.response_tokens, one.min_p, tuple(one.stop))
 
 
 def make_group_rollout(
@@ -151,20 +179,12 @@ def make_group_rollout(
 
     group_rewards: service of `env.group_reward`, or None.
     """
-    inference = config.inference_model
     return GroupRollout(
         loop,
         make_encoder(config, tokenizer),
         loop.make_scorer(rewards),
         player,
-        Sampling(
-            inference.temperature,
-            inference.top_p,
-            inference.top_k,
-            config.response_tokens,
-            inference.min_p,
-            tuple(inference.stop),
-        ),
+        make_sampling(config),
         config.env.candidates,
         config.env.repeats,
         config.train.seed,

@@ -28,6 +28,7 @@ FIXED_SETTINGS = (
     *("env.curriculum.column", "env.curriculum.order", "env.curriculum.bins"),
     *("env.options", "env.max_prompt_tokens", "env.system_prompt", "env.tools", "env.repeats"),
     *("env.environment", "env.environment_options", "env.tool_format", "env.tool_parser"),
+    *("env.agent", "env.agent_columns"),
     *("env.history", "env.turn_ends"),
     *("train.seed", "train.epochs", "model.dtype", "model.chat_template_kwargs", "optimizer.name"),
     *("train_model.lora.enabled", "train_model.lora.r", "train_model.lora.alpha"),

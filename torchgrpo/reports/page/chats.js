@@ -21,6 +21,7 @@ function chatTurn(turn, index, colour) {
   const [from, to] = turn.tokens;
   const facts = [
     `reward ${number(turn.reward)}`, plural(to - from, "token"), `engine ${duration(turn.engine_s)}`, `environment ${duration(turn.env_s)}`,
+    turn.start_s >= 0.005 ? `start ${duration(turn.start_s)}` : null,
     turn.malformed ? plural(turn.malformed, "malformed call") : null,
   ];
   const body = colour ? [colour(from, to)] : [

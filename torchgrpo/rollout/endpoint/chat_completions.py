@@ -195,7 +195,7 @@ def _parse_call(call: dict[str, Any], place: str) -> dict[str, Any]:
 
 def chat_reply(request: ChatRequest, turns: Sequence[SampledTurn], decode: DecodeTokens) -> dict[str, Any]:
     """Returns the reply to a request: one choice for each sampled turn."""
-    num_prompt_tokens, num_sampled = turns[0].num_prompt_tokens, sum(len(turn.token_ids) for turn in turns)
+    num_prompt_tokens, num_sampled = len(turns[0].context), sum(len(turn.token_ids) for turn in turns)
     return {
         "id": f"chatcmpl-{secrets.token_hex(12)}",
         "object": "chat.completion",

@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from torchgrpo.rollout.conversation import Conversation
+from torchgrpo.rollout.conversation import TurnSource
 from torchgrpo.rollout.endpoint.replies import Reply
 from torchgrpo.rollout.endpoint.request_body import bad_request, read_field, short_repr
 
@@ -52,7 +52,7 @@ class OpenEpisode:
     failure: first exception of the conversation that is no fault of a request.
     """
 
-    conversation: Conversation
+    conversation: TurnSource
     answers: dict[bytes, Answer] = field(default_factory=dict)
     num_requests: int = 0
     reported_reward: ReportedReward | None = None

@@ -21,7 +21,7 @@ from typing import Any
 from aiohttp import web
 
 from config.schema.errors import ConfigError
-from torchgrpo.rollout.conversation import Conversation, EpisodeOverError, LimitError, PromptError, SampledTurn
+from torchgrpo.rollout.conversation import EpisodeOverError, LimitError, PromptError, SampledTurn, TurnSource
 from torchgrpo.rollout.endpoint.chat_completions import (
     ChatRequest,
     DecodeTokens,
@@ -125,7 +125,7 @@ class Endpoint:
         self._server.pre_shutdown()
         await self._server.shutdown(SHUTDOWN_S)
 
-    def open(self, conversation: Conversation) -> str:
+    def open(self, conversation: TurnSource) -> str:
         """Returns the API key of an episode."""
         key = f"sk-{secrets.token_urlsafe(24)}"
         self._episodes[key] = OpenEpisode(conversation)
@@ -273,8 +273,10 @@ class Endpoint:
             return error_reply(RequestError(410, str(error), code="episode_over"))
         except RecursionError:
             return error_reply(RequestError(400, "the body is nested too deeply"))
-        except Exception as error:  # `close` raises it
-            episode.failure = episode.failure or error
+        except Exception as error:  # `close` raises it, and an episode that is served alone may never close
+            if episode.failure is None:
+                episode.failure = error
+                log.exception("the policy failed to answer a request")
             return error_reply(RequestError(500, "the policy failed; the run reports the reason"))
 
     def _warn_once(self, setting: str, message: str) -> None:
@@ -303,7 +305,7 @@ class Endpoint:
         return response
 
 
-async def _sample_turns(conversation: Conversation, chat: ChatRequest) -> list[SampledTurn]:
+async def _sample_turns(conversation: TurnSource, chat: ChatRequest) -> list[SampledTurn]:
     """Samples the choices of a request at the same time.
 
     The first error cancels the others.

@@ -1,0 +1,93 @@
+"""Reads the reward that an agent reports by its output or value.
+
+{"reward": 0.5, "components": {"accuracy": 1.0}}      components are optional, further keys are ignored
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from numbers import Real
+from typing import Any
+
+FORMS = 'None, a number, (number, components), or {"reward": number, "components": {name: number}}'
+
+
+@dataclass(frozen=True)
+class AgentResult:
+    """Result of an agent that ended well.
+
+    reward: None if the agent reports none. components: named parts of the reward.
+    """
+
+    reward: float | None
+    components: dict[str, float] = field(default_factory=dict)
+
+
+def read_last_line(output: str) -> AgentResult:
+    """Reads the last line of an agent's output that is not empty.
+
+    A line without a reward has the result None.
+
+    Raises:
+        ValueError: the line is a JSON object with a reward, but has a fault.
+    """
+    line = next((line.strip() for line in reversed(output.splitlines()) if line.strip()), "")
+    if not line.startswith("{") or '"reward"' not in line:
+        return AgentResult(None)
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"its last line of output is no valid JSON ({error}): {line[:200]}") from error
+    if "reward" not in record:
+        return AgentResult(None)
+    try:
+        return _read_record(record)
+    except ValueError as error:
+        raise ValueError(f"its last line of output {line[:200]}: {error}") from error
+
+
+def read_value(value: Any) -> AgentResult:
+    """Reads the value that an agent's function returned.
+
+    Raises:
+        ValueError: the value has none of the accepted forms.
+    """
+    if value is None:
+        return AgentResult(None)
+    if isinstance(value, tuple) and len(value) == 2:
+        value = {"reward": value[0], "components": value[1]}
+    if not isinstance(value, Mapping):
+        value = {"reward": value}
+    if "reward" not in value:
+        raise ValueError(f"it returned {repr(value)[:200]}; return {FORMS}")
+    try:
+        return _read_record(value)
+    except ValueError as error:
+        raise ValueError(f"the value that it returned: {error}; return {FORMS}") from error
+
+
+def _read_record(record: Mapping[str, Any]) -> AgentResult:
+    reward, components = record["reward"], record.get("components")
+    if components is None:
+        components = {}
+    if not isinstance(components, Mapping) or not all(isinstance(name, str) for name in components):
+        raise ValueError(f"components={repr(components)[:200]} must be numbers by name")
+    numbers = {name: _finite(f"components.{name}", value) for name, value in components.items()}
+    return AgentResult(None if reward is None else _finite("reward", reward), numbers)
+
+
+def _finite(name: str, value: Any) -> float:
+    """Returns a number as float.
+
+    Raises:
+        ValueError: the value is no finite number.
+    """
+    if isinstance(value, Real) and not isinstance(value, bool):
+        try:
+            number = float(value)
+        except OverflowError:
+            number = math.inf
+        if math.isfinite(number):
+            return number
+    raise ValueError(f"{name}={repr(value)[:200]} must be a finite number")

@@ -1,0 +1,83 @@
+"""Runs with agents: the same episodes as in an environment, rewards, faults and reports."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import grpo
+import grpo_async
+from envs.group import SequenceStart
+from tests.script_runner import SCHEDULE_CLASSES, compose_run_config
+from torchgrpo.monitoring.completion_record import parse_sequence_starts, parse_turns
+from torchgrpo.monitoring.ledger_storage import read_records
+from torchgrpo.run.job import run_job
+
+SMALL = ("env.num_envs=2", "env.repeats=4", "train.total_dialog_turns=24", "optimizer.lr=0")
+SUMS = ("env.max_steps=3", "env.turn_tokens=8", "inference_model.max_tokens=24")
+PRODUCTS = ("env.max_steps=2", "env.max_prompt_tokens=80", "inference_model.max_tokens=96")
+ENVIRONMENT = "env.environment=tests.run_environments:WaitingSums"
+WINDOW = "env.environment_options.window=true"
+
+
+def play(folder: Path, script: ModuleType, *overrides: str) -> list[dict[str, Any]]:
+    """Trains, and returns the ledger's groups in the order of their ids."""
+    config = compose_run_config(*SMALL, *overrides)
+    run_job(config, folder, script.train, SCHEDULE_CLASSES[script])
+    return sorted(read_records(folder, "train"), key=lambda record: record["group_id"])
+
+
+def assert_same_episodes(ours: Sequence[dict[str, Any]], theirs: Sequence[dict[str, Any]], tolerance: float) -> None:
+    """Asserts that groups have equal tokens, masks, sequences, ends and scores, and close log-probs."""
+    compared = min(len(ours), len(theirs))
+    assert compared >= 4
+    for first, second in zip(ours[:compared], theirs[:compared], strict=True):
+        assert first["group_id"] == second["group_id"] and first["row"] == second["row"]
+        for one, other in zip(first["completions"], second["completions"], strict=True):
+            for name in ("token_ids", "sampled_mask", "finish_reason", "text"):
+                assert one[name] == other[name], name
+            assert sequence_starts(one, first) == sequence_starts(other, second)
+            assert one["verdict"]["score"] == other["verdict"]["score"]
+            assert one["log_probs"] == pytest.approx(other["log_probs"], abs=tolerance, rel=0)
+            turns, other_turns = parse_turns(one), parse_turns(other)
+            assert [(each.start, each.end) for each in turns] == [(each.start, each.end) for each in other_turns]
+
+
+def sequence_starts(completion: dict[str, Any], group: dict[str, Any]) -> list[SequenceStart]:
+    return parse_sequence_starts(completion) or [SequenceStart(0, tuple(group["prompt_tokens"]))]
+
+
+@pytest.mark.parametrize("script", [grpo, grpo_async], ids=["lockstep", "overlapped"])
+@pytest.mark.parametrize(
+    ("environment", "agent"),
+    [((ENVIRONMENT,), "play_sums"), ((ENVIRONMENT, WINDOW), "play_sums_in_a_window")],
+    ids=["one sequence", "several sequences"],
+)
+def test_an_agent_plays_the_episodes_of_an_environment(
+    tmp_path: Path, script: ModuleType, environment: tuple[str, ...], agent: str
+) -> None:
+    ours = play(tmp_path / "agent", script, *SUMS, f"env.agent=tests.run_agents:{agent}")
+    theirs = play(tmp_path / "environment", script, *SUMS, *environment)
+    assert_same_episodes(ours, theirs, tolerance=1e-5)
+
+
+def test_episodes_that_run_alone_have_the_same_bits(tmp_path: Path) -> None:
+    ours = play(tmp_path / "agent", grpo, *SUMS, "env.agent=tests.run_agents:play_sums", "env.episodes=1")
+    theirs = play(tmp_path / "environment", grpo, *SUMS, ENVIRONMENT, "env.episodes=1")
+    assert_same_episodes(ours, theirs, tolerance=0.0)
+
+
+def test_native_tool_calls_of_an_agent_are_those_of_an_environment(tmp_path: Path) -> None:
+    """The tools are part of the group's prompt in an environment, and of each request of an agent."""
+    rows = [{"prompt": f"{12 + number}*{3 + number}=", "answer": (12 + number) * (3 + number)} for number in range(6)]
+    data = tmp_path / "products.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    tools = (f"env.data_files={data}", "env.dataset=jsonl", "model.name=torchgrpo/models/quickstart_tools")
+    ours = play(tmp_path / "agent", grpo, *PRODUCTS, *tools, "env.agent=tests.run_agents:play_products")
+    theirs = play(tmp_path / "environment", grpo, *PRODUCTS, *tools, "env.environment=products_by_tool")
+    assert_same_episodes(ours, theirs, tolerance=1e-5)
+    turns = [turn for group in ours for one in group["completions"] for turn in parse_turns(one)]
+    assert sum("tool_calls" in turn.message for turn in turns) > len(ours)

@@ -1,0 +1,62 @@
+"""Plays an episode with an agent, a program that sends requests to the run's endpoint.
+
+key ─▶ agent process ── HTTP ──▶ endpoint ─▶ Conversation.sample_turn
+            │
+            └─ end of the process ─▶ reward: reported by request, or printed, else of the task
+"""
+
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+from envs.agents.runner import AgentRunner
+from envs.environments.interface import EpisodeError
+from envs.example import Example
+from envs.group import FinishReason
+from torchgrpo.rollout.conversation import Conversation
+from torchgrpo.rollout.endpoint.server import Endpoint
+from torchgrpo.rollout.engines.interface import Sampler
+from torchgrpo.rollout.episode_player import EpisodeReward
+
+
+@dataclass(eq=False)
+class AgentDriver:
+    """Plays each episode with a process of the agent.
+
+    endpoint: starts with the first episode, in the loop of the run.
+    """
+
+    sampler: Sampler
+    runner: AgentRunner
+    endpoint: Endpoint
+
+    async def play(
+        self, conversation: Conversation, example: Example, reward: EpisodeReward, on_end: AsyncExitStack
+    ) -> FinishReason:
+        """Plays one episode, as `EpisodeDriver.play`.
+
+        An agent that fails after the limits of its episode refused a request does not count as failed.
+        """
+        if not self.endpoint.url:
+            await self.endpoint.start()
+        key, result = self.endpoint.open(conversation), None
+        try:
+            with self.sampler.outside_engine():
+                result = await self.runner.run(example, self.endpoint.url, key)
+        except EpisodeError:
+            if conversation.end_reason is None:
+                raise
+        finally:
+            conversation.end("the agent has ended")
+            given = self.endpoint.close(key) or result
+            if given is not None and given.reward is not None and conversation.turns:
+                conversation.turns[-1].reward, reward.is_given = given.reward, True
+                reward.add_components(given.components)
+        if not conversation.turns:
+            raise EpisodeError(f"env.agent={self.runner.agent}: the agent ended without a request for a turn")
+        return conversation.end_reason or "stop"
+
+    async def close(self) -> None:
+        """Ends all agents and the endpoint."""
+        await self.runner.close()
+        if self.endpoint.url:
+            await self.endpoint.stop()
