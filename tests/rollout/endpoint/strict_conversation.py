@@ -30,7 +30,7 @@ def decode_bytes(ids: list[int]) -> list[str]:
 
 
 def make_turn(message: dict[str, Any], finish_reason: FinishReason = "stop") -> SampledTurn:
-    """Returns a sampled turn whose tokens are the bytes of the content, after a context of 7 tokens."""
+    """Returns a sampled turn whose tokens are the bytes of the content."""
     ids = list(message["content"].encode())
     log_probs = [-0.25 * index for index in range(len(ids))]
     record = Turn(message, 0, len(ids))
