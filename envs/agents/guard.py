@@ -163,8 +163,10 @@ class Guard:
             self._end(init)
         _drain(streams)
         ended = streams[status].tail
-        kind, code = STATUS.unpack(ended) if len(ended) == STATUS.size else (EXITED, -signal.SIGKILL)
-        if not fault and kind != EXITED:
+        kind, code = STATUS.unpack(ended) if ended else (EXITED, 0)
+        if not fault and not ended:
+            fault = "the helper process that started it was killed or failed"
+        elif not fault and kind != EXITED:
             fault = f"it started more than {MAX_PROCESSES} processes or {MAX_THREADS} threads, and was killed"
         text = {descriptor: stream.text() for descriptor, stream in streams.items()}
         return EpisodeReply(fault, code, text[output], text[errors], text[report], self.in_namespace)
