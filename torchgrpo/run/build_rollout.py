@@ -147,7 +147,7 @@ def make_turn_sampler(config: Config, tokenizer: PreTrainedTokenizerBase, loop: 
 def make_driver(
     config: Config, tokenizer: PreTrainedTokenizerBase, environments: EpisodeEnvironments | None, loop: EngineLoop
 ) -> EpisodeDriver | None:
-    """Builds the driver of episodes: an agent or environments; None if every completion has one turn."""
+    """Builds the driver of episodes; None if every completion has one turn."""
     if config.env.agent is not None:
         encoder = make_encoder(config, tokenizer)
         return AgentDriver(loop, AgentRunner(config.env), Endpoint(encoder.token_texts))

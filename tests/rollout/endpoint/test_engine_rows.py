@@ -1,4 +1,4 @@
-"""Tests of the endpoint in front of a real engine: rows of broken requests, and the account of turns."""
+"""Tests of the endpoint on a real engine: rows of broken requests, account of turns."""
 
 import asyncio
 import json
@@ -71,7 +71,7 @@ def test_a_broken_request_frees_its_row_within_a_step(loop: EngineLoop, engine: 
     async def break_off() -> int:
         await endpoint.start()
         key = endpoint.open(conversation)
-        body = {"messages": list(conversation.example.messages), "stop": ["never"]}
+        body = {"messages": list(conversation.example.messages)}
         with loop.outside_engine():
             writer = await start_request(endpoint.url, key, body)
             while not engine.in_flight:
@@ -88,7 +88,7 @@ def test_a_broken_request_frees_its_row_within_a_step(loop: EngineLoop, engine: 
 
 
 def test_a_thousand_requests_lose_nothing(loop: EngineLoop, engine: CountingEngine, tokenizer: Any) -> None:
-    """Every reply that a client received is one turn, and every turn is a reply that a client received."""
+    """Every turn is a reply that a client received, and the reverse."""
     conversations = make_conversations(loop, tokenizer, EPISODES, max_tokens=4)
     endpoint = Endpoint(conversations[0].parts.encoder.token_texts)
     num_requests = 0
