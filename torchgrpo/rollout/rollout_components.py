@@ -75,11 +75,9 @@ class RolloutComponents:
         return changed
 
     def close(self) -> None:
-        """Ends engine, tools and reward workers, each even if another one fails to end."""
+        """Ends engine and reward workers, each even if another one fails to end."""
         with ExitStack() as ending:
             ending.callback(self.rewards.close)
             if self.group_rewards is not None:
                 ending.callback(self.group_rewards.close)
-            if self.group_rollout.player is not None:
-                ending.callback(self.loop.run_last, self.group_rollout.player.driver.close())
             ending.callback(self.engine.close)

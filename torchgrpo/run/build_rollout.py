@@ -133,6 +133,7 @@ def make_player(
     remedy = f"Correct the {'agent' if env.agent is not None else 'environment'}"
     counts = OutcomeCounts(env.max_error_rate, f"episodes failed in {key}={settings[key]}", remedy)
     parts = make_turn_sampler(config, tokenizer, loop)
+    loop.on_close.push_async_callback(driver.close)
     return EpisodePlayer(parts, driver, env.episode_timeout_s, max_alive, counts)
 
 

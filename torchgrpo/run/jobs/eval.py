@@ -78,8 +78,6 @@ def evaluate_model(
         loop = EngineLoop(engine, config.inference_model.request_timeout_s, config.train.wait_timeout_s)
         ending.callback(loop.close)
         player = make_player(config, plan, tokenizer, environments, loop)
-        if player is not None:
-            ending.callback(loop.run_last, player.driver.close())
         tracker = make_tracker(config.logging, run_dir, asdict(config))
         progress = Progress(config.logging, total_steps=0)
         monitor = Monitor(run_dir, tracker, progress, steps, (), config.logging.rollouts_gb)
