@@ -15,6 +15,7 @@ from typing import Any
 
 from config.schema.env import ENVIRONMENT_PROMPTS, EnvConfig
 from config.schema.errors import ConfigError
+from config.schema.model_rewards import MODEL_REWARDS
 from envs.data import Row, usable_columns
 from envs.data_digest import value_digest
 from envs.example import SYSTEM_ROLES, Completion, Example, Message, Outcome, Reward
@@ -119,9 +120,9 @@ class Task(ABC):
 
     @property
     def has_only_user_rewards(self) -> bool:
-        """Whether only code of the user scores, so that reference answers may have any form."""
+        """Whether only code of the user or a model scores, so that reference answers may have any form."""
         names = all_reward_names(self.env) or [self.env.environment or ""]
-        return all(is_user_code(name) for name in names)
+        return all(is_user_code(name) or name in MODEL_REWARDS for name in names)
 
     def row_data(self, row: Row) -> Mapping[str, Any]:
         """Returns the columns for `Example.row_data`.

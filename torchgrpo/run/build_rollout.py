@@ -30,6 +30,7 @@ from torchgrpo.plan.plan import Plan
 from torchgrpo.rollout.engine_loop import EngineLoop
 from torchgrpo.rollout.episode_player import EpisodeLimits, EpisodePlayer
 from torchgrpo.rollout.group_rollout import GroupRollout
+from torchgrpo.rollout.model_rewards.model_rewards import ModelRewards, make_scorer
 from torchgrpo.training.model_loading import load_tokenizer, saved_eos_token_ids
 
 MAX_EPISODES = 1 << 30
@@ -106,6 +107,11 @@ def close_environments(environments: EpisodeEnvironments | None) -> None:
         asyncio.run(environments.close())
 
 
+def close_model_rewards(model_rewards: ModelRewards) -> None:
+    """Closes model rewards before any loop has called them."""
+    asyncio.run(model_rewards.close())
+
+
 def make_player(
     config: Config,
     plan: Plan,
@@ -145,6 +151,7 @@ def make_group_rollout(
     player: EpisodePlayer | None,
     loop: EngineLoop,
     rewards: RewardService,
+    model_rewards: ModelRewards,
     group_rewards: RewardService | None,
 ) -> GroupRollout:
     """Builds the coroutine that samples and scores training groups.
@@ -155,7 +162,7 @@ def make_group_rollout(
     return GroupRollout(
         loop,
         make_encoder(config, tokenizer),
-        loop.make_scorer(rewards),
+        make_scorer(loop, rewards, model_rewards),
         player,
         Sampling(
             inference.temperature,
@@ -180,6 +187,7 @@ def make_evaluation(
     tokenizer: PreTrainedTokenizerBase,
     player: EpisodePlayer | None,
     loop: EngineLoop,
+    model_rewards: ModelRewards,
     monitor: Monitor,
 ) -> Evaluation:
     """Builds the evaluation of these sets.
@@ -199,7 +207,8 @@ def make_evaluation(
             settings.min_p,
             tuple(config.inference_model.stop),
         )
-        return GroupRollout(loop, encoder, loop.make_scorer(rewards), player, sampling, settings.n, settings.n, seed)
+        scorer = make_scorer(loop, rewards, model_rewards)
+        return GroupRollout(loop, encoder, scorer, player, sampling, settings.n, settings.n, seed)
 
     return Evaluation(
         config,

@@ -62,6 +62,7 @@ def _build(config: Config, run_dir: Path, schedule: type[ScheduleType], exit_sta
     from torchgrpo.evaluation.eval_sets import load_eval_sets
     from torchgrpo.rollout.engine_loop import EngineLoop
     from torchgrpo.rollout.engines.build_engines import adapter_shape, build_engine, build_weight_pusher
+    from torchgrpo.rollout.model_rewards.model_rewards import make_model_rewards
     from torchgrpo.rollout.rollout_components import RolloutComponents
     from torchgrpo.run import build_rollout
     from torchgrpo.run.callbacks import make_callbacks
@@ -77,6 +78,8 @@ def _build(config: Config, run_dir: Path, schedule: type[ScheduleType], exit_sta
     exit_stack.callback(build_rollout.close_environments, environments)
     prompts = check_data(checkpoint, build_rollout.make_prompts(config, task, tokenizer, environments))
     eval_sets = load_eval_sets(config, tokenizer, environments, prompts.source.examples)
+    model_rewards = make_model_rewards(config.env, config.reward_names)
+    exit_stack.callback(build_rollout.close_model_rewards, model_rewards)
     progress.start_stage("starting engines")
     engine = exit_stack.enter_context(closing(build_engine(config, tokenizer, plan, run_dir, adapter_shape(config))))
     progress.start_stage("loading the model")
@@ -92,15 +95,17 @@ def _build(config: Config, run_dir: Path, schedule: type[ScheduleType], exit_sta
     )
     monitor = _make_monitor(config, run_dir, progress, checkpoint, tuple(task.members), exit_stack)
     player = build_rollout.make_player(config, plan, tokenizer, environments, loop)
-    group_rollout = build_rollout.make_group_rollout(config, tokenizer, player, loop, rewards, group_rewards)
+    group_rollout = build_rollout.make_group_rollout(
+        config, tokenizer, player, loop, rewards, model_rewards, group_rewards
+    )
     weight_pusher = build_weight_pusher(config, learner, engine, plan)
-    evaluation = build_rollout.make_evaluation(config, plan, eval_sets, tokenizer, player, loop, monitor)
+    evaluation = build_rollout.make_evaluation(config, plan, eval_sets, tokenizer, player, loop, model_rewards, monitor)
     run = schedule(
         config,
         run_dir,
         plan,
         learner,
-        RolloutComponents(engine, loop, group_rollout, prompts, rewards, weight_pusher, group_rewards),
+        RolloutComponents(engine, loop, group_rollout, prompts, rewards, model_rewards, weight_pusher, group_rewards),
         monitor,
         torch.Generator().manual_seed(config.train.seed),
         make_callbacks(config, run_dir, evaluation, monitor),
