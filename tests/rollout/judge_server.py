@@ -4,7 +4,7 @@ import json
 import re
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -107,11 +107,19 @@ def judge_server(respond: Callable[[JudgeRequest], Reply] = compare) -> Iterator
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            content = self.rfile.read(int(self.headers["Content-Length"]))
+            length = int(self.headers["Content-Length"])
+            content = self.rfile.read(length)
+            if len(content) < length:  # the client cancelled the request
+                self.close_connection = True
+                return
             reply = server.answer(self.path, self.headers, content)
             if reply.status == 0:
                 self.close_connection = True
                 return
+            with suppress(ConnectionError):  # the client cancelled the request
+                self.send(reply)
+
+        def send(self, reply: Reply) -> None:
             body = reply.body.encode()
             self.send_response(reply.status)
             for name, value in {"Content-Length": str(len(body)), **reply.headers}.items():

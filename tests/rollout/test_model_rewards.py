@@ -119,7 +119,9 @@ def test_a_judge_without_a_grade_is_an_error_that_counts() -> None:
         (fine, failed) = score(env, [Completion("fine"), WRONG], model_rewards)
         assert (fine.outcome, failed.outcome, failed.components) == ("scored", "error", {})
         assert model_rewards.counts.totals()["reward/errors_total"] == 1
-        assert f"row 0: {server.url}/chat/completions: HTTP status 200, but no grade" in model_rewards.counts.last_error
+        last_error = model_rewards.counts.last_error
+        assert last_error.startswith("row ")
+        assert f": {server.url}/chat/completions: HTTP status 200, but no grade" in last_error
         with pytest.raises(ConfigError, match=r"env.max_error_rate=0.01: 2 of the last 3 completions have no score"):
             score(env, [Completion("wrong too")], make_shared(env, model_rewards))
 
