@@ -127,15 +127,16 @@ class Task(ABC):
     def row_data(self, row: Row) -> Mapping[str, Any]:
         """Returns the columns for `Example.row_data`.
 
-        With a task, reward or environment of the user these are all usable columns, else only `curriculum_columns`.
-        Built-in rewards read no columns, so large columns are then neither stored nor sent to workers.
+        With a task, reward or environment of the user these are all usable columns, else only `curriculum_columns` and
+        the column of `env.judge.rubric_column`. Built-in rewards read no columns, so large columns are then neither
+        stored nor sent to workers.
         """
         names = [self.env.dataset, self.env.environment or "", *all_reward_names(self.env)]
-        return (
-            usable_columns(row.values)
-            if any(is_user_code(name) for name in names)
-            else self.curriculum_columns(row.values)
-        )
+        if any(is_user_code(name) for name in names):
+            return usable_columns(row.values)
+        rubric = self.env.judge.rubric_column
+        rubrics = {rubric: row.values[rubric]} if rubric is not None and rubric in row.values else {}
+        return {**self.curriculum_columns(row.values), **rubrics}
 
     def curriculum_columns(self, columns: Mapping[str, Any]) -> Mapping[str, Any]:
         """Returns the column of `env.curriculum.column`, or no column if that is unset.

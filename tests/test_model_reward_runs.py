@@ -35,7 +35,6 @@ def judge_settings(server: JudgeServer) -> tuple[str, ...]:
     return (f"env.judge.url={server.url}", f"env.judge.model={MODEL}")
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("script", [grpo, grpo_async], ids=["lockstep", "overlapped"])
 def test_a_run_with_exact_judge_and_reward_model(script: ModuleType, server: JudgeServer, tmp_path: Path) -> None:
     classifier = save_classifier(tmp_path / "classifier", max_position_embeddings=512)

@@ -26,6 +26,8 @@ class JudgeConfig:
     """Text of the rubric. Unset: grades by agreement with the reference answer, or without one by quality."""
     rubric_file: str | None = None
     """File with the text of the rubric, in UTF-8, in place of `rubric`."""
+    rubric_column: str | None = None
+    """Column of the row with a rubric of its own, which the judge reads after `rubric`."""
     scale: int = 10
     """Highest grade. The score is the grade, a whole number from 0, divided by this; 1 means right or wrong."""
     max_tokens: int | None = 1024

@@ -12,9 +12,11 @@ from typing import Any, TypeVar
 
 import pytest
 
+from config.schema.env import EnvConfig
 from config.schema.errors import ConfigError, RunError
 from config.schema.model_rewards import JudgeConfig
 from envs.example import Completion, Example
+from envs.task import load_examples, make_task
 from tests.rollout.judge_server import (
     KEY,
     MODEL,
@@ -91,6 +93,20 @@ def test_a_conversation_of_several_turns_is_sent_whole(server: JudgeServer) -> N
     server.respond = grade(10)
     assert run(settings(server), lambda judge: judge.score(Completion("c", turns=turns), SUM)) == 1.0
     assert server.requests[0].data["answer"] == list(turns)
+
+
+def test_a_row_has_a_rubric_of_its_own(server: JudgeServer, tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps({"prompt": f"Be {one}.", "rubric": f"It is {one}."}) + "\n" for one in "ab"))
+    judge = settings(server, rubric_column="rubric")
+    env = EnvConfig(dataset="jsonl", data_files=str(file), reward="judge", judge=judge)
+    example = load_examples(make_task(env), "train")[1]
+    server.respond = grade(10)
+    assert run(judge, lambda judge: judge.score(Completion("b"), example)) == 1.0
+    assert "It is b." in server.requests[0].body["messages"][0]["content"]
+    assert server.requests[0].data.keys() == {"conversation", "answer"}, "the row has no reference answer"
+    with pytest.raises(ModelRewardError, match="env.judge.rubric_column=rubric: the row has no text"):
+        run(judge, lambda judge: judge.score(Completion("b"), SUM))
 
 
 FAULTS: dict[str, Callable[[JudgeRequest], Reply]] = {

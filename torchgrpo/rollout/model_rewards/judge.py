@@ -92,7 +92,7 @@ class JudgeReward:
             ModelRewardError: no grade after all retries, or a status that a retry cannot change.
             RunError: the run has used its budget of requests.
         """
-        prompt = make_judge_prompt(completion, example, self.rubric, self.config.scale)
+        prompt = make_judge_prompt(completion, example, self._rubric_of(example), self.config.scale)
         body: dict[str, Any] = {"model": self.config.model, "messages": prompt.messages}
         for name, value in (("max_tokens", self.config.max_tokens), ("temperature", self.config.temperature)):
             if value is not None:
@@ -121,6 +121,16 @@ class JudgeReward:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._client.aclose()
+
+    def _rubric_of(self, example: Example) -> str:
+        """Returns the rubric with that of the row. Raises ModelRewardError if the row has none."""
+        column = self.config.rubric_column
+        if column is None:
+            return self.rubric
+        text = example.row_data.get(column)
+        if not isinstance(text, str) or not text.strip():
+            raise ModelRewardError(f"env.judge.rubric_column={column}: the row has no text in this column")
+        return f"{self.rubric.strip()}\n\nRubric for this conversation:\n{text.strip()}"
 
     async def _share_request(self, key: str, body: dict[str, Any], prompt: JudgePrompt) -> int:
         """Awaits the grade of a request; equal requests in flight are sent once."""
