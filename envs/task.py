@@ -120,7 +120,7 @@ class Task(ABC):
 
     @property
     def has_only_user_rewards(self) -> bool:
-        """Whether only code of the user or a model scores, so that reference answers may have any form."""
+        """Whether the user's code or a model scores; reference answers may have any form."""
         names = all_reward_names(self.env) or [self.env.environment or ""]
         return all(is_user_code(name) or name in MODEL_REWARDS for name in names)
 

@@ -64,7 +64,7 @@ class JudgeConfig:
             )
 
     def check_complete(self) -> None:
-        """Raises ConfigError if a setting is missing that the judge needs, or the rubric cannot be read."""
+        """Raises ConfigError if a needed setting is missing or the rubric cannot be read."""
         for key, example in (("url", "http://HOST:PORT/v1"), ("model", "NAME")):
             if not vars(self)[key]:
                 raise ConfigError(

@@ -147,7 +147,7 @@ def reward_server(monkeypatch: pytest.MonkeyPatch, replies: dict[str, Any]) -> I
     with HTTPServer(("127.0.0.1", 0), Handler) as server:
         address = f"http://127.0.0.1:{server.server_port}"
         monkeypatch.setenv("REWARD_URL", f"{address}/score")
-            threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, daemon=True).start()
         yield requests
         server.shutdown()
 

@@ -1,4 +1,4 @@
-"""Judge server on loopback for tests, which checks requests as a server with OpenAI's API does."""
+"""Judge server on loopback, which checks requests as strictly as OpenAI's API."""
 
 import json
 import re

@@ -105,7 +105,7 @@ def test_a_row_has_a_rubric_of_its_own(server: JudgeServer, tmp_path: Path) -> N
     assert run(judge, lambda judge: judge.score(Completion("b"), example)) == 1.0
     assert "It is b." in server.requests[0].body["messages"][0]["content"]
     assert server.requests[0].data.keys() == {"conversation", "answer"}, "the row has no reference answer"
-    with pytest.raises(ModelRewardError, match="env.judge.rubric_column=rubric: the row has no text"):
+    with pytest.raises(ModelRewardError, match=r"env.judge.rubric_column=rubric: the row has no text"):
         run(judge, lambda judge: judge.score(Completion("b"), SUM))
 
 

@@ -50,8 +50,8 @@ def with_answer(completion: Completion, example: Example) -> Completion:
     return Completion(text, control_tokens=completion.control_tokens)
 
 
-def judged(env: EnvConfig, completions: Sequence[Completion]) -> tuple[list[Verdict], int]:
-    """Returns verdicts with a judge that grades everything 7 of 10, and the number of its requests."""
+def score_with_judge(env: EnvConfig, completions: Sequence[Completion]) -> tuple[list[Verdict], int]:
+    """Returns verdicts with a judge's grade of 7, and the number of its requests."""
     with judge_server(grade(7)) as server:
         env.judge = JudgeConfig(server.url, MODEL)
         verdicts = score(env, completions, make_model_rewards(env, {*model_reward_names(env)}))
@@ -59,7 +59,7 @@ def judged(env: EnvConfig, completions: Sequence[Completion]) -> tuple[list[Verd
 
 
 def test_a_judge_alone_is_the_score() -> None:
-    (verdict,), _ = judged(make_env("judge"), [RIGHT])
+    (verdict,), _ = score_with_judge(make_env("judge"), [RIGHT])
     assert (verdict.score, verdict.components, verdict.outcome) == (0.7, {"judge": 0.7}, "scored")
     assert verdict.success == 0.0 and verdict.seconds > 0
 
@@ -67,19 +67,19 @@ def test_a_judge_alone_is_the_score() -> None:
 @pytest.mark.parametrize("reward", [["exact", "judge"], ["judge", "exact"]])
 def test_a_list_weights_the_judge_beside_other_rewards(reward: list[str]) -> None:
     weights = [2.0 if name == "exact" else 0.5 for name in reward]
-    verdicts, _ = judged(make_env(reward, reward_weights=weights), [RIGHT, WRONG])
+    verdicts, _ = score_with_judge(make_env(reward, reward_weights=weights), [RIGHT, WRONG])
     assert [one.score for one in verdicts] == pytest.approx([2.35, 0.35])
     assert verdicts[0].components == {"exact": 1.0, "accuracy": 1.0, "judge": 0.7}
     assert [one.success for one in verdicts] == [1.0, 0.0]
 
 
 def test_the_accuracy_of_model_rewards_alone_is_a_full_score() -> None:
-    (verdict,), _ = judged(make_env(["judge"]), [RIGHT])
+    (verdict,), _ = score_with_judge(make_env(["judge"]), [RIGHT])
     assert verdict.components == {"judge": 0.7, "accuracy": 0.0}
 
 
 def test_a_user_reward_called_judge_keeps_its_own_component() -> None:
-    (verdict,), _ = judged(make_env(["judge", "tests.rollout.test_model_rewards:judge"]), [RIGHT])
+    (verdict,), _ = score_with_judge(make_env(["judge", "tests.rollout.test_model_rewards:judge"]), [RIGHT])
     assert verdict.components["judge"] == 0.7
     assert verdict.components["tests.rollout.test_model_rewards:judge"] == 0.25
 
@@ -95,16 +95,16 @@ def inapplicable(completions: list[str], **columns: object) -> list[None]:
 
 
 def test_the_judge_counts_where_the_other_reward_does_not_apply() -> None:
-    (verdict,), _ = judged(make_env(["tests.rollout.test_model_rewards:inapplicable", "judge"]), [RIGHT])
+    (verdict,), _ = score_with_judge(make_env(["tests.rollout.test_model_rewards:inapplicable", "judge"]), [RIGHT])
     assert verdict.outcome == "scored" and verdict.score == 0.7
 
 
 @pytest.mark.parametrize("reward", ["judge", ["exact", "judge"]])
 def test_invalid_completions_and_errors_are_not_sent(reward: Any) -> None:
-    verdicts, requests = judged(make_env(reward), [Completion("", control_tokens=True), RIGHT])
+    verdicts, requests = score_with_judge(make_env(reward), [Completion("", control_tokens=True), RIGHT])
     assert [one.outcome for one in verdicts] == ["invalid", "scored"] and requests == 1
     failing = ["tests.rewards:never_a_number", "judge"]
-    (verdict,), requests = judged(make_env(failing), [RIGHT])
+    (verdict,), requests = score_with_judge(make_env(failing), [RIGHT])
     assert verdict.outcome == "error" and requests == 0
 
 

@@ -6,6 +6,7 @@ An error in one of these steps closes the components that were built before it.
 """
 
 import gc
+from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import asdict
 from pathlib import Path
@@ -19,6 +20,8 @@ from torchgrpo.run.resume import check_data, resolve_resume
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from envs.reward_workers.service import RewardService
+    from envs.task import Task
     from torchgrpo.monitoring.monitor import Monitor
     from torchgrpo.monitoring.progress import Progress
     from torchgrpo.plan.plan import Plan
@@ -56,8 +59,6 @@ def _build(config: Config, run_dir: Path, schedule: type[ScheduleType], exit_sta
     progress.start_stage("starting")
     import torch
 
-    from envs.reward_workers.group_reward import GroupRewardTask
-    from envs.reward_workers.service import RewardService
     from envs.task import make_task
     from torchgrpo.evaluation.eval_sets import load_eval_sets
     from torchgrpo.rollout.engine_loop import EngineLoop
@@ -84,12 +85,7 @@ def _build(config: Config, run_dir: Path, schedule: type[ScheduleType], exit_sta
     engine = exit_stack.enter_context(closing(build_engine(config, tokenizer, plan, run_dir, adapter_shape(config))))
     progress.start_stage("loading the model")
     learner = exit_stack.enter_context(closing(make_learner(config, plan, run_dir, progress.set_stage)))
-    rewards = exit_stack.enter_context(
-        closing(RewardService(task, config.env, lambda: learner.optimizer_steps, config.total_optimizer_steps))
-    )
-    group_rewards = None
-    if config.env.group_reward is not None:
-        group_rewards = exit_stack.enter_context(closing(RewardService(GroupRewardTask(config.env), config.env)))
+    rewards, group_rewards = _start_rewards(config, task, lambda: learner.optimizer_steps, exit_stack)
     loop = exit_stack.enter_context(
         closing(EngineLoop(engine, config.inference_model.request_timeout_s, config.train.wait_timeout_s))
     )
@@ -112,6 +108,23 @@ def _build(config: Config, run_dir: Path, schedule: type[ScheduleType], exit_sta
     )
     run.begin(checkpoint, notices)
     return run
+
+
+def _start_rewards(
+    config: Config, task: "Task", step: Callable[[], int], exit_stack: ExitStack
+) -> tuple["RewardService", "RewardService | None"]:
+    """Returns the reward service, and the service of `env.group_reward` if that is set.
+
+    step: returns the number of finished optimizer steps.
+    """
+    from envs.reward_workers.group_reward import GroupRewardTask
+    from envs.reward_workers.service import RewardService
+
+    service = RewardService(task, config.env, step, config.total_optimizer_steps)
+    rewards = exit_stack.enter_context(closing(service))
+    if config.env.group_reward is None:
+        return rewards, None
+    return rewards, exit_stack.enter_context(closing(RewardService(GroupRewardTask(config.env), config.env)))
 
 
 def _load_tokenizer(config: Config) -> "PreTrainedTokenizerBase":

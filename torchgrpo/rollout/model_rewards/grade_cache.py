@@ -1,4 +1,4 @@
-"""Grades of a judge by the content of their requests, in memory and optionally in a folder."""
+"""Grades of a judge by the content of their requests, in memory or a folder."""
 
 import hashlib
 import json
@@ -48,7 +48,11 @@ class GradeCache:
         return grade
 
     def write(self, key: str, grade: int, reply: str) -> None:
-        """Keeps a grade; the file also has the judge's reply. Raises RunError if the file cannot be written."""
+        """Keeps a grade; the file also has the judge's reply.
+
+        Raises:
+            RunError: the file cannot be written.
+        """
         self._grades[key] = grade
         if self.folder is None:
             return

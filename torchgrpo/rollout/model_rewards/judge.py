@@ -150,7 +150,7 @@ class JudgeReward:
                     del self._shared[key]
 
     async def _request_grade(self, key: str, body: dict[str, Any], prompt: JudgePrompt) -> int:
-        """Sends a request until its reply has a grade, at most `1 + retries` times, and keeps the grade."""
+        """Sends a request at most `1 + retries` times, and keeps the grade."""
         problem = ""
         for attempt in range(self.config.retries + 1):
             self.num_retries += attempt > 0
@@ -238,12 +238,12 @@ def _read_grade(reply: str, prompt: JudgePrompt) -> int:
 
 
 def _pause(attempt: int) -> float:
-    """Returns the pause in seconds after a failed attempt, random so that requests do not return together."""
+    """Returns a random pause in seconds, so that failed requests do not return together."""
     return min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0**attempt) * random.uniform(0.5, 1.0)
 
 
 def _retry_after(headers: Mapping[str, str]) -> float:
-    """Returns the seconds of a `Retry-After`, given as a number or as a date; 0 without one."""
+    """Returns the seconds of a `Retry-After`, a number or a date, or 0."""
     value = headers.get("Retry-After", "")
     try:
         return max(0.0, float(value))

@@ -173,7 +173,11 @@ class RewardModel:
         return scores
 
     def _find_label(self) -> int:
-        """Returns the index of the label. Raises ConfigError if the setting does not name one of the model's."""
+        """Returns the index of the label.
+
+        Raises:
+            ConfigError: the setting is not an index of one of the model's labels.
+        """
         labels: int = self.model.config.num_labels or 0
         label = self.config.label
         if label is None and labels == 1:
