@@ -86,7 +86,7 @@ def test_native_tool_calls_of_an_agent_are_those_of_an_environment(tmp_path: Pat
 
 @pytest.mark.long
 def test_broken_requests_and_killed_agents_lose_nothing(tmp_path: Path) -> None:
-    """About 1,000 requests: each finished episode has its three turns, each killed one is an error."""
+    """About 1,000 requests: finished episodes have three turns, killed ones are errors."""
     many = ("env.num_envs=28", "env.repeats=4", "train.total_dialog_turns=336", "env.agent_env.MARK=one_bad_line")
     agent = "env.agent=tests.run_agents:play_sums_on_a_bad_line"
     groups = play(tmp_path, grpo, *SUMS, *many, agent, f"env.agent_env.FOLDER={tmp_path}", "env.max_error_rate=0.5")
