@@ -97,7 +97,7 @@ class VLLMServer:
                 "results"
             ][0]
             settings = info["vllm_config"]
-            on_cpu = settings["device_config"]["device_type"] == "cpu"
+            on_cpu = str(settings["device_config"]["device"]).startswith("cpu")
         except (_Refused, KeyError, TypeError, IndexError) as error:
             raise self._wrong_server(
                 f"has no endpoints for settings and weights ({error}): VLLM_SERVER_DEV_MODE=1 is not set, or the "
@@ -254,7 +254,7 @@ class VLLMServer:
                 await self._call("POST", "/resume", _SHORT_CALL_S)
             raise WeightFilesRefused(
                 f"the server at {self.url} did not load the weights of policy version {version} from {source}: "
-                f"{error}. Set inference_model.weight_folder to a folder on a disk that the server reads under the same path"
+                f"{error}. Set inference_model.weight_folder to a folder that the server reads under the same path"
             ) from None
         self._version = version
 
