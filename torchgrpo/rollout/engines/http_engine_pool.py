@@ -68,7 +68,10 @@ class HTTPPoolSettings:
 
 
 class _Source(NamedTuple):
-    """Weights that all servers must have. scores: of the checked sequence; empty before any server scored it."""
+    """Weights that all servers must have.
+
+    scores: of the checked sequence; empty before any server scored it.
+    """
 
     path: str | Path
     version: int
@@ -158,7 +161,10 @@ class HTTPEnginePool:
         return self._dispatcher.in_flight
 
     def submit(self, request: Request) -> None:
-        """Queues a request. Raises ValueError if it is too long, or has stop strings without a tokenizer."""
+        """Queues a request.
+
+        Raises ValueError if it is too long, or has stop strings without a tokenizer.
+        """
         self._ends.check_request(request)
         longest = len(request.prompt) + request.sampling.max_tokens
         if longest > self._settings.max_model_len:
@@ -197,7 +203,7 @@ class HTTPEnginePool:
 
     def _report_end(self, slot: _Slot, request_id: int | None, call: "Future[Any]") -> None:
         """Makes the end of a call an event. request_id: None for a connection."""
-        call.add_done_callback(lambda ended: self._events.put((slot, request_id, ended)))
+        call.add_done_callback(lambda future: self._events.put((slot, request_id, future)))
 
     def _handle_events(self, timeout: float) -> list[Response]:
         """Waits for an event, and handles all events that have arrived."""
@@ -244,9 +250,9 @@ class HTTPEnginePool:
         return [slot for slot in self._slots if slot.connection is None]
 
     def load(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
-        """Writes the files of a push, makes every live server load them, and removes the files of the push before.
+        """Pushes weights by files, which every live server loads.
 
-        Absent servers load them when they come back. Waits for a server if all are absent.
+        The files of the push before are removed. Absent servers load them when they come back. Waits for a server if all are absent.
         """
         files = self._folder.write(WeightUpdate.from_pairs(weights))
         self._source = source = _Source(files.path, version)
@@ -320,13 +326,13 @@ class HTTPEnginePool:
         slot.connection = self._client.start(self._reconnect(slot.server))
         self._report_end(slot, None, slot.connection)
 
-    def _finish_connection(self, slot: _Slot, loaded: _Source) -> None:
-        if loaded.version != self._source.version:  # a push came after its load
+    def _finish_connection(self, slot: _Slot, source: _Source) -> None:
+        if source.version != self._source.version:  # a push came after its load
             self._connect(slot)
             return
         slot.connection = None
         self._dispatcher.add_engine(slot.number)
-        log.warning("%s at %s is back, with policy version %d", slot.name, slot.server.url, loaded.version)
+        log.warning("%s at %s is back, with policy version %d", slot.name, slot.server.url, source.version)
 
     async def _reconnect(self, server: VLLMServer) -> _Source:
         """Tries to make an absent server ready, until it succeeds; `_check_deadlines` bounds the attempts."""

@@ -1,4 +1,7 @@
-"""Samples the completions of a request with a vLLM server, with the seeds of the engine in this process."""
+"""Samples the completions of a request with a vLLM server.
+
+Seeds are those of the vLLM engine in this process.
+"""
 
 import asyncio
 from dataclasses import replace
@@ -11,7 +14,10 @@ from torchgrpo.rollout.engines.vllm_sampling import base_seed
 
 
 async def sample_group(server: VLLMServer, request: Request, ends: CompletionEnds) -> list[SampledCompletion]:
-    """Samples all completions of a request concurrently; a failure of one cancels the others and is raised."""
+    """Samples all completions of a request concurrently.
+
+    A failure of one cancels the others and is raised.
+    """
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(_sample_completion(server, request, index, ends)) for index in range(request.n)]

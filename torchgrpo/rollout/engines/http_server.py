@@ -98,7 +98,7 @@ class VLLMServer:
             ][0]
             settings = info["vllm_config"]
             on_cpu = str(settings["device_config"]["device"]).startswith("cpu")
-        except (_Refused, KeyError, TypeError, IndexError) as error:
+        except (CallRefusal, KeyError, TypeError, IndexError) as error:
             raise self._wrong_server(
                 f"has no endpoints for settings and weights ({error}): VLLM_SERVER_DEV_MODE=1 is not set, or the "
                 "server is not vLLM 0.32",
@@ -110,7 +110,7 @@ class VLLMServer:
         try:
             sampled = await self._generate([0], {"max_tokens": 1, "seed": 0, "logprobs": 0, "detokenize": False})
             assert sampled["choices"][0]["weight_versions"][0]["version"]
-        except (_Refused, AssertionError, KeyError, TypeError, IndexError) as error:
+        except (CallRefusal, AssertionError, KeyError, TypeError, IndexError) as error:
             raise self._wrong_server(
                 f"does not answer token ids with token ids and the version of its weights ({error})", command
             ) from None
@@ -218,7 +218,7 @@ class VLLMServer:
     async def _generate_or_fail(self, prompt: Sequence[int], params: dict[str, Any]) -> Any:
         try:
             return await self._generate(prompt, params)
-        except _Refused as error:
+        except CallRefusal as error:
             raise RunError(f"the server at {self.url} refused a request: {error}") from None
 
     async def _generate(self, prompt: Sequence[int], params: dict[str, Any]) -> Any:
@@ -228,9 +228,9 @@ class VLLMServer:
     # --- pushes --------------------------------------------------------------------------------------------
 
     async def load(self, source: str | Path, version: int, update: str) -> None:
-        """Makes the server load the weights of a folder, or of a model on the hub, as a policy version.
+        """Makes the server load weights as a policy version.
 
-        update: treatment of requests in flight, as `inference_model.update`.
+        source: a folder, or a model on the hub. update: treatment of requests in flight, as `inference_model.update`.
 
         Raises:
             ServerLost: see there; also if the server restarted since the last load.
@@ -249,8 +249,8 @@ class VLLMServer:
             new_name = {"new_version": f"{self._marker}:{version}"}
             await self._call("POST", "/update_weight_version", _SHORT_CALL_S, new_name)
             await self._call("POST", "/resume", _SHORT_CALL_S)
-        except _Refused as error:
-            with suppress(_Refused, ServerLost):  # leave no paused server behind
+        except CallRefusal as error:
+            with suppress(CallRefusal, ServerLost):  # leave no paused server behind
                 await self._call("POST", "/resume", _SHORT_CALL_S)
             raise WeightFilesRefused(
                 f"the server at {self.url} did not load the weights of policy version {version} from {source}: "
@@ -278,7 +278,7 @@ class VLLMServer:
         is_load: a failure may be one of the files, as long as the server is well.
 
         Raises:
-            _Refused: the server answers that it will not.
+            CallRefusal: the server answers that it will not.
             ServerLost: no answer, or an answer that shows a broken server.
         """
         data = None if body is None else orjson.dumps(body)
@@ -297,15 +297,15 @@ class VLLMServer:
             try:
                 return orjson.loads(content) if content else None
             except orjson.JSONDecodeError:
-                raise _Refused(f"{path} answered with {content[:80]!r}, which is not JSON") from None
+                raise CallRefusal(f"{path} answered with {content[:80]!r}, which is not JSON") from None
         message = f"status {reply.status} of {path}: {_error_text(content)}"
         if is_load and reply.status >= 500:
             await self._call("GET", "/health", _SHORT_CALL_S)
-            raise _Refused(message)
-        raise ServerLost(message) if reply.status >= 500 else _Refused(message)
+            raise CallRefusal(message)
+        raise ServerLost(message) if reply.status >= 500 else CallRefusal(message)
 
 
-class _Refused(Exception):
+class CallRefusal(Exception):
     """The server is well and refuses a call."""
 
 

@@ -50,7 +50,7 @@ class WeightFolder:
         self._folder = folder.resolve()
         self._name = secrets.token_hex(6)
         self._number = 0
-        self._written: list[Path] = []
+        self._push_folders: list[Path] = []
 
     def write(self, weights: WeightUpdate) -> WeightFiles:
         """Writes the files of a push; `remove_older` removes those of the push before."""
@@ -58,17 +58,17 @@ class WeightFolder:
         path = self._folder / f"{self._name}-{self._number:06d}"
         with atomic_folder(path) as temporary:
             write_safetensors(temporary, [_tensor_group(weights, tensor) for tensor in weights.tensors])
-        self._written.append(path)
+        self._push_folders.append(path)
         return WeightFiles(path)
 
     def remove_older(self) -> None:
         """Removes the files of all pushes but the last."""
-        while len(self._written) > 1:
-            shutil.rmtree(self._written.pop(0), ignore_errors=True)
+        while len(self._push_folders) > 1:
+            shutil.rmtree(self._push_folders.pop(0), ignore_errors=True)
 
     def close(self) -> None:
-        while self._written:
-            shutil.rmtree(self._written.pop(), ignore_errors=True)
+        while self._push_folders:
+            shutil.rmtree(self._push_folders.pop(), ignore_errors=True)
         if self._folder.is_dir() and not any(self._folder.iterdir()):
             self._folder.rmdir()
 
