@@ -98,7 +98,7 @@ def test_a_push_splits_the_versions_of_requests_in_flight(
     engine = start_engine(tmp_path, *http_settings(server, f"inference_model.update={update}"))
     try:
         engine.load(changed_weights(1), 1)
-        engine.submit(Request(1, (5, 6, 7), 4, Sampling(temperature=3.0, max_tokens=440), seed=1))
+        engine.submit(Request(1, (5, 6, 7), 4, Sampling(temperature=2.0, max_tokens=440), seed=1))
         engine.step(0.5)
         engine.load(changed_weights(2), 2)
         responses = []

@@ -1,4 +1,4 @@
-"""Thread with an asyncio loop and an HTTP session, whose coroutines another thread starts and awaits.
+"""Thread with an asyncio loop and an HTTP session, used from another thread.
 
 caller's thread ── start(coroutine) ──▶ loop ── HTTP ──▶ servers
                 ◀─ a future's result ── loop
@@ -17,7 +17,10 @@ _CLOSE_S = 10.0
 
 
 class HTTPClientThread:
-    """Loop in a thread of its own. session: of all requests, without a limit on connections."""
+    """Loop in a thread of its own.
+
+    session: of all requests, without a limit on connections.
+    """
 
     session: aiohttp.ClientSession
 
@@ -32,7 +35,10 @@ class HTTPClientThread:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def close(self) -> None:
-        """Cancels all coroutines, closes the session and ends the thread; waits at most ten seconds for each."""
+        """Cancels all coroutines, closes the session and ends the thread.
+
+        Waits at most ten seconds for each.
+        """
         if self._thread.is_alive():
             self.start(self._end()).result(_CLOSE_S)
             self._loop.call_soon_threadsafe(self._loop.stop)

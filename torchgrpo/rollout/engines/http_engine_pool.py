@@ -20,10 +20,8 @@ import secrets
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass, field
 from itertools import count
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -32,8 +30,9 @@ from config.schema.errors import ConfigError
 from envs.group import SampledCompletion
 from torchgrpo.rollout.engines.completion_ends import CompletionEnds
 from torchgrpo.rollout.engines.http_client_thread import HTTPClientThread
+from torchgrpo.rollout.engines.http_pool_state import HTTPPoolSettings, ServerSlot, WeightSource
 from torchgrpo.rollout.engines.http_sampling import sample_group
-from torchgrpo.rollout.engines.http_server import ServerLost, ServerRequirements, VLLMServer, WeightFilesRefused
+from torchgrpo.rollout.engines.http_server import ServerLost, VLLMServer, WeightFilesRefused
 from torchgrpo.rollout.engines.interface import Request, Response, SequenceScores
 from torchgrpo.rollout.engines.remote_engines import EngineLost
 from torchgrpo.rollout.engines.request_dispatcher import RequestDispatcher
@@ -44,57 +43,6 @@ log = logging.getLogger(__name__)
 _RETRY_S = 0.5
 _CHECKED_TOKENS = 24
 """Length of the sequence that a returned server scores before it gets requests."""
-
-
-@dataclass(frozen=True)
-class HTTPPoolSettings:
-    """Settings of a pool of servers.
-
-    model: folder or hub name of the weights before the first push. requirements: by address. window: completions that
-    one server holds at a time. score_bound: largest mean difference of log-probs between two servers, relative to
-    1 + |log-prob|. max_attempts: losses in a row of one server, or with one group, at which the run ends.
-    """
-
-    model: str
-    requirements: dict[str, ServerRequirements]
-    end_token_ids: tuple[int, ...]
-    max_model_len: int
-    update: str
-    window: int
-    score_bound: float
-    start_timeout_s: float = 600.0
-    request_timeout_s: float = 900.0
-    max_attempts: int = 3
-
-
-class _Source(NamedTuple):
-    """Weights that all servers must have.
-
-    scores: of the checked sequence; empty before any server scored it.
-    """
-
-    path: str | Path
-    version: int
-    scores: tuple[float, ...] = ()
-
-
-@dataclass(eq=False)
-class _Slot:
-    """A server of the pool and its state.
-
-    number: identifies a server from one loss to the next; never recurs. connection: the coroutine that makes an absent
-    server live; None for a live server. requests: calls by request id.
-    """
-
-    number: int
-    name: str
-    server: VLLMServer
-    connection: "Future[_Source] | None" = None
-    absent_since: float = field(default_factory=time.monotonic)
-    requests: "dict[int, Future[list[SampledCompletion]]]" = field(default_factory=dict)
-    consecutive_losses: int = 0
-    loss_reason: str = ""
-    is_overdue: bool = False
 
 
 class HTTPEnginePool:
@@ -111,15 +59,15 @@ class HTTPEnginePool:
         self._ends = CompletionEnds(settings.end_token_ids, tokenizer)
         self._dispatcher = RequestDispatcher(settings.window)
         self._numbers = count(1)
-        self._events: queue.SimpleQueue[tuple[_Slot, int | None, Future[Any]]] = queue.SimpleQueue()
-        self._source = _Source(settings.model, 0)
+        self._events: queue.SimpleQueue[tuple[ServerSlot, int | None, Future[Any]]] = queue.SimpleQueue()
+        self._source = WeightSource(settings.model, 0)
         self._client = HTTPClientThread()
         marker = secrets.token_hex(8)
-        self._slots: list[_Slot] = []
+        self._slots: list[ServerSlot] = []
         try:
             for index, (url, needed) in enumerate(settings.requirements.items()):
                 server = VLLMServer(url, self._client.session, needed, marker, settings.request_timeout_s)
-                self._slots.append(_Slot(next(self._numbers), f"engine {index}", server))
+                self._slots.append(ServerSlot(next(self._numbers), f"engine {index}", server))
             self._connect_all()
         except BaseException:
             self.close()
@@ -201,7 +149,7 @@ class HTTPEnginePool:
                 slot.requests[request.request_id] = call
                 self._report_end(slot, request.request_id, call)
 
-    def _report_end(self, slot: _Slot, request_id: int | None, call: "Future[Any]") -> None:
+    def _report_end(self, slot: ServerSlot, request_id: int | None, call: "Future[Any]") -> None:
         """Makes the end of a call an event. request_id: None for a connection."""
         call.add_done_callback(lambda future: self._events.put((slot, request_id, future)))
 
@@ -225,7 +173,9 @@ class HTTPEnginePool:
                 del slot.requests[request_id]
                 responses += self._finish_request(slot, request_id, call)
 
-    def _finish_request(self, slot: _Slot, request_id: int, call: "Future[list[SampledCompletion]]") -> list[Response]:
+    def _finish_request(
+        self, slot: ServerSlot, request_id: int, call: "Future[list[SampledCompletion]]"
+    ) -> list[Response]:
         try:
             completions = call.result()
         except ServerLost as error:
@@ -246,7 +196,7 @@ class HTTPEnginePool:
         return tuple(slot.number for slot in self._live)
 
     @property
-    def _live(self) -> list[_Slot]:
+    def _live(self) -> list[ServerSlot]:
         return [slot for slot in self._slots if slot.connection is None]
 
     def load(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
@@ -255,7 +205,7 @@ class HTTPEnginePool:
         The files of the push before are removed. Absent servers load them when they come back. Waits for a server if all are absent.
         """
         files = self._folder.write(WeightUpdate.from_pairs(weights))
-        self._source = source = _Source(files.path, version)
+        self._source = source = WeightSource(files.path, version)
         calls = {
             slot: self._client.start(slot.server.load(source.path, version, self._settings.update))
             for slot in self._live
@@ -286,7 +236,7 @@ class HTTPEnginePool:
     def wake(self) -> None:
         self.sleep()
 
-    def _results(self, calls: "dict[_Slot, Future[Any]]") -> dict[_Slot, Any]:
+    def _results(self, calls: "dict[ServerSlot, Future[Any]]") -> dict[ServerSlot, Any]:
         """Waits for calls; returns their results without those of servers that are lost meanwhile."""
         # Every call inside has a deadline of its own; a load has five.
         wait(calls.values(), timeout=5 * self._settings.request_timeout_s)
@@ -301,7 +251,7 @@ class HTTPEnginePool:
 
     # --- absent servers ------------------------------------------------------------------------------------
 
-    def _lose(self, slot: _Slot, reason: str) -> None:
+    def _lose(self, slot: ServerSlot, reason: str) -> None:
         """Requeues the groups of a lost server and waits for its return in the background.
 
         Raises EngineLost after too many losses in a row.
@@ -318,15 +268,15 @@ class HTTPEnginePool:
                 f"{slot.name} at {slot.server.url} was lost {losses} times in a row, the last time with {len(groups)} "
                 f"groups in flight: {reason}"
             )
-        fresh = _Slot(next(self._numbers), slot.name, slot.server, consecutive_losses=losses, loss_reason=reason)
+        fresh = ServerSlot(next(self._numbers), slot.name, slot.server, consecutive_losses=losses, loss_reason=reason)
         self._slots[self._slots.index(slot)] = fresh
         self._connect(fresh)
 
-    def _connect(self, slot: _Slot) -> None:
+    def _connect(self, slot: ServerSlot) -> None:
         slot.connection = self._client.start(self._reconnect(slot.server))
         self._report_end(slot, None, slot.connection)
 
-    def _finish_connection(self, slot: _Slot, source: _Source) -> None:
+    def _finish_connection(self, slot: ServerSlot, source: WeightSource) -> None:
         if source.version != self._source.version:  # a push came after its load
             self._connect(slot)
             return
@@ -334,7 +284,7 @@ class HTTPEnginePool:
         self._dispatcher.add_engine(slot.number)
         log.warning("%s at %s is back, with policy version %d", slot.name, slot.server.url, source.version)
 
-    async def _reconnect(self, server: VLLMServer) -> _Source:
+    async def _reconnect(self, server: VLLMServer) -> WeightSource:
         """Tries to make an absent server ready, until it succeeds; `_check_deadlines` bounds the attempts."""
         while True:
             source = self._source
@@ -346,7 +296,7 @@ class HTTPEnginePool:
                 if source is self._source:  # otherwise a push has removed the files
                     raise
 
-    async def _prepare(self, server: VLLMServer) -> _Source:
+    async def _prepare(self, server: VLLMServer) -> WeightSource:
         """Checks a server and makes it load the present weights.
 
         Raises EngineLost if its scores then differ from those of the other servers.
@@ -372,7 +322,7 @@ class HTTPEnginePool:
 
     def _wait_for_live(self) -> None:
         """Waits until any server is live."""
-        held: list[tuple[_Slot, int | None, Future[Any]]] = []
+        held: list[tuple[ServerSlot, int | None, Future[Any]]] = []
         while not self._live:
             try:
                 event = self._events.get(timeout=_RETRY_S)
