@@ -202,7 +202,8 @@ class HTTPEnginePool:
     def load(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
         """Pushes weights by files, which every live server loads.
 
-        The files of the push before are removed. Absent servers load them when they come back. Waits for a server if all are absent.
+        The files of the push before are removed. Absent servers load the push when they come back. Waits for a server
+        if all are absent.
         """
         files = self._folder.write(WeightUpdate.from_pairs(weights))
         self._source = source = WeightSource(files.path, version)

@@ -30,7 +30,8 @@ def engine_factory(
 def _connect_servers(
     config: Config, eos: tuple[int, ...], plan: Plan, tokenizer: PreTrainedTokenizerBase, run_dir: Path | None
 ) -> Engine:
-    from torchgrpo.rollout.engines.http_engine_pool import HTTPEnginePool, HTTPPoolSettings
+    from torchgrpo.rollout.engines.http_engine_pool import HTTPEnginePool
+    from torchgrpo.rollout.engines.http_pool_state import HTTPPoolSettings
     from torchgrpo.rollout.engines.http_server import ServerRequirements
     from torchgrpo.rollout.weights.transports.weight_folder import make_weight_folder
 
