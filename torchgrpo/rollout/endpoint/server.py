@@ -104,8 +104,8 @@ class Endpoint:
             self._listener = await loop.create_server(self._connect, self._host, self._port, backlog=BACKLOG)
         except OSError as error:
             raise ConfigError(
-                f"the endpoint cannot listen on {self._host}:{self._port}: {error.strerror}; choose an address of this "
-                "machine and a free port, or port 0"
+                f"the endpoint cannot listen on {self._host}:{self._port}: {error.strerror}; set serve.host to an "
+                "address of this machine, and serve.port to a free port or 0"
             ) from error
         port = self._listener.sockets[0].getsockname()[1]
         self.url = f"http://{f'[{self._host}]' if ':' in self._host else self._host}:{port}/v1"
