@@ -19,7 +19,7 @@ from torchgrpo.monitoring.rows_by_completion import completions_in_loss, first_r
 
 _TIMING_PREFIXES = (
     *("time/", "throughput/", "reward_latency/", "idle/", "weight_check/", "agent/seconds/"),
-    *("judge/", "reward_model/"),  # what is kept or batched depends on the time too
+    *("judge/", "reward_model/", "endpoint/"),  # what is kept or batched depends on the time too
 )
 
 

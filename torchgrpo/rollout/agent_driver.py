@@ -58,6 +58,10 @@ class AgentDriver:
             raise EpisodeError(f"env.agent={self.runner.agent}: the agent ended without a request for a turn")
         return conversation.end_reason or "stop"
 
+    def metrics(self) -> dict[str, float]:
+        """Returns the metrics of the endpoint."""
+        return self.endpoint.metrics()
+
     async def close(self) -> None:
         """Ends all agents and the endpoint."""
         await self.runner.close()

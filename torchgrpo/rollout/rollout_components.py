@@ -39,11 +39,11 @@ class RolloutComponents:
         return next(filter(None, errors), self.rewards.last_error)
 
     def outcome_metrics(self) -> dict[str, float]:
-        """Returns latencies of rewards, and total counts of failures in rewards and environments."""
+        """Returns metrics of rewards and agents, and total counts of their failures."""
         metrics, player = self.rewards.metrics(), self.group_rollout.player
         for counts in (self.model_rewards.counts, *(() if player is None else (player.error_counts,))):
             metrics |= {name: metrics[name] + count for name, count in counts.totals().items()}
-        return metrics | self.model_rewards.metrics()
+        return metrics | self.model_rewards.metrics() | ({} if player is None else player.driver.metrics())
 
     def push(self, temperature: float) -> dict[str, float]:
         """Pushes the learner's weights as the next policy version; later groups sample at `temperature`.
