@@ -12,7 +12,6 @@ import statistics
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -20,23 +19,22 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import orjson
 
 from benchmarks.common import describe_machine, make_parser
+from envs.group import Turn
+from torchgrpo.rollout.conversation import SampledTurn
 from torchgrpo.rollout.endpoint.server import Endpoint
 
 TOKENS = list(range(32))
-TURN = SimpleNamespace(
-    message={"role": "assistant", "content": "The answer is 42. " * 5},
-    malformed=(),
-    finish_reason="stop",
-    token_ids=TOKENS,
-    log_probs=[-0.5] * len(TOKENS),
-    num_prompt_tokens=100,
-)
+MESSAGE = {"role": "assistant", "content": "The answer is 42. " * 5}
+RECORD = Turn(MESSAGE, 0, len(TOKENS))
+TURN = SampledTurn(MESSAGE, (), "stop", TOKENS, [-0.5] * len(TOKENS), tuple(range(100)), False, RECORD)
 
 
 class ImmediateConversation:
     """Conversation whose turns take no time."""
 
-    async def sample_turn(self, messages: Any, tools: Any = (), *, max_tokens: Any = None, stop: Any = ()) -> Any:
+    async def sample_turn(
+        self, messages: Any, tools: Any = (), *, max_tokens: Any = None, stop: Any = ()
+    ) -> SampledTurn:
         return TURN
 
 

@@ -86,7 +86,7 @@ class ChatEncoder:
         return text
 
     def token_texts(self, token_ids: Sequence[int]) -> list[str]:
-        """Returns the text of each token, with the space that it has after the token before."""
+        """Returns the text of each token, with a space where it begins a word."""
         decode = self.tokenizer.batch_decode
         singles: list[str] = decode([[token] for token in token_ids])
         pairs: list[str] = decode([list(pair) for pair in pairwise(token_ids)])

@@ -2,7 +2,8 @@
 
 Built-in rewards are functions of modules in `envs/verifiers` under the `reward` decorator. `env.reward=NAME` replaces
 the task's reward and system prompt by those of the named reward. `envs.reward_workers.task_scorer` combines named
-rewards. This module does not import torch.
+rewards. The rewards of `MODEL_REWARDS` have no function here: the run's loop scores them. This module does not import
+torch.
 """
 
 import inspect
@@ -14,6 +15,7 @@ from pkgutil import iter_modules
 
 from config.schema.env import EnvConfig
 from config.schema.errors import ConfigError
+from config.schema.model_rewards import MODEL_REWARDS
 from envs.example import Example
 from envs.reward_signatures import (
     ACCEPTED_FORMS,
@@ -90,9 +92,14 @@ def all_reward_names(env: EnvConfig) -> list[str]:
     return reward_names(env) if fallback is None else [*reward_names(env), fallback]
 
 
+def model_reward_names(env: EnvConfig) -> list[str]:
+    """Returns the names in `env.reward` that the run's loop scores, in their order."""
+    return [name for name in reward_names(env) if name in MODEL_REWARDS]
+
+
 def find_rewards(env: EnvConfig) -> list[NamedReward]:
-    """Returns the rewards of `reward_names`. Raises ConfigError as `find_reward`."""
-    return [find_reward(name) for name in reward_names(env)]
+    """Returns the rewards of `reward_names` without model rewards. Raises ConfigError as `find_reward`."""
+    return [find_reward(name) for name in reward_names(env) if name not in MODEL_REWARDS]
 
 
 def find_fallback_reward(env: EnvConfig) -> NamedReward | None:
@@ -119,7 +126,7 @@ def find_reward(name: str, key: str = "env.reward") -> NamedReward:
         )
     if name not in _REGISTRY:
         raise ConfigError(
-            f"{key}={name!r}: no such reward; choose one of {', '.join(known) or 'none'}, or name a function "
+            f"{key}={name!r}: no such reward; choose one of {', '.join((*known, *MODEL_REWARDS))}, or name a function "
             "of your own as module:function"
         )
     return _REGISTRY[name]

@@ -15,6 +15,7 @@ from typing import Any
 
 from config.schema.env import ENVIRONMENT_PROMPTS, EnvConfig
 from config.schema.errors import ConfigError
+from config.schema.model_rewards import MODEL_REWARDS
 from envs.data import Row, usable_columns
 from envs.data_digest import value_digest
 from envs.example import SYSTEM_ROLES, Completion, Example, Message, Outcome, Reward
@@ -119,23 +120,23 @@ class Task(ABC):
 
     @property
     def has_only_user_rewards(self) -> bool:
-        """Whether only code of the user scores, so that reference answers may have any form."""
+        """Whether the user's code or a model scores; reference answers may have any form."""
         names = all_reward_names(self.env) or [self.env.environment or ""]
-        return all(is_user_code(name) for name in names)
+        return all(is_user_code(name) or name in MODEL_REWARDS for name in names)
 
     def row_data(self, row: Row) -> Mapping[str, Any]:
         """Returns the columns for `Example.row_data`.
 
         With a task, reward or environment of the user, or with `env.agent_columns`, these are all usable columns, else
-        only `curriculum_columns`.
-        Built-in rewards read no columns, so large columns are then neither stored nor sent to workers.
+        only `curriculum_columns` and the column of `env.judge.rubric_column`. Built-in rewards read no columns, so
+        large columns are then neither stored nor sent to workers.
         """
         names = [self.env.dataset, self.env.environment or "", *all_reward_names(self.env)]
-        return (
-            usable_columns(row.values)
-            if self.env.agent_columns or any(is_user_code(name) for name in names)
-            else self.curriculum_columns(row.values)
-        )
+        if self.env.agent_columns or any(is_user_code(name) for name in names):
+            return usable_columns(row.values)
+        rubric = self.env.judge.rubric_column
+        rubrics = {rubric: row.values[rubric]} if rubric is not None and rubric in row.values else {}
+        return {**self.curriculum_columns(row.values), **rubrics}
 
     def curriculum_columns(self, columns: Mapping[str, Any]) -> Mapping[str, Any]:
         """Returns the column of `env.curriculum.column`, or no column if that is unset.

@@ -3,6 +3,9 @@
 import json
 import os
 import re
+import signal
+import socket
+import urllib.parse
 import urllib.request
 from typing import Any
 
@@ -77,3 +80,27 @@ def play_products(example: Example) -> dict[str, Any]:
         answer = request_turn([*messages, answer, *results], tools=[MUL])
     right = float(num_calls == 1 and (answer["content"] or "").strip() == str(first * second))
     return {"reward": right, "components": {"accuracy": right}}
+
+
+def play_sums_on_a_bad_line(example: Example) -> float:
+    """Plays as `play_sums`; breaks off some requests, and kills its process in some episodes."""
+    row = example.row
+    if row % 20 == 0:
+        _break_off_request(list(example.messages))
+    if row % 50 == 1:
+        _break_off_request(list(example.messages))
+        os.kill(os.getpid(), signal.SIGKILL)
+    return play_sums(example)
+
+
+def _break_off_request(messages: list[Message]) -> None:
+    """Sends a whole request, and closes the connection without reading the reply."""
+    url = urllib.parse.urlsplit(os.environ["OPENAI_BASE_URL"])
+    assert url.hostname is not None and url.port is not None
+    body = json.dumps({"model": "policy", "messages": messages}).encode()
+    head = (
+        f"POST {url.path}/chat/completions HTTP/1.1\r\nHost: {url.netloc}\r\nContent-Length: {len(body)}\r\n"
+        f"Authorization: Bearer {os.environ['OPENAI_API_KEY']}\r\n\r\n"
+    )
+    with socket.create_connection((url.hostname, url.port)) as connection:
+        connection.sendall(head.encode() + body)

@@ -6,12 +6,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import psutil
 import pytest
 
 import grpo
 import grpo_async
 from envs.group import SequenceStart
-from tests.script_runner import SCHEDULE_CLASSES, compose_run_config
+from tests.script_runner import SCHEDULE_CLASSES, compose_run_config, read_metrics
 from torchgrpo.monitoring.completion_record import parse_sequence_starts, parse_turns
 from torchgrpo.monitoring.ledger_storage import read_records
 from torchgrpo.run.job import run_job
@@ -71,7 +72,7 @@ def test_episodes_that_run_alone_have_the_same_bits(tmp_path: Path) -> None:
 
 
 def test_native_tool_calls_of_an_agent_are_those_of_an_environment(tmp_path: Path) -> None:
-    """The tools are part of the group's prompt in an environment, and of each request of an agent."""
+    """An environment has the tools in the group's prompt, an agent in each request."""
     rows = [{"prompt": f"{12 + number}*{3 + number}=", "answer": (12 + number) * (3 + number)} for number in range(6)]
     data = tmp_path / "products.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -81,3 +82,30 @@ def test_native_tool_calls_of_an_agent_are_those_of_an_environment(tmp_path: Pat
     assert_same_episodes(ours, theirs, tolerance=1e-5)
     turns = [turn for group in ours for one in group["completions"] for turn in parse_turns(one)]
     assert sum("tool_calls" in turn.message for turn in turns) > len(ours)
+
+
+@pytest.mark.long
+def test_broken_requests_and_killed_agents_lose_nothing(tmp_path: Path) -> None:
+    """About 1,000 requests: finished episodes have three turns, killed ones are errors."""
+    many = ("env.num_envs=28", "env.repeats=4", "train.total_dialog_turns=336", "env.agent_env.MARK=one_bad_line")
+    agent = "env.agent=tests.run_agents:play_sums_on_a_bad_line"
+    groups = play(tmp_path, grpo, *SUMS, *many, agent, f"env.agent_env.FOLDER={tmp_path}", "env.max_error_rate=0.5")
+    completions = [(group["row"], one) for group in groups for one in group["completions"]]
+    assert len(completions) == 336 and len({group["group_id"] for group in groups}) == len(groups)
+    killed = [one for row, one in completions if row % 50 == 1]
+    assert killed and all(one["verdict"]["outcome"] == "error" and "SIGKILL" in one["error"] for one in killed)
+    finished = [(row, one) for row, one in completions if row % 50 != 1]
+    assert any(row % 20 == 0 for row, _ in finished)
+    for _, one in finished:
+        assert one["verdict"]["outcome"] == "scored" and len(parse_turns(one)) == 3
+    rows = [row for row in read_metrics(tmp_path) if "reward/mean" in row]
+    assert sum(row["agent/end/error"] * 112 for row in rows) == pytest.approx(len(killed))
+    left = [process for process in psutil.process_iter() if "one_bad_line" in str(environ_of(process))]
+    assert left == []
+
+
+def environ_of(process: psutil.Process) -> dict[str, str]:
+    try:
+        return process.environ()
+    except psutil.Error:
+        return {}

@@ -44,6 +44,7 @@ WITHOUT_TORCH = [
     "envs/task.py",
     "envs/rewards.py",
     "envs/tasks",
+    "envs/agents",
     "envs/tools",
     "envs/verifiers",
     "envs/reward_workers",

@@ -161,7 +161,7 @@ def test_an_added_job_transport_and_environment_are_known(checkout: Path) -> Non
 def test_unknown_names_are_refused_with_the_known_ones(checkout: Path) -> None:
     process = run_in_checkout(checkout, "inference_model.backend=sglang")
     assert process.returncode == 2
-    assert "inference_model.backend='sglang': choose one of auto, added, transformers, vllm" in process.stderr
+    assert "inference_model.backend='sglang': choose one of auto, added, http, transformers, vllm" in process.stderr
 
 
 @pytest.mark.parametrize("registry", REGISTRIES, ids=lambda registry: registry.key)

@@ -4,7 +4,10 @@ config/cli/keys_of_other_trainers.py looks up these tables together with the tab
 """
 
 _NO_CRITIC = "GRPO has no critic; the baseline is policy.baseline"
-_NO_REWARD_MODEL = "no reward model is loaded; env.reward=module:function may query a server (docs/judges.md)"
+_REWARD_MODEL = (
+    "set env.reward=reward_model with env.reward_model.name and env.reward_model.device, or env.reward=judge for a "
+    "server (docs/judges.md)"
+)
 _END_TOKENS = "a completion ends with an end token of the model's generation config, tokenizer or chat template"
 _TEACHER = (
     "set policy=opd to distill: ref_model.name is the teacher, ref_model.num_devices its number of GPUs, "
@@ -39,7 +42,7 @@ _TEXTS = (
     ("policy.discount is the only discount per token; without a critic there is no lambda", "gamma lam lambd"),
     ("no batch is skipped by its mean ratio; policy.ratio_max and policy.dual_clip bound the ratio of each token",
      "skip_threshold"),
-    (_NO_REWARD_MODEL, "reward_pretrain reward_model_path remote_rm_url reward_num_nodes reward_num_gpus_per_node"),
+    (_REWARD_MODEL, "reward_pretrain reward_model_path remote_rm_url reward_num_nodes reward_num_gpus_per_node"),
     ("env.reward names the reward function", "rm_type"),
     (f"{_END_TOKENS}, or with the text of a token in inference_model.stop", "stop_token_ids rollout_stop_token_ids"),
     ("completions have no minimum length; penalise short completions with a reward of your own "
@@ -140,8 +143,8 @@ UNSUPPORTED_SECTIONS: dict[str, str] = {
         "env.max_steps"
     ),
     "critic": _NO_CRITIC,
-    "reward_model": _NO_REWARD_MODEL,
-    "rm": _NO_REWARD_MODEL,
+    "reward_model": _REWARD_MODEL,
+    "rm": _REWARD_MODEL,
     "ref": _REFERENCE_NOT_TRAINED,
     "teacher": _TEACHER,
     "distillation": _TEACHER,

@@ -7,6 +7,7 @@ from typing import Any
 
 from config.schema.config import Config
 from config.schema.errors import ConfigError
+from config.schema.model_rewards import check_model_rewards
 from config.schema.values import check_minimum
 
 _BOUNDS = (
@@ -25,6 +26,7 @@ def check_config(config: Config) -> None:
     check_batches(config)
     check_ranks(config)
     check_quantization(config)
+    check_model_rewards(config.env.judge, config.env.reward_model, config.reward_names)
     policy = config.policy
     if config.env.repeats == 1 and policy.baseline != "none" and policy.reward_coef != 0:
         raise ConfigError(

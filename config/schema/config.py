@@ -82,6 +82,13 @@ class Config:
         return replace(self.model, name=ref.name or self.model.name, dtype=ref.dtype or self.model.dtype)
 
     @property
+    def reward_names(self) -> set[str]:
+        """Names of all rewards, those of members of a mixture and of evaluation sets included."""
+        members = [one.get("reward") for one in self.env.mixture.values() if isinstance(one, dict)]
+        rewards = [self.env.reward, *members, *(one.reward for one in self.eval.sets.values())]
+        return {name for reward in rewards for name in (reward if isinstance(reward, list) else [reward]) if name}
+
+    @property
     def completions_per_iteration(self) -> int:
         return self.train.dialog_turns_per_batch or self.env.num_envs * self.env.repeats
 

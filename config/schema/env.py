@@ -9,6 +9,7 @@ from omegaconf import MISSING
 from config.schema.agent import DEFAULT_AGENT_TURNS, check_agent
 from config.schema.curriculum import CurriculumConfig
 from config.schema.errors import ConfigError
+from config.schema.model_rewards import MODEL_REWARDS, JudgeConfig, RewardModelConfig
 from config.schema.registry import Registry
 from config.schema.values import check_choice, check_fields, check_minimum, is_positive, is_share
 
@@ -88,8 +89,10 @@ class EnvConfig:
     options: dict[str, Any] = field(default_factory=dict)
     """Options of the task, such as the ranges of a generator."""
     reward: Any = None
-    """The reward in place of the task's own: a named reward (docs/rewards.md) or a function `module:function`.
-    In a list of rewards each becomes a reward component of its name."""
+    """The reward in place of the task's own: a named reward (docs/rewards.md), a function `module:function`, `judge`
+    or `reward_model`. In a list of rewards each becomes a reward component of its name."""
+    judge: JudgeConfig = field(default_factory=JudgeConfig)
+    reward_model: RewardModelConfig = field(default_factory=RewardModelConfig)
     reward_weights: Any = None
     """Weights of reward components. For a list of rewards: a list of equal length, such as `[1.0,0.2]`; unset:
     1 each. For a single reward: {COMPONENT: weight}, and the score is the weighted sum of these components; unset:
@@ -300,7 +303,17 @@ class EnvConfig:
             raise ConfigError(
                 f"env.group_reward={self.group_reward!r}: give a function of your own as module:function, or null"
             )
+        if reward in MODEL_REWARDS and isinstance(weights, dict) and set(weights) - {reward}:
+            raise ConfigError(
+                f"env.reward_weights={weights!r}: the only component of env.reward={reward} is {reward}; set "
+                f"env.reward_weights={{{reward}: 1.0}}, or remove the weights"
+            )
         fallback = self.fallback_reward
+        if fallback and (fallback in MODEL_REWARDS or reward in MODEL_REWARDS):
+            raise ConfigError(
+                f"env.fallback_reward={fallback} with env.reward={reward}: {' and '.join(MODEL_REWARDS)} neither have "
+                f"nor are a fallback; list both rewards, such as env.reward=[{fallback},{reward}]"
+            )
         if fallback == "":
             raise ConfigError("env.fallback_reward='': give the name of a reward, or null for none")
         if fallback and isinstance(reward, list):

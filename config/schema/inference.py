@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from config.schema.errors import ConfigError
+from config.schema.http_engines import check_urls
 from config.schema.registry import Registry
 from config.schema.values import check_choice, check_fields, is_positive, is_share
 
@@ -15,7 +16,13 @@ class InferenceModelConfig:
     """The rollout engines and their sampling parameters."""
 
     backend: str = "auto"
-    """Engine: `vllm`, `transformers`, or `auto`, which is vLLM where installed and with a GPU."""
+    """Engine: `vllm`, `transformers`, or `auto`, which is vLLM where installed and with a GPU. `http` uses vLLM servers
+    that you start yourself, at `urls`."""
+    urls: list[str] = field(default_factory=list)
+    """With `backend=http`: the addresses of the vLLM servers, such as `[http://127.0.0.1:8001]`. Each is an engine."""
+    weight_folder: str | None = None
+    """With `backend=http`: folder for the pushed weights, on a disk that the servers read under the same path. Unset:
+    `weights` in the run's folder."""
     num_devices: int = 1
     """Number of devices for generation; `num_devices / tensor_parallel_size` engines share the prompts."""
     devices: Any = None
@@ -88,6 +95,7 @@ class InferenceModelConfig:
         limits = ("kv_cache_gib", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "temperature_end")
         check_fields("inference_model", self, limits, is_positive, "must be above 0, or null")
         check_fields("inference_model", self, ("min_p",), is_share, "must lie in [0, 1]")
+        check_urls(self.backend, self.urls, vars(self))
         if "" in self.stop:
             raise ConfigError(
                 f"inference_model.stop={self.stop}: an empty string would end every completion at its first token; "
@@ -113,4 +121,4 @@ class InferenceModelConfig:
 
     @property
     def num_engines(self) -> int:
-        return self.num_devices // self.tensor_parallel_size
+        return len(self.urls) or self.num_devices // self.tensor_parallel_size

@@ -49,6 +49,7 @@ class AgentCall:
             os.close(descriptor)
         for number in (signal.SIGTERM, signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         if self.function is None:
             self._execute()
         self._call(self.function)

@@ -15,7 +15,7 @@ import signal
 import socket
 import struct
 import sys
-import tempfile
+import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from multiprocessing.connection import Connection
@@ -43,6 +43,8 @@ TAIL_BYTES = 2**16
 """Size of the end of each stream that is kept."""
 NAMESPACES = isolation.CLONE_NEWPID | isolation.CLONE_NEWNS
 READ_BYTES = 2**16
+END_INTERVAL = 0.002
+"""Seconds between two signals to end an agent."""
 
 
 @dataclass(frozen=True)
@@ -89,14 +91,13 @@ class Guard:
     """Guard of one agent.
 
     command, function: as in `AgentCall`. root: folder for the temporary folders of episodes. in_namespace: whether
-    agents get a process namespace of their own. server_pid: process id of the fork server.
+    agents get a process namespace of their own.
     """
 
     command: tuple[str, ...]
     function: Any
     root: str
     in_namespace: bool
-    server_pid: int
 
     def serve(self, connection: Connection) -> None:
         """Serves one episode.
@@ -110,7 +111,8 @@ class Guard:
         folder = ""
         try:
             request = EpisodeRequest(**json.loads(_receive(run)))
-            folder = tempfile.mkdtemp(dir=self.root)
+            folder = episode_folder(self.root, os.getpid())
+            os.mkdir(folder, 0o700)
             reply = self._run_agent(request, folder, run)
         except StopRequest:
             reply = None
@@ -120,9 +122,6 @@ class Guard:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             if folder:
                 remove_folder(folder)
-            if os.getppid() != self.server_pid:  # the fork server was killed, and the last guard removes its folder
-                with suppress(OSError):
-                    os.rmdir(self.root)
         if reply is not None:
             data = json.dumps(asdict(reply)).encode()
             run.sendall(LENGTH.pack(len(data)) + data)
@@ -143,9 +142,11 @@ class Guard:
         call = AgentCall(self.command, self.function, variables, request.record, output_end, errors_end, report_end)
         if self.in_namespace:
             isolation.unshare_namespaces(NAMESPACES, keeps_ids=True)
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # a handler during a fork cannot raise
         init = os.fork()
         if init == 0:
             try:
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
                 run.close()
                 for descriptor in (output, errors, report, status):
                     os.close(descriptor)
@@ -156,13 +157,16 @@ class Guard:
             os.close(descriptor)
         streams = {descriptor: Stream() for descriptor in (output, errors, report, status)}
         try:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
             fault = _read_streams(run, streams, status)
         finally:
             self._end(init)
         _drain(streams)
         ended = streams[status].tail
-        kind, code = STATUS.unpack(ended) if len(ended) == STATUS.size else (EXITED, -signal.SIGKILL)
-        if not fault and kind != EXITED:
+        kind, code = STATUS.unpack(ended) if ended else (EXITED, 0)
+        if not fault and not ended:
+            fault = "the helper process that started it was killed or failed"
+        elif not fault and kind != EXITED:
             fault = f"it started more than {MAX_PROCESSES} processes or {MAX_THREADS} threads, and was killed"
         text = {descriptor: stream.text() for descriptor, stream in streams.items()}
         return EpisodeReply(fault, code, text[output], text[errors], text[report], self.in_namespace)
@@ -170,9 +174,10 @@ class Guard:
     def _end(self, init: int) -> None:
         """Ends the agent's processes, and waits for their end."""
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # ends the same way
-        with suppress(ProcessLookupError):
-            os.kill(init, signal.SIGKILL if self.in_namespace else signal.SIGTERM)
-        os.waitpid(init, 0)
+        number = signal.SIGKILL if self.in_namespace else signal.SIGTERM
+        while not os.waitpid(init, os.WNOHANG)[0]:  # Python loses an exception of a handler that runs in a callback
+            os.kill(init, number)
+            time.sleep(END_INTERVAL)
 
 
 def _read_streams(run: socket.socket, streams: dict[int, Stream], status: int) -> str:
@@ -208,6 +213,11 @@ def _drain(streams: dict[int, Stream]) -> None:
             while data := os.read(descriptor, READ_BYTES):
                 stream.add(data)
         os.close(descriptor)
+
+
+def episode_folder(root: str, guard_pid: int) -> str:
+    """Returns the temporary folder of an episode."""
+    return os.path.join(root, str(guard_pid))
 
 
 def remove_folder(folder: str) -> None:

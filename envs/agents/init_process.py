@@ -76,6 +76,7 @@ def run_init(call: AgentCall, status: int, in_namespace: bool) -> NoReturn:
 
 def _watch(call: AgentCall, status: int, in_namespace: bool) -> tuple[int, int]:
     """Forks the agent, and waits for its end; returns kind and code."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # a handler during a fork cannot raise
     agent = os.fork()
     if agent == 0:
         try:
@@ -84,6 +85,7 @@ def _watch(call: AgentCall, status: int, in_namespace: bool) -> tuple[int, int]:
             call.run()
         finally:
             os._exit(1)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     for descriptor in (call.output, call.errors, call.report):
         os.close(descriptor)
     wakeup, wake = os.pipe()

@@ -10,9 +10,11 @@ exceeds, the end of the agent, and the end of this process. The fork server remo
 import asyncio
 import json
 import logging
+import os
 import shutil
 import signal
 import socket
+import tempfile
 from dataclasses import asdict
 from typing import Any
 
@@ -20,7 +22,7 @@ from config.schema.agent import split_command
 from config.schema.env import EnvConfig
 from config.schema.errors import ConfigError
 from envs.agents.example_record import example_record
-from envs.agents.guard import LENGTH, EpisodeReply, EpisodeRequest
+from envs.agents.guard import LENGTH, EpisodeReply, EpisodeRequest, episode_folder, remove_folder
 from envs.agents.results import AgentResult, read_last_line, read_value
 from envs.agents.server import AgentSetup
 from envs.agents.variables import episode_variables, passed_variables
@@ -55,14 +57,17 @@ class AgentRunner:
         self.is_function = not words
         if words and shutil.which(words[0], path=self.variables.get("PATH")) is None:
             raise ConfigError(f"env.agent={env.agent}: there is no program {words[0]!r}; correct its name or PATH")
-        self._setup = AgentSetup(env.agent, allow_namespaces)
+        self._allow_namespaces = allow_namespaces
+        self._roots: list[str] = []
         self._requests = DaemonThread("agents")
         self._endings: set[asyncio.Task[None]] = set()
         self._has_logged_isolation = self._is_closed = False
         self._fork_server = self._start_fork_server()
 
     def _start_fork_server(self) -> ForkServerProcess:
-        fork_server = ForkServerProcess(SERVE, self._setup, self.variables)
+        self._roots.append(tempfile.mkdtemp(prefix="grpo_agents_"))
+        setup = AgentSetup(self.agent, self._roots[-1], self._allow_namespaces)
+        fork_server = ForkServerProcess(SERVE, setup, self.variables)
         problem = fork_server.wait_until_ready("env.agent")
         if problem is None:
             return fork_server
@@ -129,9 +134,12 @@ class AgentRunner:
         try:
             self._fork_server.kill(pid)
         except ForkServerDied:
-            return  # the next fork replaces it
+            log.warning("env.agent=%s: the fork server of agents died; the next episode starts another", self.agent)
         except TimeoutError:
             self._replace_fork_server()
+        for root in self._roots:  # a guard that was killed leaves its folder
+            if os.path.isdir(folder := episode_folder(root, pid)):
+                remove_folder(folder)
 
     def _replace_fork_server(self) -> None:
         self._fork_server.close()
@@ -168,8 +176,10 @@ class AgentRunner:
         try:
             writer.write_eof()
             await asyncio.wait_for(reader.read(-1), END_SECONDS)
-        except (TimeoutError, OSError) as error:
-            log.warning("env.agent=%s: its guard did not end within %g s: %r", self.agent, END_SECONDS, error)
+        except TimeoutError:
+            log.warning("env.agent=%s: its guard did not end within %g s, and is killed", self.agent, END_SECONDS)
+        except OSError:
+            pass  # it has ended
         writer.close()
         if not self._is_closed:
             await self._request(self._kill, pid)
@@ -204,6 +214,9 @@ class AgentRunner:
         self._is_closed = True
         await asyncio.gather(*self._endings, return_exceptions=True)
         await self._request(self._fork_server.close)
+        for root in self._roots:  # a fork server that was killed leaves its folder
+            if os.path.isdir(root):
+                remove_folder(root)
         self._requests.stop()
 
 

@@ -4,9 +4,6 @@ import mmap
 import os
 import resource
 import sys
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
@@ -22,25 +19,30 @@ from envs.user_code import load_user_object
 class AgentSetup:
     """Setup of the fork server.
 
-    agent: value of `env.agent`. allow_namespaces: False as on a machine that allows none.
+    agent: value of `env.agent`. root: folder for temporary folders, which the fork server removes at its end.
+    allow_namespaces: False as on a machine that allows none.
     """
 
     agent: str
+    root: str
     allow_namespaces: bool = True
 
 
 def serve(control_fd: int) -> None:
     """Runs the fork server of agents; its setup is an `AgentSetup`."""
-    with _temporary_root() as root:
+    root = ""
+    try:
 
         def load(setup: AgentSetup) -> tuple[RunWorker, int]:
+            nonlocal root
+            root = setup.root
             command = split_command(setup.agent)
             function = None if command else load_user_object("env.agent", setup.agent)
             if not command and not callable(function):
                 raise ConfigError(
                     f"env.agent={setup.agent}: {function!r} is no function; define it by def or async def"
                 )
-            guard = Guard(command, function, root, setup.allow_namespaces and can_use_namespaces(), os.getpid())
+            guard = Guard(command, function, root, setup.allow_namespaces and can_use_namespaces())
 
             def run(connection: Connection, page: mmap.mmap) -> None:
                 guard.serve(connection)
@@ -48,16 +50,9 @@ def serve(control_fd: int) -> None:
             return run, resource.getrlimit(resource.RLIMIT_AS)[1]
 
         run_fork_server(control_fd, load)
-
-
-@contextmanager
-def _temporary_root() -> Iterator[str]:
-    """Makes a folder for the temporary folders of episodes, and removes it at the end."""
-    root = tempfile.mkdtemp(prefix="grpo_agents_")
-    try:
-        yield root
     finally:
-        remove_folder(root)
+        if root:
+            remove_folder(root)
 
 
 def can_use_namespaces() -> bool:

@@ -15,6 +15,7 @@ from typing import Any
 
 from config.schema.env import EnvConfig
 from config.schema.errors import ConfigError
+from config.schema.model_rewards import MODEL_REWARDS
 from envs.example import Example
 from envs.rewards import all_reward_names, reward_names
 from envs.row_files import format_value
@@ -72,8 +73,9 @@ def scoring_rule(env: EnvConfig, default_rule: str = "math") -> str | None:
     """
     if any(is_user_code(name) for name in (env.dataset, *all_reward_names(env))):
         return None
-    names = [_EQUIVALENT_RULES.get(name, name) for name in reward_names(env) or [default_rule]]
-    return names[0] if all(name in RULES for name in names) else None
+    names = [name for name in reward_names(env) or [default_rule] if name not in MODEL_REWARDS]
+    rules = [_EQUIVALENT_RULES.get(name, name) for name in names]
+    return rules[0] if rules and all(rule in RULES for rule in rules) else None
 
 
 def unwrap_reference(value: Any, env: EnvConfig, default_rule: str = "math") -> Any:

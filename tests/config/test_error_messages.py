@@ -262,8 +262,8 @@ EXPECTED_ADVICE = {
     "GRPO has no critic": (
         "critic.optim.lr algorithm.critic.ppo_epochs critic_num_nodes critic_num_gpus_per_node critic_lr"
     ),
-    "no reward model is loaded; env.reward=module:function": "reward_model.model.path",
-    "no reward model is loaded": (
+    "set env.reward=reward_model with env.reward_model.name": "reward_model.model.path",
+    "set env.reward=reward_model": (
         "reward.reward_model.model.path reward_model.rollout.n reward_num_nodes reward_num_gpus_per_node"
     ),
     "use eval.sets.NAME.n": (
@@ -363,7 +363,7 @@ def test_names_of_other_trainers_have_the_expected_advice(expected: str) -> None
     ("eval.freqency", "did you mean eval.frequency?"),
     ("reward.lr", "a reward function is not trained"),
     ("reward.timeout", "did you mean env.reward_timeout_s?"),
-    ("reward.reward_model.optim.lr", "no reward model is loaded"),
+    ("reward.reward_model.optim.lr", "set env.reward=reward_model"),
 ])  # fmt: skip
 def test_the_advice_for_untrained_sections_names_no_setting_of_training(key: str, expected: str) -> None:
     assert unknown_key_message(key).startswith(f"{key}: no such configuration key; {expected}")

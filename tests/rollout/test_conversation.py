@@ -264,6 +264,9 @@ class BranchingDriver:
         await conversation.sample_turn([*chats[0], answers[0].message, more], max_tokens=6)
         return "stop"
 
+    def metrics(self) -> dict[str, float]:
+        return {}
+
     async def close(self) -> None:
         """Does nothing."""
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from config.schema.env import EnvConfig
 from config.schema.models import ModelConfig
 from envs.chat import ChatEncoder
 from envs.environments.interface import EpisodeError, Observation
@@ -23,6 +24,7 @@ from tests.rollout.recording import EOS, QUICKSTART, RecordingEngine, RecordingR
 from torchgrpo.batches.batch import collate
 from torchgrpo.rollout.engine_loop import EngineLoop
 from torchgrpo.rollout.engines.interface import Request
+from torchgrpo.rollout.model_rewards.model_rewards import make_model_rewards
 from torchgrpo.rollout.rollout_components import RolloutComponents
 from torchgrpo.training.model_loading import load_model
 
@@ -146,7 +148,8 @@ def test_failures_of_environments_count_in_the_totals(tokenizer: Any) -> None:
         counts.add(addition_examples(1)[0], ScoringResult(0.0, {}, outcome, 0.5))  # type: ignore[arg-type]
     rewards = SimpleNamespace(metrics=counts.metrics)
     rollout = SimpleNamespace(player=SimpleNamespace(error_counts=counts))
-    parts = RolloutComponents(None, None, rollout, None, rewards, None)  # type: ignore[arg-type]
+    none = make_model_rewards(EnvConfig(), set())
+    parts = RolloutComponents(None, None, rollout, None, rewards, none, None)  # type: ignore[arg-type]
     metrics = parts.outcome_metrics()
     assert metrics["reward/errors_total"] == 4 and metrics["reward/invalid_total"] == 2
     assert metrics["reward_latency/p50_s"] == 0.5

@@ -43,6 +43,15 @@ METRICS = (
             "Errors, invalid completions and replaced reward processes (hung or crashed) since the start"),
     _metric("reward_latency/p50_s reward_latency/p95_s reward_latency/p99_s",
             "Percentiles of the seconds to score a completion, over the last 1,000 completions"),
+    _metric("endpoint/requests endpoint/refused endpoint/overhead_s",
+            "Requests of agents since the last row, refused ones among them, and the mean seconds that a request spent "
+            "outside the engine"),
+    _metric("judge/requests judge/retries judge/cached judge/seconds",
+            "With `env.reward=judge`: requests and retries since the start, completions whose grade was known, and "
+            "median seconds of the last 1,000 requests"),
+    _metric("reward_model/rows reward_model/batch_size reward_model/seconds",
+            "With `env.reward=reward_model`: completions scored since the start, and mean size and median seconds of "
+            "the last 1,000 batches"),
     _metric("reward/overlong_penalty", "Mean penalty of `policy.overlong_*`, a number below or equal to 0"),
     _metric("advantage/mean advantage/std",
             "Mean and standard deviation of the reward's advantages after group normalization, for completions in the "

@@ -17,7 +17,10 @@ from torchgrpo.batches.rollout import Rollout
 from torchgrpo.monitoring.episode_metrics import episode_metrics, turn_metrics
 from torchgrpo.monitoring.rows_by_completion import completions_in_loss, first_rows, mean_advantages
 
-_TIMING_PREFIXES = ("time/", "throughput/", "reward_latency/", "idle/", "weight_check/", "agent/seconds/")
+_TIMING_PREFIXES = (
+    *("time/", "throughput/", "reward_latency/", "idle/", "weight_check/", "agent/seconds/"),
+    *("judge/", "reward_model/", "endpoint/"),  # what is kept or batched depends on the time too
+)
 
 
 def without_timings(row: dict[str, Any]) -> dict[str, Any]:

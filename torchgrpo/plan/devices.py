@@ -68,7 +68,8 @@ class DevicePlan:
     train: a GPU index for each rank. scorers: processes of a reference with devices of its own, which are Ray actors.
     reference: a GPU index for each scorer. Both lists are empty on a CPU.
     engines: one tuple of GPU indices for each engine; empty tuples on a CPU.
-    in_process: whether the single engine is in the main process; otherwise every engine is a Ray actor.
+    in_process: whether the main process has the single engine, or the clients of servers outside the run; otherwise
+        every engine is a Ray actor.
     colocated: whether engines and learner take turns on the same GPUs.
     notes: decisions that the plan made for the user, one sentence each.
 
@@ -144,16 +145,21 @@ def plan_devices(config: Config, num_gpus: int, is_overlapped: bool = False, on_
     sections = ("train_model", "ref_model", "inference_model")
     train, reference, generate = (_DeviceRequest.from_config(config, section) for section in sections)
     requests = [train, reference, generate] if config.policy.uses_reference else [train, generate]
+    has_servers = bool(inference.urls)
+    if has_servers:
+        requests.remove(generate)
     _check_nodes(config, on_cluster)
     _check_lists(requests, num_gpus, inference.colocate)
     if num_gpus == 0:
         return _on_cpu(config, on_cluster)
-    colocated, notes = (False, ()) if on_cluster else _choose_colocation(requests, inference, num_gpus, is_overlapped)
+    colocated, notes = False, tuple[str, ...]()
+    if not on_cluster and not has_servers:
+        colocated, notes = _choose_colocation(requests, inference, num_gpus, is_overlapped)
     reserved = {device for request in requests for device in request.listed_devices}
     free = [device for device in range(num_gpus) if device not in reserved]
     train_devices = tuple(range(ranks)) if on_cluster and ranks > 1 else _allocate(free, train)
     engine_devices: tuple[int, ...] = (
-        () if on_cluster else _allocate(free, generate, train_devices if colocated else ())
+        () if on_cluster or has_servers else _allocate(free, generate, train_devices if colocated else ())
     )
     # The free GPUs of a cluster are unknown.
     has_spare_gpu = bool(free) and not on_cluster and ranks == 1 and _shared_home(config) == "shared"
@@ -163,7 +169,7 @@ def plan_devices(config: Config, num_gpus: int, is_overlapped: bool = False, on_
         reference_devices = _allocate(free, replace(reference, num_devices=scorers))
     size = inference.tensor_parallel_size
     engines = tuple(engine_devices[start : start + size] for start in range(0, len(engine_devices), size))
-    first = tuple(range(size))  # GPUs of an engine in this process
+    first = () if has_servers else tuple(range(size))  # GPUs of an engine in this process
     return DevicePlan(
         ranks=ranks,
         ranks_per_node=ranks // config.train_model.num_nodes,
@@ -172,7 +178,7 @@ def plan_devices(config: Config, num_gpus: int, is_overlapped: bool = False, on_
         reference=reference_devices,
         engines=engines or (first,) * inference.num_engines,
         reference_home="own devices" if scorers else _shared_home(config),
-        in_process=colocated and engines == (first,) and not config.ray.enabled,
+        in_process=has_servers or (colocated and engines == (first,) and not config.ray.enabled),
         colocated=colocated,
         on_cluster=on_cluster,
         notes=notes,
@@ -256,7 +262,7 @@ def _on_cpu(config: Config, on_cluster: bool) -> DevicePlan:
         scorers=scorers,
         engines=((),) * engines,
         reference_home="own devices" if scorers else _shared_home(config),
-        in_process=engines == 1 and not config.ray.enabled and not on_cluster,
+        in_process=bool(inference.urls) or (engines == 1 and not config.ray.enabled and not on_cluster),
         on_cluster=on_cluster,
         notes=(idle,) if inference.colocate else (),
     )

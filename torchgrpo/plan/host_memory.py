@@ -37,6 +37,8 @@ def host_uses(plan: Plan, shape: ModelShape) -> list[MemoryUse]:
             # their memory.
             weights *= 2
         engines = config.inference_model.num_devices * (weights + (kv_cache_per_device(plan, shape) or 0.0))
+        if plan.engine.backend == "http":  # the memory of servers is not the run's
+            engines = 0.0
         learner = devices.ranks_per_node * max(phase.bytes for phase in plan.phases)
         scorer = scorer_phase(plan)
         scorers = 0.0 if scorer is None else devices.scorers_per_node * scorer.bytes
@@ -58,7 +60,8 @@ def host_uses(plan: Plan, shape: ModelShape) -> list[MemoryUse]:
             uses.append(MemoryUse(f"{use.name} of {ranks} rank(s)", ranks * use.bytes, "train_model.offload"))
     node_share = devices.ranks_per_node / devices.ranks  # each rank writes its shards
     state = checkpoint_bytes(config, shape) * node_share if config.train.async_checkpoint else 0.0
-    copy = 0.0 if plan.transport == "in_process" else memory.pushed_bytes(config, shape, plan.weight_dtype)
+    has_copy = plan.transport not in ("in_process", "weight_folder")
+    copy = memory.pushed_bytes(config, shape, plan.weight_dtype) if has_copy else 0.0
     copies = [
         MemoryUse("copy for a checkpoint", state, "train.async_checkpoint"),
         MemoryUse("copy of the last push", copy, "model.name, inference_model.dtype"),

@@ -77,7 +77,11 @@ def make_plan(config: Config, is_overlapped: bool, machine: Machine, folder: Pat
         engine=engine,
         learner=learner,
         reference=_reference(config, is_overlapped, devices, reference_shape),
-        transport=choose_transport(devices, engine.backend == "vllm" and has_full_weights),
+        transport=(
+            "weight_folder"
+            if engine.backend == "http"
+            else choose_transport(devices, engine.backend == "vllm" and has_full_weights)
+        ),
         weight_check=_weight_check(config, engine, learner, shape),
         notes=devices.notes,
     )
@@ -99,7 +103,7 @@ def _notes(plan: Plan) -> Iterator[str]:
     split, gpus = config.inference_model.tensor_parallel_size, machine.num_gpus * machine.nodes
     unused = gpus - plans.count_used_gpus(plan)
     has_known_gpus = machine.is_hypothetical or not plan.devices.on_cluster
-    if not plan.devices.on_cpu and has_known_gpus and unused >= split:
+    if not plan.devices.on_cpu and has_known_gpus and unused >= split and plan.engine.backend != "http":
         more = split * (len(plan.devices.engines) + unused // split)
         yield (f"{unused} of {gpus} GPU(s) are unused: set inference_model.num_devices={more} to generate on all GPUs")
     if config.train.packing and not plan.learner.packs:
@@ -167,8 +171,8 @@ def _weight_check(
         dtype=shared_dtype,
         bounds=BOUNDS[shared_dtype],
         learner=BOUNDS[learner_dtype],
-        count=3 if engine.backend == "vllm" else 1,
-        length=min(160 if engine.backend == "vllm" else 24, longest),
+        count=1 if engine.backend == "transformers" else 3,
+        length=min(24 if engine.backend == "transformers" else 160, longest),
         prompts=_checked_prompt_lengths(shape, longest),
     )
 

@@ -16,6 +16,7 @@ from torchgrpo.plan.model_shape import GIB
 from torchgrpo.plan.plan import Plan, kv_cache_per_device, scorer_phase
 from torchgrpo.plan.problems import Problem
 from torchgrpo.plan.remedies import find_remedy
+from torchgrpo.plan.server_command import server_command
 
 NAME_WIDTH = 17
 
@@ -100,7 +101,11 @@ def _device_lines(plan: Plan) -> list[str]:
         learner = f"{devices.ranks} ranks, parameters sharded {sharded}: {learner}"
     lines = [format_line("train_model", learner), format_line("ref_model", _reference_text(plan))]
     kind = "in this process" if devices.in_process else "Ray actor"
-    for index, engine in enumerate(devices.engines):
+    urls = plan.config.inference_model.urls
+    for index, url in enumerate(urls):
+        lines.append(format_line(f"engine {index}", f"{url}, {plan.engine.dtype}, started by you:"))
+        lines.append(format_line("", server_command(plan, url)))
+    for index, engine in enumerate(() if urls else devices.engines):
         where = _devices_text(engine, devices.on_cluster)
         lines.append(format_line(f"engine {index}", f"{where}, {plan.engine.backend}, {plan.engine.dtype}, {kind}"))
     return [*lines, format_line("weights", f"travel by {plan.transport} in {plan.weight_dtype}")]
@@ -214,6 +219,8 @@ def _generation_lines(plan: Plan) -> list[str]:
     one = kv_bytes_per_sequence(config, shape, engine.dtype)
     weights = engine_weight_bytes(config, shape, engine.dtype, on_cpu and engine.backend == "vllm")
     knobs = "[inference_model.dtype, tensor_parallel_size]"
+    if engine.backend == "http":
+        return [*_episode_lines(plan)]
     length = "[inference_model.max_tokens, env.max_prompt_tokens]"
     lines = [
         format_line("engine weights", f"{format_gib(weights)} on each device of an engine  {knobs}"),

@@ -103,6 +103,7 @@ SECTIONS = (
         Chart("Phases", ("time/collect_s", "time/optimize_s", "time/push_s"), "seconds per step"),
         Chart("Idle", ("idle/*",), "share of the time"),
         Chart("Reward latency", ("reward_latency/p50_s", "reward_latency/p99_s"), "seconds per completion"),
+        Chart("Judge and reward model", ("judge/seconds", "reward_model/seconds"), "seconds per request or batch"),
     ),
 )
 

@@ -5,8 +5,9 @@ key ─▶ agent process ── HTTP ──▶ endpoint ─▶ Conversation.samp
             └─ end of the process ─▶ reward: reported by request, or printed, else of the task
 """
 
+import asyncio
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from envs.agents.runner import AgentRunner
 from envs.environments.interface import EpisodeError
@@ -28,6 +29,7 @@ class AgentDriver:
     sampler: Sampler
     runner: AgentRunner
     endpoint: Endpoint
+    _starting: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
 
     async def play(
         self, conversation: Conversation, example: Example, reward: EpisodeReward, on_end: AsyncExitStack
@@ -36,8 +38,9 @@ class AgentDriver:
 
         An agent that fails after the limits of its episode refused a request does not count as failed.
         """
-        if not self.endpoint.url:
-            await self.endpoint.start()
+        async with self._starting:
+            if not self.endpoint.url:
+                await self.endpoint.start()
         key, result = self.endpoint.open(conversation), None
         try:
             with self.sampler.outside_engine():
@@ -54,6 +57,10 @@ class AgentDriver:
         if not conversation.turns:
             raise EpisodeError(f"env.agent={self.runner.agent}: the agent ended without a request for a turn")
         return conversation.end_reason or "stop"
+
+    def metrics(self) -> dict[str, float]:
+        """Returns the metrics of the endpoint."""
+        return self.endpoint.metrics()
 
     async def close(self) -> None:
         """Ends all agents and the endpoint."""

@@ -29,7 +29,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from itertools import count
 from typing import Any, TypeVar
 
@@ -70,6 +70,7 @@ class EngineLoop:
         self.idle_clock = EngineIdleClock()
         self.on_failure: Callable[[BaseException], None] = lambda error: None
         self.before_step: Callable[[], None] = lambda: None
+        self.on_close = AsyncExitStack()
         self._request_ids = count()
         self._pending_requests: dict[int, asyncio.Future[list[SampledCompletion]]] = {}
         self._pending_scores: dict[asyncio.Future[list[Verdict]], tuple[RewardService, RewardTicket]] = {}
@@ -363,17 +364,14 @@ class EngineLoop:
         torch.get_num_threads()
         self._loop.run_forever()
 
-    def run_last(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        """Runs a coroutine that closes something, also after a failure of the loop."""
-        if self._loop.is_running() or self._loop.is_closed():  # a hanging thread still runs the loop
-            coroutine.close()
-        else:
-            self._loop.run_until_complete(coroutine)
-
     def close(self) -> None:
-        """Ends all tasks and the loop; the caller closes the engine."""
-        if not self._loop.is_running():  # a hanging thread may still run the loop
+        """Ends all tasks, then what `on_close` has, then the loop; the caller closes the engine."""
+        if self._loop.is_running() or self._loop.is_closed():  # a hanging thread still runs the loop
+            return
+        try:
             self._end(lambda: asyncio.all_tasks(self._loop))
+            self._loop.run_until_complete(self.on_close.aclose())
+        finally:
             self._loop.close()
 
     def _end(self, tasks: Callable[[], Collection[asyncio.Task[Any]]]) -> None:

@@ -82,6 +82,10 @@ class EnvironmentDriver:
             history = (*messages, sampled.message) if step.history is None else step.history
             messages = (*history, *step.messages)
 
+    def metrics(self) -> dict[str, float]:
+        """Returns no metrics: those of episodes come from their turns."""
+        return {}
+
     async def close(self) -> None:
         """Ends all threads and processes of the environments."""
         await self.environments.close()

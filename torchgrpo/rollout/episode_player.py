@@ -56,6 +56,9 @@ class EpisodeDriver(Protocol):
             EpisodeError: the environment or the agent failed.
         """
 
+    def metrics(self) -> dict[str, float]:
+        """Returns metrics since the last call."""
+
     async def close(self) -> None:
         """Ends all threads and processes, after the last episode."""
 

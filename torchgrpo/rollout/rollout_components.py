@@ -13,6 +13,7 @@ from envs.task import Example
 from torchgrpo.rollout.engine_loop import EngineLoop
 from torchgrpo.rollout.engines.interface import SteppedEngine
 from torchgrpo.rollout.group_rollout import GroupRollout
+from torchgrpo.rollout.model_rewards.model_rewards import ModelRewards
 from torchgrpo.rollout.weights.weight_pusher import WeightPusher
 
 
@@ -25,6 +26,7 @@ class RolloutComponents:
     group_rollout: GroupRollout
     prompts: PromptQueue
     rewards: RewardService
+    model_rewards: ModelRewards
     weight_pusher: WeightPusher
     group_rewards: RewardService | None = None
 
@@ -32,14 +34,16 @@ class RolloutComponents:
     def last_error(self) -> str:
         """Last failure of an environment, else of a reward; empty before the first."""
         player = self.group_rollout.player
-        return (player.error_counts.last_error if player is not None else "") or self.rewards.last_error
+        counts = [] if player is None else [player.error_counts]
+        errors = [one.last_error for one in (*counts, self.model_rewards.counts)]
+        return next(filter(None, errors), self.rewards.last_error)
 
     def outcome_metrics(self) -> dict[str, float]:
-        """Returns latencies of rewards, and total counts of failures in rewards and environments."""
+        """Returns metrics of rewards and agents, and total counts of their failures."""
         metrics, player = self.rewards.metrics(), self.group_rollout.player
-        if player is not None:
-            metrics |= {name: metrics[name] + count for name, count in player.error_counts.totals().items()}
-        return metrics
+        for counts in (self.model_rewards.counts, *(() if player is None else (player.error_counts,))):
+            metrics |= {name: metrics[name] + count for name, count in counts.totals().items()}
+        return metrics | self.model_rewards.metrics() | ({} if player is None else player.driver.metrics())
 
     def push(self, temperature: float) -> dict[str, float]:
         """Pushes the learner's weights as the next policy version; later groups sample at `temperature`.
@@ -60,6 +64,7 @@ class RolloutComponents:
             "prompts": self.prompts.state_dict(outstanding),
             "next_group_id": self.prompts.next_group_id,
             "lowest_scores": dict(self.group_rollout.lowest_scores.minimum_by_source),
+            "model_rewards": self.model_rewards.state(),
         }
 
     def load(self, state: dict[str, Any]) -> list[str]:
@@ -71,15 +76,14 @@ class RolloutComponents:
         changed = self.prompts.load_state_dict(state["prompts"])
         self.prompts.next_group_id = state["next_group_id"]
         self.group_rollout.lowest_scores.minimum_by_source = dict(state["lowest_scores"])
+        self.model_rewards.load(state.get("model_rewards", {}))  # earlier checkpoints have none
         self.weight_pusher.version = state["policy_version"] - 1
         return changed
 
     def close(self) -> None:
-        """Ends engine, tools and reward workers, each even if another one fails to end."""
+        """Ends engine and reward workers, each even if another one fails to end."""
         with ExitStack() as ending:
             ending.callback(self.rewards.close)
             if self.group_rewards is not None:
                 ending.callback(self.group_rewards.close)
-            if self.group_rollout.player is not None:
-                ending.callback(self.loop.run_last, self.group_rollout.player.driver.close())
             ending.callback(self.engine.close)

@@ -36,6 +36,7 @@ from torchgrpo.rollout.engine_loop import EngineLoop
 from torchgrpo.rollout.environment_driver import EnvironmentDriver
 from torchgrpo.rollout.episode_player import EpisodeDriver, EpisodePlayer
 from torchgrpo.rollout.group_rollout import GroupRollout
+from torchgrpo.rollout.model_rewards.model_rewards import ModelRewards, make_scorer
 from torchgrpo.training.model_loading import load_tokenizer, saved_eos_token_ids
 
 AGENTS_PER_CORE = 4
@@ -114,6 +115,11 @@ def close_environments(environments: EpisodeEnvironments | None) -> None:
         asyncio.run(environments.close())
 
 
+def close_model_rewards(model_rewards: ModelRewards) -> None:
+    """Closes model rewards before any loop has called them."""
+    asyncio.run(model_rewards.close())
+
+
 def make_player(
     config: Config,
     plan: Plan,
@@ -133,6 +139,7 @@ def make_player(
     remedy = f"Correct the {'agent' if env.agent is not None else 'environment'}"
     counts = OutcomeCounts(env.max_error_rate, f"episodes failed in {key}={settings[key]}", remedy)
     parts = make_turn_sampler(config, tokenizer, loop)
+    loop.on_close.push_async_callback(driver.close)
     return EpisodePlayer(parts, driver, env.episode_timeout_s, max_alive, counts)
 
 
@@ -147,7 +154,7 @@ def make_turn_sampler(config: Config, tokenizer: PreTrainedTokenizerBase, loop: 
 def make_driver(
     config: Config, tokenizer: PreTrainedTokenizerBase, environments: EpisodeEnvironments | None, loop: EngineLoop
 ) -> EpisodeDriver | None:
-    """Builds the driver of episodes: an agent or environments; None if every completion has one turn."""
+    """Builds the driver of episodes; None if every completion has one turn."""
     if config.env.agent is not None:
         encoder = make_encoder(config, tokenizer)
         return AgentDriver(loop, AgentRunner(config.env), Endpoint(encoder.token_texts))
@@ -173,6 +180,7 @@ def make_group_rollout(
     player: EpisodePlayer | None,
     loop: EngineLoop,
     rewards: RewardService,
+    model_rewards: ModelRewards,
     group_rewards: RewardService | None,
 ) -> GroupRollout:
     """Builds the coroutine that samples and scores training groups.
@@ -182,7 +190,7 @@ def make_group_rollout(
     return GroupRollout(
         loop,
         make_encoder(config, tokenizer),
-        loop.make_scorer(rewards),
+        make_scorer(loop, rewards, model_rewards),
         player,
         make_sampling(config),
         config.env.candidates,
@@ -200,6 +208,7 @@ def make_evaluation(
     tokenizer: PreTrainedTokenizerBase,
     player: EpisodePlayer | None,
     loop: EngineLoop,
+    model_rewards: ModelRewards,
     monitor: Monitor,
 ) -> Evaluation:
     """Builds the evaluation of these sets.
@@ -219,7 +228,8 @@ def make_evaluation(
             settings.min_p,
             tuple(config.inference_model.stop),
         )
-        return GroupRollout(loop, encoder, loop.make_scorer(rewards), player, sampling, settings.n, settings.n, seed)
+        scorer = make_scorer(loop, rewards, model_rewards)
+        return GroupRollout(loop, encoder, scorer, player, sampling, settings.n, settings.n, seed)
 
     return Evaluation(
         config,

@@ -6,6 +6,7 @@ An error in one of these steps closes the components that were built before it.
 """
 
 import gc
+from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import asdict
 from pathlib import Path
@@ -19,6 +20,8 @@ from torchgrpo.run.resume import check_data, resolve_resume
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from envs.reward_workers.service import RewardService
+    from envs.task import Task
     from torchgrpo.monitoring.monitor import Monitor
     from torchgrpo.monitoring.progress import Progress
     from torchgrpo.plan.plan import Plan
@@ -56,12 +59,11 @@ def _build(config: Config, run_dir: Path, schedule: type[ScheduleType], exit_sta
     progress.start_stage("starting")
     import torch
 
-    from envs.reward_workers.group_reward import GroupRewardTask
-    from envs.reward_workers.service import RewardService
     from envs.task import make_task
     from torchgrpo.evaluation.eval_sets import load_eval_sets
     from torchgrpo.rollout.engine_loop import EngineLoop
     from torchgrpo.rollout.engines.build_engines import adapter_shape, build_engine, build_weight_pusher
+    from torchgrpo.rollout.model_rewards.model_rewards import make_model_rewards
     from torchgrpo.rollout.rollout_components import RolloutComponents
     from torchgrpo.run import build_rollout
     from torchgrpo.run.callbacks import make_callbacks
@@ -77,36 +79,53 @@ def _build(config: Config, run_dir: Path, schedule: type[ScheduleType], exit_sta
     exit_stack.callback(build_rollout.close_environments, environments)
     prompts = check_data(checkpoint, build_rollout.make_prompts(config, task, tokenizer, environments))
     eval_sets = load_eval_sets(config, tokenizer, environments, prompts.source.examples)
+    model_rewards = make_model_rewards(config.env, config.reward_names)
+    exit_stack.callback(build_rollout.close_model_rewards, model_rewards)
     progress.start_stage("starting engines")
     engine = exit_stack.enter_context(closing(build_engine(config, tokenizer, plan, run_dir, adapter_shape(config))))
     progress.start_stage("loading the model")
     learner = exit_stack.enter_context(closing(make_learner(config, plan, run_dir, progress.set_stage)))
-    rewards = exit_stack.enter_context(
-        closing(RewardService(task, config.env, lambda: learner.optimizer_steps, config.total_optimizer_steps))
-    )
-    group_rewards = None
-    if config.env.group_reward is not None:
-        group_rewards = exit_stack.enter_context(closing(RewardService(GroupRewardTask(config.env), config.env)))
+    rewards, group_rewards = _start_rewards(config, task, lambda: learner.optimizer_steps, exit_stack)
     loop = exit_stack.enter_context(
         closing(EngineLoop(engine, config.inference_model.request_timeout_s, config.train.wait_timeout_s))
     )
+    loop.on_close.push_async_callback(model_rewards.close)
     monitor = _make_monitor(config, run_dir, progress, checkpoint, tuple(task.members), exit_stack)
     player = build_rollout.make_player(config, plan, tokenizer, environments, loop)
-    group_rollout = build_rollout.make_group_rollout(config, tokenizer, player, loop, rewards, group_rewards)
+    group_rollout = build_rollout.make_group_rollout(
+        config, tokenizer, player, loop, rewards, model_rewards, group_rewards
+    )
     weight_pusher = build_weight_pusher(config, learner, engine, plan)
-    evaluation = build_rollout.make_evaluation(config, plan, eval_sets, tokenizer, player, loop, monitor)
+    evaluation = build_rollout.make_evaluation(config, plan, eval_sets, tokenizer, player, loop, model_rewards, monitor)
     run = schedule(
         config,
         run_dir,
         plan,
         learner,
-        RolloutComponents(engine, loop, group_rollout, prompts, rewards, weight_pusher, group_rewards),
+        RolloutComponents(engine, loop, group_rollout, prompts, rewards, model_rewards, weight_pusher, group_rewards),
         monitor,
         torch.Generator().manual_seed(config.train.seed),
         make_callbacks(config, run_dir, evaluation, monitor),
     )
     run.begin(checkpoint, notices)
     return run
+
+
+def _start_rewards(
+    config: Config, task: "Task", step: Callable[[], int], exit_stack: ExitStack
+) -> tuple["RewardService", "RewardService | None"]:
+    """Returns the reward service, and the service of `env.group_reward` if that is set.
+
+    step: returns the number of finished optimizer steps.
+    """
+    from envs.reward_workers.group_reward import GroupRewardTask
+    from envs.reward_workers.service import RewardService
+
+    service = RewardService(task, config.env, step, config.total_optimizer_steps)
+    rewards = exit_stack.enter_context(closing(service))
+    if config.env.group_reward is None:
+        return rewards, None
+    return rewards, exit_stack.enter_context(closing(RewardService(GroupRewardTask(config.env), config.env)))
 
 
 def _load_tokenizer(config: Config) -> "PreTrainedTokenizerBase":

@@ -49,6 +49,9 @@ AUTO_IGNORED_SETTINGS = (
     *("train.async_checkpoint", "train.restarts", "train.wait_timeout_s", "inference_model.start_timeout_s"),
     *("train_model.num_devices", "train_model.num_nodes", "train_model.shard_size", "train_model.offload"),
     *("train_model.devices", "train_model.num_threads", "env.reward_workers", "env.environment_workers"),
+    *("env.judge.concurrency", "env.judge.requests_per_minute", "env.judge.retries", "env.judge.timeout_s"),
+    *("env.judge.budget", "env.judge.cache", "env.judge.api_key_env"),
+    *("env.reward_model.device", "env.reward_model.batch_size"),
     *("inference_model.num_devices", "inference_model.devices", "inference_model.request_timeout_s"),
 )
 """Settings that `train.resume=auto` ignores when it looks for an earlier run with the same settings."""

@@ -87,6 +87,7 @@ def _turn_numbers(completion: SampledCompletion) -> Tensor:
     A reply of the environment belongs to the turn before it.
     """
     numbers = torch.zeros(len(completion.token_ids), dtype=torch.int64)
-    for number, (start, _) in enumerate(_turns(completion)):
+    # Turns are in the order of time; their tokens are not where an agent alternates between two sequences.
+    for start, number in sorted((start, number) for number, (start, _) in enumerate(_turns(completion))):
         numbers[start:] = number
     return numbers

@@ -3,10 +3,12 @@
 import asyncio
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
 import uuid
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ from envs.agents.server import can_use_namespaces
 from envs.environments.interface import EpisodeError
 from tests.envs.agents.agent_helpers import (
     KEY,
+    MARK,
     MODULE,
     URL,
     make_example,
@@ -176,7 +179,39 @@ def test_process_1_cannot_be_killed_from_inside(tmp_path: Path) -> None:
 
 def test_killed_helpers_end_their_agent(tmp_path: Path) -> None:
     fault = fault_of(trick("kill_parent"), tmp_path, namespaces=False)
-    assert fault.startswith("killed by SIGKILL")
+    assert fault == "the helper process that started it was killed or failed"
+
+
+@pytest.mark.parametrize("namespaces", ISOLATION_KINDS)
+def test_killed_guards_and_cancellations_leave_nothing(namespaces: bool, tmp_path: Path) -> None:
+    agent = shell("""(setsid sleep 1000 &); sleep 0.1; echo '{"reward": 1}'""")
+    choices = random.Random(0)
+
+    async def kill_any(runner: AgentRunner, mark: str) -> None:
+        while True:
+            await asyncio.sleep(0.1)
+            pids = [pid for pid in marked_pids(mark) if pid != runner._fork_server.process.pid]
+            with suppress(IndexError, ProcessLookupError):
+                os.kill(choices.choice(pids), signal.SIGKILL)
+
+    async def play(runner: AgentRunner, row: int, places: asyncio.Semaphore) -> str:
+        async with places:
+            task = asyncio.create_task(runner.run(make_example(row), URL, KEY))
+            if row % 3 == 0:
+                await asyncio.wait({task}, timeout=choices.random() * 0.1)
+                task.cancel()
+            (result,) = await asyncio.gather(task, return_exceptions=True)
+            return type(result).__name__
+
+    async def use(runner: AgentRunner) -> set[str]:
+        killer = asyncio.create_task(kill_any(runner, runner.variables[MARK]))
+        places = asyncio.Semaphore(16)
+        results = await asyncio.gather(*(play(runner, row, places) for row in range(120)))
+        killer.cancel()
+        return set(results)
+
+    kinds = use_agent(agent, tmp_path, use, namespaces)
+    assert {"AgentResult", "CancelledError"} <= kinds <= {"AgentResult", "CancelledError", "EpisodeError"}
 
 
 @pytest.mark.parametrize("namespaces", ISOLATION_KINDS)
@@ -188,7 +223,7 @@ def test_killed_fork_server_is_replaced(namespaces: bool, tmp_path: Path) -> Non
         os.kill(process.pid, signal.SIGKILL)
         with pytest.raises(EpisodeError, match="the process that guards it was killed"):
             await task
-        assert not list((tmp_path / "tmp").iterdir())
+        assert all(not list(root.iterdir()) for root in (tmp_path / "tmp").iterdir())
         (tmp_path / "ready").unlink()
         again = asyncio.create_task(runner.run(make_example(), URL, KEY))
         await wait_in_loop((tmp_path / "ready").exists, "the second agent")

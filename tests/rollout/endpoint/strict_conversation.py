@@ -10,6 +10,8 @@ from typing import Any
 import aiohttp
 import orjson
 
+from envs.group import FinishReason, Turn
+from torchgrpo.rollout.conversation import SampledTurn
 from torchgrpo.rollout.endpoint.server import Endpoint
 
 DEADLINE_S = 120.0
@@ -27,18 +29,12 @@ def decode_bytes(ids: list[int]) -> list[str]:
     return [bytes([one]).decode(errors="replace") for one in ids]
 
 
-def make_turn(message: dict[str, Any], finish_reason: str = "stop") -> SimpleNamespace:
+def make_turn(message: dict[str, Any], finish_reason: FinishReason = "stop") -> SampledTurn:
     """Returns a sampled turn whose tokens are the bytes of the content."""
     ids = list(message["content"].encode())
     log_probs = [-0.25 * index for index in range(len(ids))]
-    return SimpleNamespace(
-        message=message,
-        malformed=(),
-        finish_reason=finish_reason,
-        token_ids=ids,
-        log_probs=log_probs,
-        num_prompt_tokens=7,
-    )
+    record = Turn(message, 0, len(ids))
+    return SampledTurn(message, (), finish_reason, ids, log_probs, tuple(range(7)), False, record)
 
 
 class StrictConversation:
@@ -47,7 +43,7 @@ class StrictConversation:
     Clear `gate` to hold turns in the engine.
     """
 
-    def __init__(self, message: dict[str, Any] = GREETING, finish_reason: str = "stop") -> None:
+    def __init__(self, message: dict[str, Any] = GREETING, finish_reason: FinishReason = "stop") -> None:
         self.message, self.finish_reason = message, finish_reason
         self.error: Exception | None = None
         self.requests: list[SimpleNamespace] = []
@@ -62,7 +58,7 @@ class StrictConversation:
         *,
         max_tokens: int | None = None,
         stop: Sequence[str] = (),
-    ) -> SimpleNamespace:
+    ) -> SampledTurn:
         for message in messages:
             check_message(message)
         for tool in tools:

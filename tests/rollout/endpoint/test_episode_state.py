@@ -73,6 +73,19 @@ def test_a_reward_that_is_no_finite_number_is_refused(body: object) -> None:
     run_with_service(use)
 
 
+def test_a_failure_of_the_policy_is_raised_where_the_episode_closes() -> None:
+    async def use(service: Service) -> None:
+        service.conversation.error = RuntimeError("the engine is lost")
+        status, reply = await service.post({"messages": HELLO})
+        assert status == 500
+        assert "engine is lost" not in reply["error"]["message"]
+        with pytest.raises(RuntimeError, match="the engine is lost"):
+            service.endpoint.close(service.key)
+        assert (await service.post({"messages": HELLO}))[0] == 410
+
+    run_with_service(use)
+
+
 def test_metrics_count_requests_since_the_last_call() -> None:
     async def use(service: Service) -> Any:
         await service.post({"messages": HELLO})

@@ -1,6 +1,8 @@
 """Tests of requests that are sent twice, clients that go away, and episodes that close."""
 
 import asyncio
+import random
+import sys
 from typing import Any
 
 import aiohttp
@@ -56,6 +58,26 @@ def test_a_client_that_goes_away_cancels_its_turn() -> None:
         await post_and_vanish(service, BODY | {"n": 2})
         await wait_until(lambda: service.conversation.num_cancelled == 2)
         assert service.conversation.num_in_flight == 0
+        service.conversation.gate.set()
+        await service.check_next_request()
+
+    run_with_service(use)
+
+
+def test_a_killed_client_cancels_its_turn() -> None:
+    script = (
+        "import sys, urllib.request as r; url, key = sys.argv[1:]; "
+        'r.urlopen(r.Request(url, b\'{"messages": [{"role": "user", "content": "a"}]}\', {\'x-api-key\': key}))'
+    )
+
+    async def use(service: Service) -> None:
+        service.conversation.gate.clear()
+        url = service.endpoint.url + "/chat/completions"
+        process = await asyncio.create_subprocess_exec(sys.executable, "-c", script, url, service.key)
+        await wait_until(lambda: service.conversation.num_in_flight == 1)
+        process.kill()
+        await process.wait()
+        await wait_until(lambda: service.conversation.num_cancelled == 1)
         service.conversation.gate.set()
         await service.check_next_request()
 
@@ -160,6 +182,33 @@ def test_requests_of_a_key_are_bounded() -> None:
         service.conversation.gate.set()
         assert {status for status, _ in await asyncio.gather(*tasks)} == {200}
         assert len(service.endpoint._episodes[service.key].answers) <= 64
+        await service.check_next_request()
+
+    run_with_service(use)
+
+
+def test_requests_that_break_off_free_their_turns_and_are_counted_once() -> None:
+    async def use(service: Service) -> None:
+        conversation, rng = service.conversation, random.Random(0)
+        keys = [service.endpoint.open(conversation) for _ in range(20)]
+        conversation.gate.clear()
+        tasks = [
+            asyncio.create_task(service.post(BODY | {"seed": seed}, key=keys[seed % len(keys)])) for seed in range(400)
+        ]
+        await wait_until(lambda: conversation.num_in_flight >= 50)
+        broken_off = rng.sample(tasks, 20)
+        for task in broken_off:
+            task.cancel()
+        conversation.gate.set()
+        replies = await asyncio.gather(*tasks, return_exceptions=True)
+        await wait_until(lambda: all(not one.num_requests for one in service.endpoint._episodes.values()))
+        delivered = [reply for reply in replies if not isinstance(reply, BaseException)]
+        assert len(delivered) == 380
+        assert len({reply["id"] for _, reply in delivered}) == 380
+        assert conversation.num_in_flight == 0
+        assert 380 <= len(conversation.requests) <= 400
+        for key in keys:
+            service.endpoint.close(key)
         await service.check_next_request()
 
     run_with_service(use)

@@ -47,12 +47,16 @@ class Answer:
 
 @dataclass(eq=False)
 class OpenEpisode:
-    """Conversation of an episode, with its answers by the digest of their requests."""
+    """Conversation of an episode, with its answers by the digest of their requests.
+
+    failure: first exception of the conversation that is no fault of a request.
+    """
 
     conversation: TurnSource
     answers: dict[bytes, Answer] = field(default_factory=dict)
     num_requests: int = 0
     reported_reward: ReportedReward | None = None
+    failure: Exception | None = None
 
     def join_answer(
         self, digest: bytes, is_retry: bool, make_reply: Callable[[], Coroutine[Any, Any, Reply]]

@@ -39,8 +39,10 @@ from torchgrpo.rollout.endpoint.responses_api import responses_reply, responses_
 MAX_BODY_BYTES = 32 * 2**20
 MAX_REQUESTS_IN_FLIGHT = 64
 """Requests of one key at the same time."""
+MAX_CONNECTIONS = 4096
 MAX_CLOSED_KEYS = 2**16
 MAX_WARNINGS = 32
+BACKLOG = 1024
 SHUTDOWN_S = 5.0
 MODELS = {"object": "list", "data": [{"id": "policy", "object": "model", "created": 0, "owned_by": "grpo"}]}
 
@@ -81,7 +83,9 @@ class Endpoint:
         self._episodes: dict[str, OpenEpisode] = {}
         self._closed_keys: dict[str, None] = {}
         self._warnings: set[str] = set()
-        self._max_connections = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
+        num_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        is_bounded = num_files != resource.RLIM_INFINITY
+        self._max_connections = min(MAX_CONNECTIONS, num_files // 2) if is_bounded else MAX_CONNECTIONS
         self._reset_metrics()
 
     def _reset_metrics(self) -> None:
@@ -97,11 +101,11 @@ class Endpoint:
         loop = asyncio.get_running_loop()
         self._server = web.Server(self._handle, handler_cancellation=True)
         try:
-            self._listener = await loop.create_server(self._connect, self._host, self._port)
+            self._listener = await loop.create_server(self._connect, self._host, self._port, backlog=BACKLOG)
         except OSError as error:
             raise ConfigError(
-                f"the endpoint cannot listen on {self._host}:{self._port}: {error.strerror}; choose an address of this "
-                "machine and a free port, or port 0"
+                f"the endpoint cannot listen on {self._host}:{self._port}: {error.strerror}; set serve.host to an "
+                "address of this machine, and serve.port to a free port or 0"
             ) from error
         port = self._listener.sockets[0].getsockname()[1]
         self.url = f"http://{f'[{self._host}]' if ':' in self._host else self._host}:{port}/v1"
@@ -116,7 +120,7 @@ class Endpoint:
         self._listener.close()
         answers = [answer.task for episode in self._episodes.values() for answer in episode.answers.values()]
         for key in list(self._episodes):
-            self.close(key)
+            self._end_episode(key)
         await asyncio.gather(*answers, return_exceptions=True)
         self._server.pre_shutdown()
         await self._server.shutdown(SHUTDOWN_S)
@@ -128,13 +132,23 @@ class Endpoint:
         return key
 
     def close(self, key: str) -> ReportedReward | None:
-        """Ends the requests of an episode; returns the reward that the agent reported, if any."""
+        """Ends the requests of an episode; returns the reward that the agent reported, if any.
+
+        Raises:
+            Exception: the first failure of the conversation that is no fault of a request, such as a lost engine.
+        """
+        episode = self._end_episode(key)
+        if episode.failure is not None:
+            raise episode.failure
+        return episode.reported_reward
+
+    def _end_episode(self, key: str) -> OpenEpisode:
         episode = self._episodes.pop(key)
         self._closed_keys[key] = None
         if len(self._closed_keys) > MAX_CLOSED_KEYS:
             del self._closed_keys[next(iter(self._closed_keys))]
         episode.cancel_answers()
-        return episode.reported_reward
+        return episode
 
     def metrics(self) -> dict[str, float]:
         """Returns requests, refused ones, and the mean overhead in seconds, since the last call.
@@ -195,7 +209,7 @@ class Endpoint:
         digest = hashlib.blake2b(body, digest_size=16, person=request.path.encode()[-16:]).digest()
         is_retry = request.headers.get("x-stainless-retry-count", "0") != "0"
         form = _FORMS[request.path]
-        answer = episode.join_answer(digest, is_retry, lambda: self._make_reply(episode.conversation, form, body))
+        answer = episode.join_answer(digest, is_retry, lambda: self._make_reply(episode, form, body))
         is_first = not answer.task.done() and answer.num_clients == 1
         try:
             await asyncio.wait((answer.task,))
@@ -236,14 +250,14 @@ class Endpoint:
             raise RequestError(400, "the body is cut or badly encoded; send it whole") from None
         return bytes(body)
 
-    async def _make_reply(self, conversation: TurnSource, form: _Form, text: bytes) -> Reply:
+    async def _make_reply(self, episode: OpenEpisode, form: _Form, text: bytes) -> Reply:
         """Samples the turns of a request, and returns the reply or an error."""
         try:
             body = parse_json_object(text, "the body")
             chat_body = form.to_chat(body)
             chat = parse_chat_request(chat_body, self._warn_once)
             started_at = time.perf_counter()
-            turns = await _sample_turns(conversation, chat)
+            turns = await _sample_turns(episode.conversation, chat)
             sampling_s = time.perf_counter() - started_at
             reply = form.reply(chat_reply(chat, turns, self._decode), body)
             if body.get("stream"):
@@ -259,9 +273,11 @@ class Endpoint:
             return error_reply(RequestError(410, str(error), code="episode_over"))
         except RecursionError:
             return error_reply(RequestError(400, "the body is nested too deeply"))
-        except Exception:
-            log.exception("a request of an agent failed")
-            return error_reply(RequestError(500, "the policy failed; the log of the run has the reason"))
+        except Exception as error:  # `close` raises it, and an episode that is served alone may never close
+            if episode.failure is None:
+                episode.failure = error
+                log.exception("the policy failed to answer a request")
+            return error_reply(RequestError(500, "the policy failed; the run reports the reason"))
 
     def _warn_once(self, setting: str, message: str) -> None:
         if setting not in self._warnings and len(self._warnings) < MAX_WARNINGS:

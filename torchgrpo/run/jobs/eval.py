@@ -22,8 +22,15 @@ from torchgrpo.plan.plan import Plan
 from torchgrpo.rollout.engine_loop import EngineLoop
 from torchgrpo.rollout.engines.build_engines import build_engine
 from torchgrpo.rollout.engines.interface import Engine
+from torchgrpo.rollout.model_rewards.model_rewards import make_model_rewards
 from torchgrpo.rollout.weights.weight_check import WeightCheck
-from torchgrpo.run.build_rollout import close_environments, make_environments, make_evaluation, make_player
+from torchgrpo.run.build_rollout import (
+    close_environments,
+    close_model_rewards,
+    make_environments,
+    make_evaluation,
+    make_player,
+)
 from torchgrpo.run.build_run import plan_run, prepare
 from torchgrpo.run.callbacks import evaluate
 from torchgrpo.run.checkpoint_model import model_to_evaluate
@@ -69,6 +76,8 @@ def evaluate_model(
     with ExitStack() as on_error:
         on_error.callback(close_environments, environments)
         sets = load_eval_sets(config, tokenizer, environments)
+        model_rewards = make_model_rewards(config.env, config.reward_names)
+        on_error.callback(close_model_rewards, model_rewards)
         engine = build_engine(config, tokenizer, plan, run_dir)
         on_error.pop_all()
     iteration, steps, version = (0, 0, 0) if checkpoint is None else checkpoint.counters
@@ -77,15 +86,14 @@ def evaluate_model(
         ending.callback(engine.close)
         loop = EngineLoop(engine, config.inference_model.request_timeout_s, config.train.wait_timeout_s)
         ending.callback(loop.close)
+        loop.on_close.push_async_callback(model_rewards.close)
         player = make_player(config, plan, tokenizer, environments, loop)
-        if player is not None:
-            ending.callback(loop.run_last, player.driver.close())
         tracker = make_tracker(config.logging, run_dir, asdict(config))
         progress = Progress(config.logging, total_steps=0)
         monitor = Monitor(run_dir, tracker, progress, steps, (), config.logging.rollouts_gb)
         ending.callback(ReportWriter(run_dir, monitor.log).finish)
         ending.callback(lambda: monitor.close(outcome))
-        evaluation = make_evaluation(config, plan, sets, tokenizer, player, loop, monitor)
+        evaluation = make_evaluation(config, plan, sets, tokenizer, player, loop, model_rewards, monitor)
         vocab_size = len(tokenizer) if plan.shape is None else min(len(tokenizer), plan.shape.vocab_size)
         scorer, timeout = _EngineScorer(engine, vocab_size), config.train.wait_timeout_s
         WeightCheck(plan.weight_check, engine, scorer, timeout_s=timeout).compare_decoding()

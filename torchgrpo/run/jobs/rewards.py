@@ -8,14 +8,16 @@ FILE is JSONL of {"row": index in the data file, "completion": text}, optionally
 one JSON line on standard output, in their order; a table follows on standard error.
 """
 
+import asyncio
 import json
 import statistics
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from config.run_folder.folders import remove_unused_folder
 from config.schema.env import EnvConfig
@@ -25,12 +27,16 @@ from config.schema.models import ModelConfig
 from envs.group import Verdict
 from envs.reward_workers.minimum_scores import MinimumScores, lower_invalid_score
 from envs.reward_workers.service import RewardService
+from envs.rewards import model_reward_names
 from envs.row_files import format_value, local_rows
-from envs.task import Completion, Example, load_examples, make_task
+from envs.task import Completion, Example, Task, load_examples, make_task
 from torchgrpo.monitoring.completion_record import parse_reward_input
 from torchgrpo.monitoring.ledger_storage import ledger_files, read_records
 from torchgrpo.plan.model_shape import find_config_file
 from torchgrpo.run.job import Job
+
+if TYPE_CHECKING:  # torch costs seconds
+    from torchgrpo.rollout.model_rewards.model_rewards import ModelRewards
 
 
 def run(job: Job[Any]) -> RunOutcome:
@@ -79,14 +85,13 @@ def score_completions(
         raise ConfigError(
             f"rewards.completions={rewards.completions}: the file has no lines; write one sample per line"
         )
-    service = RewardService(task, replace(env, max_error_rate=1.0))
-    try:
+    with closing(_ChunkScorer(task, replace(env, max_error_rate=1.0))) as scorer:
         all_verdicts: list[Verdict] = []
         lowest = MinimumScores()
         for start in range(0, len(samples), CHUNK_SIZE):
             chunk = samples[start : start + CHUNK_SIZE]
             completions, chunk_examples = zip(*chunk, strict=True)
-            verdicts = _with_lowest(lowest, chunk_examples, service.score(completions, chunk_examples))
+            verdicts = _with_lowest(lowest, chunk_examples, scorer.score(completions, chunk_examples))
             for (_, example), verdict in zip(chunk, verdicts, strict=True):
                 line = {
                     "row": example.row,
@@ -100,10 +105,43 @@ def score_completions(
         errors = sum(verdict.outcome == "error" for verdict in all_verdicts)
         _print_table(all_verdicts, report)
         if errors:
-            print(f"last error: {service.last_error}", file=report)
+            print(f"last error: {scorer.last_error}", file=report)
         return int(errors / len(all_verdicts) > env.max_error_rate)
-    finally:
-        service.close()
+
+
+class _ChunkScorer:
+    """Scores chunks of completions with the reward workers and the model rewards of a task."""
+
+    def __init__(self, task: Task, env: EnvConfig) -> None:
+        names = {name for each in (task, *task.members.values()) for name in model_reward_names(each.env)}
+        self._model_rewards: ModelRewards | None = None
+        if names:
+            from torchgrpo.rollout.model_rewards.model_rewards import make_model_rewards  # loads torch
+
+            self._model_rewards = make_model_rewards(env, names)
+        self._service = RewardService(task, env)
+        self._runner = asyncio.Runner()
+
+    def score(self, completions: Sequence[Completion], examples: Sequence[Example]) -> list[Verdict]:
+        """Returns the verdicts on completions, in order."""
+        verdicts = self._service.score(completions, examples)
+        if self._model_rewards is None:
+            return verdicts
+        return self._runner.run(self._model_rewards.add_scores(self._service.task, completions, examples, verdicts))
+
+    @property
+    def last_error(self) -> str:
+        """Row and reason of the last error; empty before the first."""
+        of_models = "" if self._model_rewards is None else self._model_rewards.counts.last_error
+        return of_models or self._service.last_error
+
+    def close(self) -> None:
+        """Ends worker processes, connections and threads."""
+        with ExitStack() as ending:
+            ending.callback(self._service.close)
+            ending.callback(self._runner.close)
+            if self._model_rewards is not None:
+                ending.callback(self._runner.run, self._model_rewards.close())
 
 
 def _prefill_reader(model: ModelConfig | None, report: TextIO) -> Callable[[Example], str]:

@@ -87,7 +87,7 @@ def serve(config: Config, run_dir: Path, plan: Plan) -> None:
 
         async def serve_requests() -> None:
             await endpoint.start()
-            ending.callback(loop.run_last, endpoint.stop())
+            loop.on_close.push_async_callback(endpoint.stop)
             print(
                 f"OPENAI_BASE_URL={endpoint.url}\nOPENAI_API_KEY={endpoint.open(conversations)}\n"
                 f"every turn is written to {run_dir / TURNS_FILE}; end with Ctrl-C",

@@ -1,0 +1,92 @@
+"""Real vLLM servers of tests: their command, start, SIGKILL and restart on one port."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from importlib.util import find_spec
+from pathlib import Path
+
+import psutil
+
+from tests.processes import wait_for_exit
+from tests.rollout.recording import QUICKSTART
+
+MISSING = [
+    name
+    for name in ("vllm", "uvicorn", "prometheus_fastapi_instrumentator", "model_hosting_container_standards")
+    if find_spec(name) is None
+]
+"""Packages that a server needs and that are not installed."""
+MAX_MODEL_LEN = 512
+_START_S = 600.0
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+class VLLMServerProcess:
+    """Server process of the quickstart model. options: further options of its command line."""
+
+    def __init__(self, log: Path, *options: str, dev_mode: bool = True) -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._log = log
+        self._options = options
+        self._dev_mode = dev_mode
+        self._process: subprocess.Popen[bytes]
+        self.start()
+
+    def start(self) -> None:
+        """Starts the process; `wait_until_ready` waits for it."""
+        command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(QUICKSTART)]
+        command += ["--host", "127.0.0.1", "--port", str(self.port), "--dtype", "float32", "--enforce-eager"]
+        command += ["--max-model-len", str(MAX_MODEL_LEN), "--max-num-seqs", "64"]
+        command += ["--kv-cache-memory-bytes", "200000000", "--generation-config", "vllm", "--enable-scale-out"]
+        command += ["--logprobs-mode", "processed_logprobs", "--no-enable-chunked-prefill"]
+        command += ["--max-num-batched-tokens", "4096", *self._options]
+        environment = {
+            **os.environ,
+            "VLLM_SERVER_DEV_MODE": str(int(self._dev_mode)),
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "VLLM_NO_USAGE_STATS": "1",
+            "HF_HUB_OFFLINE": "1",
+            "OMP_NUM_THREADS": "1",
+        }
+        environment.pop("VLLM_ENABLE_V1_MULTIPROCESSING", None)  # an engine in the tests' process sets it
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+
+    def wait_until_ready(self) -> None:
+        deadline = time.monotonic() + _START_S
+        while not self._answers():
+            assert self._process.poll() is None, self._log.read_text()[-3000:]
+            assert time.monotonic() < deadline, self._log.read_text()[-3000:]
+            time.sleep(0.1)
+
+    def _answers(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.url}/health", timeout=5):
+                return True
+        except OSError:
+            return False
+
+    def kill(self) -> None:
+        """Kills the server and its engine by SIGKILL."""
+        processes = [psutil.Process(self._process.pid), *psutil.Process(self._process.pid).children(recursive=True)]
+        for process in processes:
+            process.send_signal(signal.SIGKILL)
+        self._process.wait()
+        for process in processes:
+            wait_for_exit(process.pid)
+
+    def close(self) -> None:
+        if self._process.poll() is None:
+            self.kill()

@@ -1,0 +1,56 @@
+"""Thread with an asyncio loop and an HTTP session, used from another thread.
+
+caller's thread ── start(coroutine) ──▶ loop ── HTTP ──▶ servers
+                ◀─ a future's result ── loop
+"""
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+import aiohttp
+
+Result = TypeVar("Result")
+_CLOSE_S = 10.0
+
+
+class HTTPClientThread:
+    """Loop in a thread of its own.
+
+    session: of all requests, without a limit on connections.
+    """
+
+    session: aiohttp.ClientSession
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="http engines", daemon=True)
+        self._thread.start()
+        self.session = self.start(self._open_session()).result(_CLOSE_S)
+
+    def start(self, coroutine: Coroutine[Any, Any, Result]) -> "Future[Result]":
+        """Starts a coroutine; cancelling the future cancels the coroutine and closes its connection."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    def close(self) -> None:
+        """Cancels all coroutines, closes the session and ends the thread.
+
+        Waits at most ten seconds for each.
+        """
+        if self._thread.is_alive():
+            self.start(self._end()).result(_CLOSE_S)
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(_CLOSE_S)
+            self._loop.close()
+
+    async def _open_session(self) -> aiohttp.ClientSession:
+        return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+
+    async def _end(self) -> None:
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        await self.session.close()
