@@ -1,6 +1,7 @@
 """Tests of the engine loop: engine, reward services and groups in one asyncio loop."""
 
 import asyncio
+import gc
 import threading
 import time
 from collections.abc import Iterator
@@ -390,3 +391,9 @@ def test_a_task_that_refuses_to_end_is_left_behind(monkeypatch: pytest.MonkeyPat
     loop.run(asyncio.sleep(0))  # starts the task
     loop.close()
     assert any("1 tasks do not end" in message for message in log_capture.messages)
+
+
+def test_no_pump_starts_in_a_closing_loop(log_capture: LogCapture) -> None:
+    EngineLoop(ScriptedEngine(), timeout=600.0, wait_timeout=600.0).close()
+    gc.collect()
+    assert "EngineLoop._pump" not in log_capture.text

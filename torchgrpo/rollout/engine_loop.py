@@ -82,6 +82,7 @@ class EngineLoop:
         self._thread: threading.Thread | None = None
         self._pump_task: asyncio.Task[None] | None = None
         self._wake_requested = False
+        self._is_closing = False  # then no pump starts
         self._loop.call_soon(self._resume)
 
     # -- for groups, in the loop
@@ -162,7 +163,7 @@ class EngineLoop:
     def _resume(self) -> None:
         """Starts the pump, or makes a running pump take at least one more turn."""
         self._wake_requested = True
-        if self._pump_task is None:
+        if self._pump_task is None and not self._is_closing:
             self._pump_task = self._loop.create_task(self._pump())
 
     async def _pump(self) -> None:
@@ -368,6 +369,7 @@ class EngineLoop:
         """Ends all tasks, then what `on_close` has, then the loop; the caller closes the engine."""
         if self._loop.is_running() or self._loop.is_closed():  # a hanging thread still runs the loop
             return
+        self._is_closing = True
         try:
             self._end(lambda: asyncio.all_tasks(self._loop))
             self._loop.run_until_complete(self.on_close.aclose())
