@@ -84,9 +84,10 @@ def _turns(completion: SampledCompletion) -> list[tuple[int, float]]:
 def _turn_numbers(completion: SampledCompletion) -> Tensor:
     """Returns the number of each token's turn, int64 [tokens].
 
-    A reply of the environment belongs to the turn before it.
+    A reply of the environment belongs to the turn before it. Turns are numbered in the order of time, and stand in that
+    of the sequences.
     """
     numbers = torch.zeros(len(completion.token_ids), dtype=torch.int64)
-    for number, (start, _) in enumerate(_turns(completion)):
+    for start, number in sorted((start, number) for number, (start, _) in enumerate(_turns(completion))):
         numbers[start:] = number
     return numbers
