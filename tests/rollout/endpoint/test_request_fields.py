@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import orjson
 import pytest
 
 from tests.log_capture import LogCapture
@@ -182,16 +183,19 @@ def test_calls_with_values_that_orjson_refuses(value: Any, path: str, stream: bo
 
 @pytest.mark.parametrize("value", [str(2**70), "[" * 300 + "]" * 300])
 def test_requests_with_values_that_orjson_cannot_write(value: str) -> None:
+    use_of_tool = {"type": "tool_use", "id": "c", "name": "f", "input": {"a": "VALUE"}}
+    tool = {"type": "function", "name": "f", "parameters": {"a": "VALUE"}}
+    bodies = {
+        "/messages": {"messages": [{"role": "assistant", "content": [use_of_tool]}]},
+        "/responses": {"input": "hello", "tools": [tool]},
+    }
+
     async def use(service: Service) -> None:
-        for block in (
-            '{"type": "tool_use", "id": "c", "name": "f", "input": {"a": %s}}',
-            '{"type": "text", "text": ""}',
-        ):
-            body = '{"messages": [{"role": "assistant", "content": [%s]}]}' % (block.replace("%s", value))
-            assert (await service.post(body.encode(), "/messages"))[0] == 200
-        schema = '{"type": "function", "name": "f", "parameters": {"a": %s}}' % value
-        body = '{"input": "hello", "tools": [%s]}' % schema
-        assert (await service.post(body.encode(), "/responses"))[0] == 200
+        for path, body in bodies.items():
+            data = orjson.dumps(body).replace(b'"VALUE"', value.encode())
+            headers = {"Authorization": f"Bearer {service.key}"}
+            async with service.http.post(service.endpoint.url + path, data=data, headers=headers) as response:
+                assert response.status == 200
         assert service.endpoint.close(service.key) is None
 
     run_with_service(use)
