@@ -1,7 +1,7 @@
 """Hostile agents of tests/test_hostile_agents.py: the column `trick` of the example names what one does.
 
-As a program it performs a trick of `TRICKS`; `env.agent=tests.hostile_agents:play` performs one of `FUNCTION_TRICKS`. An
-agent writes what it saw to a file of the folder FOLDER.
+As a program it performs a trick of `TRICKS`; `env.agent=tests.hostile_agents:play` performs one of `FUNCTION_TRICKS`.
+An agent writes what it saw to a file of the folder FOLDER.
 """
 
 import ctypes
@@ -27,6 +27,7 @@ from typing import Any
 
 HELLO = [{"role": "user", "content": "1+1="}]
 DEADLINE_S = 240.0
+PTRACE_SEIZE = 0x4206
 Seen = dict[str, Any]
 
 
@@ -120,9 +121,7 @@ def search_secrets(seen: Seen) -> None:
             keys |= {part for part in (folder / "environ").read_bytes().split(b"\0") if b"API_KEY=" in part}
     seen["keys"] = [key.decode() for key in keys if own not in key]
     libc = ctypes.CDLL(None)
-    seen["ptrace"] = libc.ptrace(16, 1, 0, 0)
-    if seen["ptrace"] == 0:
-        libc.ptrace(17, 1, 0, 0)
+    seen["seized"] = libc.ptrace(PTRACE_SEIZE, 1, 0, 0)
     seen["status"] = status()
 
 
