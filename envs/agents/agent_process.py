@@ -21,6 +21,9 @@ NOT_STARTED = 127
 OUT_OF_MEMORY_SCORE = 500
 """Added to the score by which the kernel chooses what to kill without memory, so that the run survives."""
 
+ERROR_CHARACTERS = 2000
+"""Length of an exception's text, so that the guard keeps the whole report."""
+
 
 @dataclass(frozen=True)
 class AgentCall:
@@ -89,10 +92,10 @@ def _report_of_call(function: Callable[[Example], Any], example: Example) -> dic
         if inspect.iscoroutine(value):
             value = asyncio.run(value)
     except BaseException as error:  # code of a user
-        return {"error": describe_exception(error)}
+        return {"error": describe_exception(error)[:ERROR_CHARACTERS]}
     try:
         return asdict(read_value(value))
     except ValueError as error:
         return {"error": str(error)}
     except Exception as error:  # the repr of a user's object
-        return {"error": describe_exception(error)}
+        return {"error": describe_exception(error)[:ERROR_CHARACTERS]}

@@ -10,6 +10,9 @@ from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any
 
+from envs.reward_workers.scoring import MAX_FLOAT32, RESERVED_COMPONENTS
+
+MAX_COMPONENTS, MAX_NAME_LENGTH = 64, 100
 FORMS = 'None, a number, (number, components), or {"reward": number, "components": {name: number}}'
 
 
@@ -73,21 +76,43 @@ def _read_record(record: Mapping[str, Any]) -> AgentResult:
         components = {}
     if not isinstance(components, Mapping) or not all(isinstance(name, str) for name in components):
         raise ValueError(f"components={repr(components)[:200]} must be numbers by name")
+    check_component_names(components)
     numbers = {name: _finite(f"components.{name}", value) for name, value in components.items()}
     return AgentResult(None if reward is None else _finite("reward", reward), numbers)
+
+
+def check_component_names(components: Mapping[str, Any]) -> None:
+    """Checks the number and the names of a reward's components, which are names of metrics.
+
+    Raises:
+        ValueError: too many components, or a name that is empty, too long or another metric's.
+    """
+    if len(components) > MAX_COMPONENTS or any(not 0 < len(name) <= MAX_NAME_LENGTH for name in components):
+        raise ValueError(
+            f"components has {len(components)} numbers; send at most {MAX_COMPONENTS}, with names of 1 to "
+            f"{MAX_NAME_LENGTH} characters"
+        )
+    if reserved := RESERVED_COMPONENTS & components.keys():
+        name = min(reserved)
+        raise ValueError(f"components.{name}: reward/{name} is another metric; rename the component")
+
+
+def is_reward_number(number: float) -> bool:
+    """Whether a number is finite in float32, as rewards are."""
+    return abs(number) <= MAX_FLOAT32
 
 
 def _finite(name: str, value: Any) -> float:
     """Returns a number as float.
 
     Raises:
-        ValueError: the value is no finite number.
+        ValueError: the value is no number that is finite in float32.
     """
     if isinstance(value, Real) and not isinstance(value, bool):
         try:
             number = float(value)
         except OverflowError:
             number = math.inf
-        if math.isfinite(number):
+        if is_reward_number(number):
             return number
-    raise ValueError(f"{name}={repr(value)[:200]} must be a finite number")
+    raise ValueError(f"{name}={repr(value)[:200]} must be a finite number, at most {MAX_FLOAT32:.2g}")

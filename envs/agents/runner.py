@@ -198,12 +198,14 @@ class AgentRunner:
         fault = reply.fault or _end_fault(reply.exit_code)
         try:
             report = json.loads(reply.report or "{}")
+            if not isinstance(report, dict):
+                raise ValueError(f"the report of its result is {reply.report[:200]!r}")
             fault = report.get("error", fault)
             if not fault and self.is_function and not report:
                 fault = "it ended its process instead of returning"
             if not fault:
                 return read_value(report) if self.is_function else read_last_line(reply.output)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:  # the agent itself can write a report
             fault = fault or str(error)
         raise EpisodeError(f"env.agent={self.agent}: {fault}{_end_of_errors(reply.errors)}")
 

@@ -4,13 +4,14 @@ import math
 import random
 import statistics
 from collections import defaultdict
+from dataclasses import replace
 from itertools import chain
 
 import pytest
 
 from config.schema.errors import ConfigError
 from config.schema.policy import load_policy
-from envs.group import Group, SampledCompletion
+from envs.group import Group, SampledCompletion, SequenceStart, Turn
 from tests.groups import make_completion, make_group
 from tests.training.episode_groups import episode, random_streams, split_groups, whole_groups
 from torchgrpo.batches.rollout import Rollout
@@ -89,6 +90,20 @@ def test_turns_have_their_advantages_in_any_number_of_sequences() -> None:
     split = turn_advantages(split_groups(streams, 2, share=1.0, drops_replies=True))
     assert len(split) > len(whole)
     assert list(chain.from_iterable(split)) == list(chain.from_iterable(whole))
+
+
+def test_turns_of_alternating_sequences_have_their_own_advantages() -> None:
+    """The second turn has a sequence of its own, which stands before that of the first and third."""
+    one = replace(
+        episode([1.0, 0.0, 2.0]),
+        token_ids=[11, 10, 30, 12],
+        sampled_mask=[True, True, False, True],
+        log_probs=[-1.0, -1.0, 0.0, -1.0],
+        policy_versions=[0] * 4,
+        turns=[Turn({}, 1, 2, reward=1.0), Turn({}, 0, 1), Turn({}, 3, 4, reward=2.0)],
+        sequence_starts=[SequenceStart(0, (7,)), SequenceStart(1, (5, 6))],
+    )
+    assert turn_advantages([make_group(0, [one])], baseline="none") == [[2.0], [3.0, 2.0]]
 
 
 STOP, GO = 1, 2

@@ -67,6 +67,13 @@ def test_end_of_standard_error_is_bounded_and_printable(tmp_path: Path) -> None:
     assert len(long) < 2100
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+@pytest.mark.parametrize("row", [0, 1])
+def test_a_forged_report_is_a_fault(row: int, tmp_path: Path) -> None:
+    with pytest.raises(EpisodeError, match=r"the report of its result is|maximum recursion|recursion"):
+        run_agent(f"{MODULE}:forges_report", tmp_path, example=make_example(row))
+
+
 def test_missing_programs(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"env\.agent=no-such-program --x: there is no program 'no-such-program'"):
         run_agent("no-such-program --x", tmp_path)

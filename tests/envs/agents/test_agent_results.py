@@ -45,6 +45,10 @@ def test_last_line(output: str, result: AgentResult) -> None:
         ('{"reward": 1, "components": [1]}', "must be numbers by name"),
         ('{"reward": 1, "components": {"a": false}}', r"components\.a=False must be"),
         ('{"reward": ' + "[" * 100_000, "no valid JSON"),
+        ('{"reward": 1e39}', r"reward=1e\+39 must be"),
+        ('{"reward": 1, "components": {"mean": 1}}', "reward/mean is another metric; rename"),
+        ('{"reward": 1, "components": {"": 1}}', "names of 1 to 100 characters"),
+        (json.dumps({"reward": 1, "components": dict.fromkeys(map(str, range(65)), 1)}), "send at most 64"),
     ],
 )
 def test_faults_of_the_last_line(line: str, message: str) -> None:
@@ -159,7 +163,7 @@ def test_episodes_of_a_function_do_not_share_random_numbers(tmp_path: Path) -> N
 def test_functions_with_faults(tmp_path: Path) -> None:
     for function, message in {
         "raises": r"LookupError: row 0 \(user_agents\.py:\d+\); the end of its standard error:\nbefore the end$",
-        "returns_bool": "reward=True must be a finite number; return None, a number",
+        "returns_bool": "reward=True must be a finite number, at most .*; return None, a number",
         "exits": "it ended its process instead of returning",
         "aborts": "killed by SIGKILL",
     }.items():

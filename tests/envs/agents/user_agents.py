@@ -7,9 +7,11 @@ import asyncio
 import json
 import os
 import signal
+import stat
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -47,6 +49,16 @@ def raises(example: Example) -> None:
 
 
 def exits(example: Example) -> None:
+    os._exit(0)
+
+
+def forges_report(example: Example) -> None:
+    """Writes a report of its own to every pipe that it finds, and ends."""
+    report = b"[" * 20_000 if example.row else b"[1.0]"
+    for descriptor in map(int, os.listdir("/proc/self/fd")):
+        with suppress(OSError):
+            if descriptor > 2 and stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+                os.write(descriptor, report)
     os._exit(0)
 
 

@@ -60,6 +60,9 @@ def test_the_last_reported_reward_is_that_of_the_episode() -> None:
         {"reward": 1, "components": {"": 1}},
         {"reward": 1, "components": {"x" * 101: 1}},
         {"reward": 1, "components": {str(number): 1 for number in range(65)}},
+        {"reward": 1e39},
+        {"reward": 1, "components": {"a": -1e39}},
+        {"reward": 1, "components": {"mean": 1}},
         {"reward": 1, "score": 1},
     ],
 )

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import orjson
 import pytest
 
 from tests.log_capture import LogCapture
@@ -160,6 +161,44 @@ def test_messages_reach_the_conversation_in_the_form_of_chat_templates() -> None
         "tool_calls": [call({}), call({"x": [1, None]})],
     }
     assert parsed[4] == {"role": "tool", "tool_call_id": "c", "content": "a"}
+
+
+@pytest.mark.parametrize("value", [2**70, "\ud800"])
+@pytest.mark.parametrize("path", ["/chat/completions", "/messages", "/responses"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_calls_with_values_that_orjson_refuses(value: Any, path: str, stream: bool) -> None:
+    """The model may write such calls."""
+    message = {"role": "assistant", "content": "", "tool_calls": [call({"a": value})]}
+
+    async def use(service: Service) -> None:
+        body = {"model": "m", "messages": HELLO, "input": HELLO, "max_tokens": 9, "stream": stream}
+        headers = {"Authorization": f"Bearer {service.key}"}
+        async with service.http.post(service.endpoint.url + path, json=body, headers=headers) as response:
+            text = await response.text()
+        assert response.status == 200 and str(value).encode("ascii", "backslashreplace").decode() in text
+        assert service.endpoint.close(service.key) is None
+
+    run_with_service(use, lambda: StrictConversation(message))
+
+
+@pytest.mark.parametrize("value", [str(2**70), "[" * 300 + "]" * 300])
+def test_requests_with_values_that_orjson_cannot_write(value: str) -> None:
+    use_of_tool = {"type": "tool_use", "id": "c", "name": "f", "input": {"a": "VALUE"}}
+    tool = {"type": "function", "name": "f", "parameters": {"a": "VALUE"}}
+    bodies = {
+        "/messages": {"messages": [{"role": "assistant", "content": [use_of_tool]}]},
+        "/responses": {"input": "hello", "tools": [tool]},
+    }
+
+    async def use(service: Service) -> None:
+        for path, body in bodies.items():
+            data = orjson.dumps(body).replace(b'"VALUE"', value.encode())
+            headers = {"Authorization": f"Bearer {service.key}"}
+            async with service.http.post(service.endpoint.url + path, data=data, headers=headers) as response:
+                assert response.status == 200
+        assert service.endpoint.close(service.key) is None
+
+    run_with_service(use)
 
 
 def test_the_messages_form_serves_a_conversation_with_tools() -> None:

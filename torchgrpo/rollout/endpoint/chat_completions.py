@@ -9,10 +9,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import orjson
-
 from envs.example import Message
 from torchgrpo.rollout.conversation import SampledTurn
+from torchgrpo.rollout.endpoint.replies import encode_json
 from torchgrpo.rollout.endpoint.request_body import (
     Warn,
     bad_request,
@@ -234,7 +233,7 @@ def _choice(request: ChatRequest, index: int, turn: SampledTurn, decode: DecodeT
 
 def _call_with_json(call: Mapping[str, Any]) -> dict[str, Any]:
     function = call["function"]
-    arguments = orjson.dumps(function["arguments"]).decode()
+    arguments = encode_json(function["arguments"]).decode()
     return {"id": call["id"], "type": "function", "function": {"name": function["name"], "arguments": arguments}}
 
 
@@ -267,7 +266,7 @@ def chat_stream(reply: dict[str, Any], body: Mapping[str, Any]) -> bytes:
     ]
     if has_usage:
         chunks.append(head | {"choices": [], "usage": reply["usage"]})
-    return b"".join(b"data: %b\n\n" % orjson.dumps(chunk) for chunk in chunks) + b"data: [DONE]\n\n"
+    return b"".join(b"data: %b\n\n" % encode_json(chunk) for chunk in chunks) + b"data: [DONE]\n\n"
 
 
 def _choice_parts(choice: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

@@ -3,15 +3,13 @@
 Blocks of thoughts, text, tool use and tool results become messages; other kinds of blocks are refused.
 """
 
+import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import orjson
-
-from torchgrpo.rollout.endpoint.replies import encode_named_events
+from torchgrpo.rollout.endpoint.replies import encode_json, encode_named_events
 from torchgrpo.rollout.endpoint.request_body import (
     bad_request,
-    parse_json_object,
     read_content,
     read_field,
     read_objects,
@@ -78,7 +76,7 @@ def _chat_messages(message: dict[str, Any], place: str) -> Iterator[dict[str, An
                 thoughts.append(require_text(block, "thinking", block_place))
             case "tool_use":
                 arguments = read_field(block, "input", dict, "an object", block_place) or {}
-                function = {"name": block.get("name"), "arguments": orjson.dumps(arguments).decode()}
+                function = {"name": block.get("name"), "arguments": encode_json(arguments).decode()}
                 calls.append({"id": block.get("id"), "type": "function", "function": function})
             case "tool_result":
                 has_results = True
@@ -103,7 +101,7 @@ def messages_reply(reply: Mapping[str, Any], body: Mapping[str, Any]) -> dict[st
     if message["content"]:
         content.append({"type": "text", "text": message["content"]})
     for call in message.get("tool_calls", ()):
-        arguments = parse_json_object(call["function"]["arguments"], "arguments")
+        arguments = json.loads(call["function"]["arguments"])
         content.append({"type": "tool_use", "id": call["id"], "name": call["function"]["name"], "input": arguments})
     return {
         "id": reply["id"].replace("chatcmpl", "msg"),
@@ -134,7 +132,7 @@ def _events(reply: dict[str, Any]) -> Iterator[dict[str, Any]]:
             case "text":
                 deltas, start = [{"type": "text_delta", "text": block["text"]}], block | {"text": ""}
             case _:
-                arguments = orjson.dumps(block["input"]).decode()
+                arguments = encode_json(block["input"]).decode()
                 deltas, start = [{"type": "input_json_delta", "partial_json": arguments}], block | {"input": {}}
         yield {"type": "content_block_start", "index": index, "content_block": start}
         yield from ({"type": "content_block_delta", "index": index, "delta": delta} for delta in deltas)

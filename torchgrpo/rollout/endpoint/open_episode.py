@@ -8,17 +8,16 @@ The task of an answer is cancelled when its last client goes away, or when the e
 """
 
 import asyncio
-import math
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from envs.agents.results import check_component_names, is_reward_number
 from torchgrpo.rollout.conversation import TurnSource
 from torchgrpo.rollout.endpoint.replies import Reply
 from torchgrpo.rollout.endpoint.request_body import bad_request, read_field, short_repr
 
 MAX_RECENT_ANSWERS = 64
-MAX_COMPONENTS, MAX_NAME_LENGTH = 64, 100
 
 
 @dataclass(frozen=True)
@@ -105,12 +104,10 @@ def parse_reward(body: Mapping[str, Any]) -> ReportedReward:
     if unknown := body.keys() - {"reward", "components"}:
         raise bad_request(f"the field {short_repr(min(unknown))} is unknown; send reward and components")
     components = read_field(body, "components", dict, "an object of numbers") or {}
-    if len(components) > MAX_COMPONENTS or any(not 0 < len(name) <= MAX_NAME_LENGTH for name in components):
-        raise bad_request(
-            f"components has {len(components)} numbers; send at most {MAX_COMPONENTS}, with names of 1 to "
-            f"{MAX_NAME_LENGTH} characters",
-            "components",
-        )
+    try:
+        check_component_names(components)
+    except ValueError as error:
+        raise bad_request(str(error), "components") from None
     return ReportedReward(
         _read_number(body, "reward"), {name: _read_number(components, name, "components.") for name in components}
     )
@@ -121,6 +118,6 @@ def _read_number(body: Mapping[str, Any], name: str, place: str = "") -> float:
     if value is None:
         raise bad_request(f"{place}{name} is missing; send a number", place + name)
     number = float(value)
-    if not math.isfinite(number):
-        raise bad_request(f"{place}{name} is {number}; send a finite number", place + name)
+    if not is_reward_number(number):
+        raise bad_request(f"{place}{name} is {number}; send a number that is finite in float32", place + name)
     return number

@@ -1,5 +1,6 @@
 """Holds replies of the endpoint, and encodes errors and server-sent events."""
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -31,9 +32,20 @@ class Reply:
         return web.Response(status=self.status, body=self.body, headers=self.headers, content_type=self.content_type)
 
 
+def encode_json(value: object) -> bytes:
+    """Encodes JSON.
+
+    Calls and tools may hold integers beyond 64 bits, deep nesting and lone surrogates, which orjson refuses.
+    """
+    try:
+        return orjson.dumps(value)
+    except TypeError:
+        return json.dumps(value, separators=(",", ":")).encode()
+
+
 def json_reply(value: object, sampling_s: float = 0.0) -> Reply:
     """Returns a successful reply with a JSON value."""
-    return Reply(200, orjson.dumps(value), sampling_s=sampling_s)
+    return Reply(200, encode_json(value), sampling_s=sampling_s)
 
 
 def error_reply(error: RequestError, headers: Mapping[str, str] | None = None) -> Reply:
@@ -51,4 +63,4 @@ def error_reply(error: RequestError, headers: Mapping[str, str] | None = None) -
 
 def encode_named_events(events: Iterable[Mapping[str, Any]]) -> bytes:
     """Encodes events as server-sent events with the names of their types."""
-    return b"".join(b"event: %b\ndata: %b\n\n" % (event["type"].encode(), orjson.dumps(event)) for event in events)
+    return b"".join(b"event: %b\ndata: %b\n\n" % (event["type"].encode(), encode_json(event)) for event in events)

@@ -11,8 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from config.run_folder.folders import lock_folder
 from config.schema.agent import DEFAULT_AGENT_TURNS
 from config.schema.config import Config
@@ -21,6 +19,7 @@ from config.schema.models import RefModelConfig
 from envs.example import Message
 from torchgrpo.plan.plan import Plan
 from torchgrpo.rollout.conversation import SampledTurn
+from torchgrpo.rollout.endpoint.replies import encode_json
 from torchgrpo.rollout.endpoint.server import Endpoint
 from torchgrpo.rollout.engine_loop import EngineLoop
 from torchgrpo.rollout.engines.build_engines import build_engine
@@ -64,7 +63,7 @@ class TurnWriter:
             "token_ids": turn.token_ids,
             "log_probs": turn.log_probs,
         }
-        self.file.write(orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE))
+        self.file.write(encode_json(record) + b"\n")
         seconds = turn.record.engine_seconds
         print(f"episode {episode}, turn {number}: {len(turn.token_ids)} tokens, {seconds:.2f} s", flush=True)
 
