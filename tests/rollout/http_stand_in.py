@@ -100,7 +100,7 @@ class StandInServer:
         for (method, path), handler in handlers.items():
             if path != self._lacks:
                 app.router.add_route(method, path, _answer_json(handler))
-        self._runner = web.AppRunner(app, shutdown_timeout=0)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.01)  # 0 is no limit
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", self.port).start()
 

@@ -129,10 +129,11 @@ def test_a_push_splits_the_versions_of_requests_in_flight(
     try:
         engine.load(changed_weights(1), 1)
         engine.submit(Request(1, (5, 6, 7), 32, Sampling(temperature=2.0, max_tokens=440), seed=1))
-        responses = engine.step(0.0)
+        assert not engine.step(0.0)
         while not server.num_running_requests():
-            pass
+            assert not engine.step(0.01)
         engine.load(new_weights, 2)
+        responses = []
         while not responses:
             responses = engine.step(1.0)
         completions = responses[0].completions
@@ -190,12 +191,12 @@ def test_a_run_continues_after_its_server_was_killed_and_started_again(
     changed_model(1, 1.0).save_pretrained(model)  # type: ignore[operator]
     load_tokenizer(compose_run_config().model).save_pretrained(model)
     temporary.mkdir()
-    settings = (*BATCHES, f"model.name={model}", "inference_model.max_tokens=400")
+    settings = (*BATCHES, "train.stale_groups=wait", f"model.name={model}", "inference_model.max_tokens=400")
     environment = {**ENVIRONMENT, "TMPDIR": str(temporary)}
     process = start_script(script, run_dir, *settings, *http_settings(server), environment=environment)
     metrics = run_dir / "metrics.jsonl"
     wait_until(lambda: metrics.exists() and len(read_metrics(run_dir)) >= 2, process)
-    wait_until(lambda: server.num_running_requests() > 0, process)
+    wait_until(lambda: server.num_running_requests() >= GROUPS * REPEATS // 2, process)
     server.kill()
     server.start()
     output = wait_for_output(process)
