@@ -14,7 +14,7 @@ from typing import Any
 
 import orjson
 from aiohttp import web
-from safetensors import safe_open
+from safetensors.torch import load_file
 
 from tests.rollout.vllm_server import MAX_MODEL_LEN, free_port
 
@@ -108,6 +108,10 @@ class StandInServer:
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
+            held = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in held:
+                task.cancel()
+            await asyncio.gather(*held, return_exceptions=True)
 
     async def _answer_nothing(self, request: web.Request) -> None:
         return None
@@ -126,9 +130,7 @@ class StandInServer:
         assert call.keys() == {"method", "kwargs"} and call["method"] == "reload_weights" and self._is_paused
         files = list(Path(call["kwargs"]["weights_path"]).glob("*.safetensors"))
         assert files
-        for file in files:
-            with safe_open(file, "pt") as tensors:
-                assert all(tensors.get_tensor(name).isfinite().all() for name in tensors.keys())
+        assert all(tensor.isfinite().all() for file in files for tensor in load_file(file).values())
         self._was_reset = False
         return {"results": [None]}
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 from config.schema.errors import ConfigError
 from envs.group import Sampling
@@ -70,17 +71,25 @@ def http_settings(server: VLLMServerProcess, *more: str) -> tuple[str, ...]:
     return "inference_model.backend=http", f"inference_model.urls=[{server.url}]", *more
 
 
-def changed_model(seed: int, noise: float) -> torch.nn.Module:
+def changed_model(seed: int) -> PreTrainedModel:
     model = load_model(compose_run_config().model, torch.device("cpu"))
     torch.manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.mul_(1 + noise * torch.randn_like(parameter))
+            parameter.mul_(1 + 0.1 * torch.randn_like(parameter))
     return model
 
 
-def changed_weights(seed: int) -> list[tuple[str, torch.Tensor]]:
-    return list(changed_model(seed, 0.1).state_dict().items())
+def flat_model(seed: int) -> PreTrainedModel:
+    """Returns a model with almost uniform probabilities, so that few completions are short."""
+    model = changed_model(seed)
+    with torch.no_grad():
+        model.get_output_embeddings().weight.mul_(0.02)
+    return model
+
+
+def weights_of(model: PreTrainedModel) -> list[tuple[str, torch.Tensor]]:
+    return list(model.state_dict().items())
 
 
 def test_tokens_scores_and_pushes_equal_those_of_the_engine_in_this_process(
@@ -114,7 +123,7 @@ def test_tokens_scores_and_pushes_equal_those_of_the_engine_in_this_process(
             for row, other_row in zip(ours.log_probs, theirs.log_probs, strict=True):
                 assert row == pytest.approx(other_row, abs=1e-4)
             for engine in (served, local) if version == 0 else ():
-                engine.load(changed_weights(1), 1)
+                engine.load(weights_of(changed_model(1)), 1)
     finally:
         served.close()
         local.close()
@@ -125,10 +134,10 @@ def test_a_push_splits_the_versions_of_requests_in_flight(
     server: VLLMServerProcess, tmp_path: Path, update: str
 ) -> None:
     engine = start_engine(tmp_path, *http_settings(server, f"inference_model.update={update}"))
-    new_weights = changed_weights(2)
+    old_weights, new_weights = (weights_of(flat_model(seed)) for seed in (1, 2))
     try:
-        engine.load(changed_weights(1), 1)
-        engine.submit(Request(1, (5, 6, 7), 32, Sampling(temperature=2.0, max_tokens=440), seed=1))
+        engine.load(old_weights, 1)
+        engine.submit(Request(1, (5, 6, 7), 32, Sampling(max_tokens=448), seed=1))
         assert not engine.step(0.0)
         while not server.num_running_requests():
             assert not engine.step(0.01)
@@ -167,7 +176,7 @@ def test_a_server_with_other_settings_is_refused(
 def test_a_restarted_server_gets_the_present_weights(server: VLLMServerProcess, tmp_path: Path) -> None:
     engine = start_engine(tmp_path, *http_settings(server))
     try:
-        engine.load(changed_weights(1), 1)
+        engine.load(weights_of(changed_model(1)), 1)
         request = Request(1, (5, 6, 7), 4, Sampling(temperature=1.7, max_tokens=24), seed=1)
         (before,) = generate(engine, [request])
         numbers = engine.engine_pids
@@ -188,12 +197,13 @@ def test_a_run_continues_after_its_server_was_killed_and_started_again(
 ) -> None:
     # Other weights than those of the server's files, and long completions, so that the kill interrupts some.
     model, run_dir, temporary = tmp_path / "model", tmp_path / "run", tmp_path / "temporary"
-    changed_model(1, 1.0).save_pretrained(model)  # type: ignore[operator]
+    flat_model(1).save_pretrained(model)
     load_tokenizer(compose_run_config().model).save_pretrained(model)
     temporary.mkdir()
-    settings = (*BATCHES, "train.stale_groups=wait", f"model.name={model}", "inference_model.max_tokens=400")
+    settings = (*BATCHES, "train.stale_groups=wait")
+    long = (f"model.name={model}", "inference_model.max_tokens=400")
     environment = {**ENVIRONMENT, "TMPDIR": str(temporary)}
-    process = start_script(script, run_dir, *settings, *http_settings(server), environment=environment)
+    process = start_script(script, run_dir, *settings, *http_settings(server, *long), environment=environment)
     metrics = run_dir / "metrics.jsonl"
     wait_until(lambda: metrics.exists() and len(read_metrics(run_dir)) >= 2, process)
     wait_until(lambda: server.num_running_requests() >= GROUPS * REPEATS // 2, process)
@@ -211,7 +221,7 @@ def test_a_run_continues_after_its_server_was_killed_and_started_again(
     assert len(rows) == ITERATIONS
     assert all(row["logprob_diff/max"] < 1e-3 for row in rows)
     undisturbed_dir = tmp_path / "undisturbed"
-    run = run_script(script, undisturbed_dir, *settings[:-2], "inference_model.backend=transformers")
+    run = run_script(script, undisturbed_dir, *settings, "inference_model.backend=transformers")
     assert run.returncode == 0, run.output
     max_age = 0 if script == "grpo.py" else compose_run_config().train.max_policy_age
     assert_each_group_was_trained_once(run_dir, undisturbed_dir, max_age)
