@@ -1,4 +1,6 @@
-"""Small HTTP server with the calls of a vLLM server that a run makes, for what a real server cannot be brought to do.
+"""Small HTTP server with those calls of a vLLM server that a run makes.
+
+It serves tests of what a real server cannot be brought to do.
 
 test's thread ── start, kill, hold ──▶ server's thread with its loop ◀── HTTP ── engines under test
 
@@ -20,9 +22,19 @@ from tests.rollout.vllm_server import MAX_MODEL_LEN, free_port
 
 DEADLINE_S = 120.0
 VOCAB_SIZE = 263
-_SAMPLED = {"seed", "temperature", "top_p", "top_k", "min_p", "max_tokens", "ignore_eos", "stop_token_ids", "logprobs"}
-_SCORED = {"seed", "max_tokens", "ignore_eos", "prompt_logprobs", "detokenize"}
-_PROBE = {"seed", "max_tokens", "logprobs", "detokenize"}
+_SAMPLING_FIELDS = {
+    "seed",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "max_tokens",
+    "ignore_eos",
+    "stop_token_ids",
+    "logprobs",
+}
+_SCORE_FIELDS = {"seed", "max_tokens", "ignore_eos", "prompt_logprobs", "detokenize"}
+_PROBE_FIELDS = {"seed", "max_tokens", "logprobs", "detokenize"}
 _SETTINGS = {
     "device_config": {"device": "cpu"},
     "scheduler_config": {"enable_chunked_prefill": False},
@@ -54,14 +66,17 @@ class StandInServer:
         self._thread = threading.Thread(target=self._loop.run_forever, name="stand-in server")
         self._thread.start()
         self._holds = holds
-        self._held = threading.Event()
+        self._hold_event = threading.Event()
         self._runner: web.AppRunner | None = None
         self.start()
 
     # --- the test's thread ---------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Starts the server with weights of its own; it no longer holds samples after the first start."""
+        """Starts the server, with weights of its own.
+
+        A server that was killed no longer holds samples.
+        """
         self._run(self._start())
 
     def kill(self) -> None:
@@ -76,7 +91,7 @@ class StandInServer:
         self._loop.close()
 
     def wait_until_holding(self) -> None:
-        assert self._held.wait(DEADLINE_S), "no sample arrived"
+        assert self._hold_event.wait(DEADLINE_S), "no sample arrived"
 
     def _run(self, coroutine: Coroutine[Any, Any, None]) -> None:
         asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(DEADLINE_S)
@@ -158,12 +173,12 @@ class StandInServer:
         body = await request.json()
         assert body.keys() == {"token_ids", "sampling_params"} and not self._is_paused
         prompt, params = body["token_ids"], body["sampling_params"]
-        assert params.keys() in (_SAMPLED | {"detokenize"}, _SCORED, _PROBE)
+        assert params.keys() in (_SAMPLING_FIELDS | {"detokenize"}, _SCORE_FIELDS, _PROBE_FIELDS)
         assert 0 < len(prompt) + params["max_tokens"] <= MAX_MODEL_LEN
         if "temperature" in params:
             if self._holds:
                 self.num_held += 1
-                self._held.set()
+                self._hold_event.set()
                 await asyncio.Event().wait()
             self.prompts.append(prompt)
         count = params["max_tokens"]
