@@ -200,7 +200,7 @@ def test_a_run_continues_after_its_server_was_killed_and_started_again(
     flat_model(1).save_pretrained(model)
     load_tokenizer(compose_run_config().model).save_pretrained(model)
     temporary.mkdir()
-    settings = (*BATCHES, "train.stale_groups=wait")
+    settings = (*BATCHES, "train.stale_groups=wait", "env.reward=tests.rewards:digits")
     long = (f"model.name={model}", "inference_model.max_tokens=400")
     environment = {**ENVIRONMENT, "TMPDIR": str(temporary)}
     process = start_script(script, run_dir, *settings, *http_settings(server, *long), environment=environment)
