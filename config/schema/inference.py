@@ -79,7 +79,7 @@ class InferenceModelConfig:
     recomputed keys and values. `wait` finishes them with the old weights. `abort` stops them and queues the
     prompt with its partial completion again."""
     start_timeout_s: float = 600.0
-    """Maximum seconds for the start of an engine."""
+    """Maximum seconds for the start of an engine; with `backend=http` also for the return of the servers."""
     request_timeout_s: float = 900.0
     """Maximum seconds for the generation of one group; then the engine counts as hung and is replaced."""
 

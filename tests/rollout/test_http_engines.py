@@ -1,17 +1,30 @@
-"""Tests of engines that are real `vllm serve` processes: tokens, pushes, restarts, wrong servers."""
+"""Tests of engines that are real vLLM servers: tokens, pushes, restarts, wrong settings."""
 
+import re
+import threading
+from collections import Counter
 from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 from config.schema.errors import ConfigError
 from envs.group import Sampling
 from tests.rollout.recording import QUICKSTART
 from tests.rollout.vllm_server import MISSING, VLLMServerProcess
-from tests.script_runner import compose_run_config, read_metrics, start_script, wait_for_output, wait_until
+from tests.script_runner import (
+    ENVIRONMENT,
+    compose_run_config,
+    read_metrics,
+    run_script,
+    start_script,
+    wait_for_output,
+    wait_until,
+)
+from torchgrpo.monitoring.ledger_storage import read_records
 from torchgrpo.plan.machine import this_machine
 from torchgrpo.plan.make_plan import make_plan
 from torchgrpo.rollout.engines.build_engines import build_engine
@@ -23,16 +36,29 @@ pytestmark = [
     pytest.mark.skipif(bool(MISSING), reason=f"a vLLM server needs {', '.join(MISSING)}"),
 ]
 LIMITS = ("inference_model.max_tokens=448", "env.max_prompt_tokens=64")
+GROUPS, REPEATS, ITERATIONS = 8, 4, 6
+BATCHES = (
+    f"env.num_envs={GROUPS}",
+    f"env.repeats={REPEATS}",
+    f"train.dialog_turns_per_batch={GROUPS * REPEATS}",
+    f"train.total_dialog_turns={GROUPS * REPEATS * ITERATIONS}",
+)
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLMServerProcess]:
+def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLMServerProcess]:
     process = VLLMServerProcess(tmp_path_factory.mktemp("server") / "server.log")
     try:
-        process.wait_until_ready()
         yield process
     finally:
         process.close()
+
+
+@pytest.fixture
+def server(process: VLLMServerProcess) -> VLLMServerProcess:
+    """The server of all tests, which a test may kill if it starts it again."""
+    process.wait_until_ready()
+    return process
 
 
 def start_engine(folder: Path, *settings: str) -> Engine:
@@ -45,12 +71,24 @@ def http_settings(server: VLLMServerProcess, *more: str) -> tuple[str, ...]:
     return "inference_model.backend=http", f"inference_model.urls=[{server.url}]", *more
 
 
-def changed_weights(seed: int) -> list[tuple[str, torch.Tensor]]:
+def changed_model(seed: int) -> PreTrainedModel:
     model = load_model(compose_run_config().model, torch.device("cpu"))
     torch.manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(1 + 0.1 * torch.randn_like(parameter))
+    return model
+
+
+def flat_model(seed: int) -> PreTrainedModel:
+    """Returns a model with almost uniform probabilities, so that few completions are short."""
+    model = changed_model(seed)
+    with torch.no_grad():
+        model.get_output_embeddings().weight.mul_(0.02)
+    return model
+
+
+def weights_of(model: PreTrainedModel) -> list[tuple[str, torch.Tensor]]:
     return list(model.state_dict().items())
 
 
@@ -85,7 +123,7 @@ def test_tokens_scores_and_pushes_equal_those_of_the_engine_in_this_process(
             for row, other_row in zip(ours.log_probs, theirs.log_probs, strict=True):
                 assert row == pytest.approx(other_row, abs=1e-4)
             for engine in (served, local) if version == 0 else ():
-                engine.load(changed_weights(1), 1)
+                engine.load(weights_of(changed_model(1)), 1)
     finally:
         served.close()
         local.close()
@@ -96,64 +134,27 @@ def test_a_push_splits_the_versions_of_requests_in_flight(
     server: VLLMServerProcess, tmp_path: Path, update: str
 ) -> None:
     engine = start_engine(tmp_path, *http_settings(server, f"inference_model.update={update}"))
+    old_weights, new_weights = (weights_of(flat_model(seed)) for seed in (1, 2))
     try:
-        engine.load(changed_weights(1), 1)
-        engine.submit(Request(1, (5, 6, 7), 4, Sampling(temperature=2.0, max_tokens=440), seed=1))
-        engine.step(0.5)
-        engine.load(changed_weights(2), 2)
-        responses = []
-        while not responses:
-            responses = engine.step(1.0)
-        for completion in responses[0].completions:
-            versions = [version for version, _ in groupby(completion.policy_versions)]
-            assert versions in ([[1]] if update == "wait" else [[1], [2], [1, 2]])
-            assert len(completion.policy_versions) == len(completion.token_ids) == len(completion.log_probs)
+        engine.load(old_weights, 1)
+        for number in range(8):  # enough for seconds, so that the push meets some of them
+            engine.submit(Request(number, (5, 6, 7), 32, Sampling(max_tokens=448), seed=100 * number))
+        responses = engine.step(0.0)
+        while not server.num_running_requests():
+            responses += engine.step(0.01)
+        engine.load(new_weights, 2)
+        while len(responses) < 8:
+            responses += engine.step(1.0)
+        completions = [one for response in responses for one in response.completions]
+        spans = {tuple(version for version, _ in groupby(one.policy_versions)) for one in completions}
+        assert spans <= {(1,), (2,), (1, 2)}
+        assert ((1, 2) in spans) == (update != "wait")
+        assert all(len(one.policy_versions) == len(one.token_ids) == len(one.log_probs) for one in completions)
         assert len(list((tmp_path / "weights").iterdir())) == 1
     finally:
         engine.close()
     assert not (tmp_path / "weights").exists()
-
-
-def test_a_restarted_server_gets_the_present_weights(tmp_path: Path) -> None:
-    server = VLLMServerProcess(tmp_path / "server.log")
-    try:
-        server.wait_until_ready()
-        engine = start_engine(tmp_path, *http_settings(server))
-        engine.load(changed_weights(1), 1)
-        request = Request(1, (5, 6, 7), 4, Sampling(temperature=1.7, max_tokens=24), seed=1)
-        (before,) = generate(engine, [request])
-        numbers = engine.engine_pids
-        server.kill()
-        server.start()
-        server.wait_until_ready()  # with the weights of its files
-        (after,) = generate(engine, [request])
-        assert engine.engine_pids != numbers
-        assert [one.token_ids for one in after.completions] == [one.token_ids for one in before.completions]
-        assert all(set(one.policy_versions) == {1} for one in after.completions)
-        engine.close()
-    finally:
-        server.close()
-
-
-def test_a_run_continues_after_its_server_was_killed_and_started_again(tmp_path: Path) -> None:
-    server = VLLMServerProcess(tmp_path / "server.log")
-    run_dir = tmp_path / "run"
-    small = ("env.num_envs=8", "env.repeats=4", "train.dialog_turns_per_batch=32", "train.total_dialog_turns=192")
-    try:
-        server.wait_until_ready()
-        process = start_script("grpo.py", run_dir, *small, *http_settings(server))
-        metrics = run_dir / "metrics.jsonl"
-        wait_until(lambda: metrics.exists() and len(read_metrics(run_dir)) >= 2, process)
-        server.kill()
-        server.start()
-        output = wait_for_output(process)
-        assert process.returncode == 0, output
-        assert "is lost with" in output and "is back, with policy version" in output
-        rows = read_metrics(run_dir)
-        assert [row["policy_version"] for row in rows] == [float(number) for number in range(6)]
-        assert all(row["logprob_diff/max"] < 1e-3 for row in rows)
-    finally:
-        server.close()
+    assert "http engines" not in {thread.name for thread in threading.enumerate()}
 
 
 @pytest.mark.parametrize(
@@ -170,3 +171,76 @@ def test_a_server_with_other_settings_is_refused(
         start_engine(tmp_path, *http_settings(server, *settings))
     assert "VLLM_SERVER_DEV_MODE=1 vllm serve" in str(error.value)
     assert QUICKSTART.name in str(error.value)
+
+
+def test_a_restarted_server_gets_the_present_weights(server: VLLMServerProcess, tmp_path: Path) -> None:
+    engine = start_engine(tmp_path, *http_settings(server))
+    try:
+        engine.load(weights_of(changed_model(1)), 1)
+        request = Request(1, (5, 6, 7), 4, Sampling(temperature=1.7, max_tokens=24), seed=1)
+        (before,) = generate(engine, [request])
+        numbers = engine.engine_pids
+        server.kill()
+        server.start()
+        server.wait_until_ready()  # with the weights of its files; the engine has noticed nothing
+        (after,) = generate(engine, [request])
+        assert engine.engine_pids != numbers
+        assert [one.token_ids for one in after.completions] == [one.token_ids for one in before.completions]
+        assert all(set(one.policy_versions) == {1} for one in after.completions)
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize("script", ["grpo.py", "grpo_async.py"])
+def test_a_run_continues_after_its_server_was_killed_and_started_again(
+    server: VLLMServerProcess, tmp_path: Path, script: str
+) -> None:
+    # Other weights than those of the server's files, and long completions, so that the kill interrupts some.
+    model, run_dir, temporary = tmp_path / "model", tmp_path / "run", tmp_path / "temporary"
+    flat_model(1).save_pretrained(model)
+    load_tokenizer(compose_run_config().model).save_pretrained(model)
+    temporary.mkdir()
+    settings = (*BATCHES, "train.stale_groups=wait", "env.reward=tests.rewards:digits")
+    long = (f"model.name={model}", "inference_model.max_tokens=400")
+    environment = {**ENVIRONMENT, "TMPDIR": str(temporary)}
+    process = start_script(script, run_dir, *settings, *http_settings(server, *long), environment=environment)
+    metrics = run_dir / "metrics.jsonl"
+    wait_until(lambda: metrics.exists() and len(read_metrics(run_dir)) >= 2, process)
+    wait_until(lambda: server.num_running_requests() >= GROUPS * REPEATS // 2, process)
+    server.kill()
+    server.start()
+    output = wait_for_output(process)
+    assert process.returncode == 0, output
+    losses = re.findall(r"is lost with (\d+) groups in flight", output)
+    assert int(losses[0]) > 0, output
+    assert "is back, with policy version" in output
+    assert not (run_dir / "weights").exists()
+    assert not list(temporary.iterdir())
+
+    rows = read_metrics(run_dir)
+    assert len(rows) == ITERATIONS
+    assert all(row["logprob_diff/max"] < 1e-3 for row in rows)
+    undisturbed_dir = tmp_path / "undisturbed"
+    run = run_script(script, undisturbed_dir, *settings, "inference_model.backend=transformers")
+    assert run.returncode == 0, run.output
+    max_age = 0 if script == "grpo.py" else compose_run_config().train.max_policy_age
+    assert_each_group_was_trained_once(run_dir, undisturbed_dir, max_age)
+
+
+def assert_each_group_was_trained_once(run_dir: Path, undisturbed_dir: Path, max_age: int) -> None:
+    """Asserts that a run trained once on each group of an undisturbed run.
+
+    max_age: of its tokens, in policy versions.
+    """
+    groups, others = (
+        [group for group in read_records(folder, "train") if group["fate"] == "trained"]
+        for folder in (run_dir, undisturbed_dir)
+    )
+    assert sorted(group["group_id"] for group in groups) == list(range(GROUPS * ITERATIONS))
+    assert Counter(group["row"] for group in groups) == Counter(group["row"] for group in others)
+    for group in groups:
+        assert len(group["completions"]) == REPEATS
+        for one in group["completions"]:
+            ages = {group["iteration"] - 1 - version for version in one["policy_versions"]}
+            assert len(one["policy_versions"]) == len(one["token_ids"]) == len(one["log_probs"])
+            assert ages <= set(range(max_age + 1))

@@ -10,9 +10,7 @@ import urllib.request
 from importlib.util import find_spec
 from pathlib import Path
 
-import psutil
-
-from tests.processes import wait_for_exit
+from tests.processes import process_tree, wait_for_exit
 from tests.rollout.recording import QUICKSTART
 
 MISSING = [
@@ -23,6 +21,7 @@ MISSING = [
 """Packages that a server needs and that are not installed."""
 MAX_MODEL_LEN = 512
 _START_S = 600.0
+_RUNNING = "vllm:num_requests_running{"
 
 
 def free_port() -> int:
@@ -62,7 +61,9 @@ class VLLMServerProcess:
         }
         environment.pop("VLLM_ENABLE_V1_MULTIPROCESSING", None)  # an engine in the tests' process sets it
         with self._log.open("ab") as log:
-            self._process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+            self._process = subprocess.Popen(
+                command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
 
     def wait_until_ready(self) -> None:
         deadline = time.monotonic() + _START_S
@@ -78,11 +79,16 @@ class VLLMServerProcess:
         except OSError:
             return False
 
+    def num_running_requests(self) -> int:
+        """Returns the number of sequences in the engine, as of its last step."""
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=60) as reply:
+            text = reply.read().decode()
+        return round(sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith(_RUNNING)))
+
     def kill(self) -> None:
-        """Kills the server and its engine by SIGKILL."""
-        processes = [psutil.Process(self._process.pid), *psutil.Process(self._process.pid).children(recursive=True)]
-        for process in processes:
-            process.send_signal(signal.SIGKILL)
+        """Kills the server and its engine by SIGKILL, as a group."""
+        processes = process_tree(self._process.pid)
+        os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         for process in processes:
             wait_for_exit(process.pid)

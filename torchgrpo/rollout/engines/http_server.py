@@ -105,15 +105,16 @@ class VLLMServer:
                 self._requirements.gpu_command,
             ) from None
         command = self._requirements.cpu_command if on_cpu else self._requirements.gpu_command
-        for fault in self._faults(settings, on_cpu, tree):
-            raise self._wrong_server(fault, command)
+        faults = self._faults(settings, on_cpu, tree)
+        if faults:
+            raise self._wrong_server(" and ".join(faults), command)
         try:
             sampled = await self._generate([0], {"max_tokens": 1, "seed": 0, "logprobs": 0, "detokenize": False})
-            assert sampled["choices"][0]["weight_versions"][0]["version"]
-        except (CallRefusal, AssertionError, KeyError, TypeError, IndexError) as error:
-            raise self._wrong_server(
-                f"does not answer token ids with token ids and the version of its weights ({error})", command
-            ) from None
+            has_versions = bool(sampled["choices"][0]["weight_versions"])
+        except (CallRefusal, KeyError, TypeError, IndexError) as error:
+            raise self._wrong_server(f"does not sample from token ids ({error})", command) from None
+        if not has_versions:
+            raise self._wrong_server("does not return the version of its weights with a completion", command)
 
     def _faults(self, settings: dict[str, Any], on_cpu: bool, tree: str) -> list[str]:
         """Returns settings that the run cannot use. tree: the server's model as text."""
