@@ -38,15 +38,6 @@ def test_three_episodes_by_hand() -> None:
     assert turn_advantages([group], baseline="none") == [[3.0, 2.0, 2.0], [1.0, 1.0], [2.5]]
 
 
-def test_turns_need_not_be_in_the_order_of_their_tokens() -> None:
-    """An agent may go on with a sequence after a turn in another."""
-    moved = episode([1.0, 0.0, 2.0])
-    first, second, _ = moved.turns
-    first.start, first.end, second.start, second.end = second.start, second.end, first.start, first.end
-    group = make_group(0, [moved, episode([0.0, 1.0]), episode([2.0], score=2.5)])
-    assert turn_advantages([group]) == [[1.0, 1.25, 0.0], [-1.75, -1.0], [0.5]]
-
-
 def test_a_failed_episode_is_in_no_baseline() -> None:
     completions = [episode([1.0, 0.0, 2.0]), episode([0.0, 1.0]), episode([2.0], score=2.5)]
     group = make_group(0, [*completions, episode([5.0, 5.0, 5.0, 5.0], has_error=True)])
