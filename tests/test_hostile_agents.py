@@ -1,4 +1,4 @@
-"""Runs whose agents are hostile or clumsy: each trick has its outcome, and the other episodes are unharmed."""
+"""Runs with hostile or clumsy agents: a trick harms no other episode."""
 
 import json
 import os
@@ -16,7 +16,7 @@ import pytest
 
 import grpo
 from envs.agents.server import can_use_namespaces
-from tests import hostile_agents
+from tests import hostile_agents, hostile_functions
 from tests.script_runner import ROOT, SCHEDULE_CLASSES, compose_run_config, read_metrics
 from torchgrpo.monitoring.completion_record import parse_sequence_starts, parse_turns
 from torchgrpo.monitoring.ledger_storage import read_records
@@ -36,7 +36,10 @@ Completion = dict[str, Any]
 
 
 def play_tricks(folder: Path, agent: str, tricks: Sequence[str]) -> dict[str, list[Completion]]:
-    """Trains one step with a group for each trick; returns the completions, and checks that nothing is left."""
+    """Trains one step with a group for each trick; returns the completions.
+
+    Checks that no process and no file is left.
+    """
     mark, data, temporary = uuid.uuid4().hex, folder / "tricks.jsonl", folder / "tmp"
     rows = [{"prompt": "1+1=", "answer": ANSWER, "trick": trick} for trick in tricks]
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -185,7 +188,7 @@ FUNCTION_ENDS = {
 
 
 def test_hostile_functions(tmp_path: Path) -> None:
-    found = play_tricks(tmp_path, "tests.hostile_agents:play", list(hostile_agents.FUNCTION_TRICKS))
+    found = play_tricks(tmp_path, "tests.hostile_functions:play", list(hostile_functions.FUNCTION_TRICKS))
     for trick, completions in found.items():
         for one in completions:
             if trick in FUNCTION_ENDS:
