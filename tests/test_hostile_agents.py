@@ -1,4 +1,4 @@
-"""Runs whose agents are hostile or clumsy: each trick has its outcome, and the other episodes are unharmed."""
+"""Runs with hostile or clumsy agents: a trick harms no other episode."""
 
 import json
 import os
@@ -16,7 +16,7 @@ import pytest
 
 import grpo
 from envs.agents.server import can_use_namespaces
-from tests import hostile_agents
+from tests import hostile_agents, hostile_functions
 from tests.script_runner import ROOT, SCHEDULE_CLASSES, compose_run_config, read_metrics
 from torchgrpo.monitoring.completion_record import parse_sequence_starts, parse_turns
 from torchgrpo.monitoring.ledger_storage import read_records
@@ -36,7 +36,10 @@ Completion = dict[str, Any]
 
 
 def play_tricks(folder: Path, agent: str, tricks: Sequence[str]) -> dict[str, list[Completion]]:
-    """Trains one step with a group for each trick; returns the completions, and checks that nothing is left."""
+    """Trains one step with a group for each trick; returns the completions.
+
+    Checks that no process and no file is left.
+    """
     mark, data, temporary = uuid.uuid4().hex, folder / "tricks.jsonl", folder / "tmp"
     rows = [{"prompt": "1+1=", "answer": ANSWER, "trick": trick} for trick in tricks]
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -72,7 +75,7 @@ def environ_of(process: psutil.Process) -> dict[str, str]:
         return {}
 
 
-def read_seen(folder: Path, trick: str) -> list[dict[str, Any]]:
+def read_reports(folder: Path, trick: str) -> list[dict[str, Any]]:
     files = sorted(folder.glob(f"{trick}.*.json"))
     return [json.loads(file.read_text()) for file in files]
 
@@ -98,30 +101,30 @@ ENDS: dict[str, tuple[str, str, str]] = {
 """Trick -> finish reason, outcome and error; the others end with stop and a score."""
 SCORES = {"good": 1.0, "http": 0.5, "outlive": 0.25, "kill": 0.75, "posts": 0.125, "two_lines": 0.5}
 """Rewards that agents report; the task gives the others 0, since the model never knows the answer."""
-SEEN: dict[str, Callable[[dict[str, Any]], bool]] = {
-    "secrets": lambda seen: seen["answer"] == [] and seen["keys"] == [] and seen["status"] == 200,
-    "keys": lambda seen: seen == {"guesses": [401] * 10, "closed": [410, 410], "own": 200},
-    "http": lambda seen: (
-        seen["traversal"] == [404] * 4
-        and (seen["headers"], seen["length"], seen["status"]) == (400, 413, 200)
-        and seen["chunks"] in (0, 413)
+REPORT_CHECKS: dict[str, Callable[[dict[str, Any]], bool]] = {
+    "secrets": lambda report: report["answer"] == [] and report["keys"] == [] and report["status"] == 200,
+    "keys": lambda report: report == {"guesses": [401] * 10, "closed": [410, 410], "own": 200},
+    "http": lambda report: (
+        report["traversal"] == [404] * 4
+        and (report["headers"], report["length"], report["status"]) == (400, 413, 200)
+        and report["chunks"] in (0, 413)
     ),
-    "posts": lambda seen: set(seen["refused"]) == {400} and seen["taken"] == 200,
-    "turns": lambda seen: seen["turns"] == 64 and seen["last"] == 429 and "env.max_steps" in seen["message"],
-    "many": lambda seen: (seen["status"], seen["choices"], seen["more"]) == (200, 40, 429),
-    "megabytes": lambda seen: seen == {"large": 400, "status": 200},
-    "control": lambda seen: seen["status"] == 200,
-    "forged": lambda seen: seen["codes"] == [200] * 3,
-    "messages": lambda seen: (
-        seen["empty"] == [400] * 3 and set(seen["odd"]) <= {200, 400} and seen["big"] in (200, 400)
+    "posts": lambda report: set(report["refused"]) == {400} and report["taken"] == 200,
+    "turns": lambda report: report["turns"] == 64 and report["last"] == 429 and "env.max_steps" in report["message"],
+    "many": lambda report: (report["status"], report["choices"], report["more"]) == (200, 40, 429),
+    "megabytes": lambda report: report == {"large": 400, "status": 200},
+    "control": lambda report: report["status"] == 200,
+    "forged": lambda report: report["codes"] == [200] * 3,
+    "messages": lambda report: (
+        report["empty"] == [400] * 3 and set(report["odd"]) <= {200, 400} and report["big"] in (200, 400)
     ),
-    "tools": lambda seen: (
-        (seen["recursive"], seen["wrong"]) == (200, 400)
-        and seen["large"] in (400, 429)
-        and seen["changing"] == [200] * 3
+    "tools": lambda report: (
+        (report["recursive"], report["wrong"]) == (200, 400)
+        and report["large"] in (400, 429)
+        and report["changing"] == [200] * 3
     ),
-    "stops": lambda seen: seen["stops"] == [400] * 5 + [200] * 6,
-    "at_once": lambda seen: seen["same"] == seen["others"] == [200] * 8,
+    "stops": lambda report: report["stops"] == [400] * 5 + [200] * 6,
+    "at_once": lambda report: report["same"] == report["others"] == [200] * 8,
 }
 
 
@@ -141,11 +144,11 @@ def test_hostile_programs(tmp_path: Path) -> None:
             elif trick != "differs" and one["verdict"]["score"] != SCORES.get(trick, 0.0):
                 problems.append(f"{trick}: score {one['verdict']['score']}")
             check_tokens(one)
-        seen = read_seen(tmp_path, trick)
-        if not all(SEEN.get(trick, lambda values: values.get("status", 200) == 200)(each) for each in seen):
-            problems.append(f"{trick}: saw {seen}")
-        if trick in SEEN and len(seen) != REPEATS:
-            problems.append(f"{trick}: {len(seen)} agents wrote what they saw")
+        reports = read_reports(tmp_path, trick)
+        if not all(REPORT_CHECKS.get(trick, lambda values: values.get("status", 200) == 200)(each) for each in reports):
+            problems.append(f"{trick}: reported {reports}")
+        if trick in REPORT_CHECKS and len(reports) != REPEATS:
+            problems.append(f"{trick}: {len(reports)} agents wrote a report")
     assert not problems, "\n".join(problems)
     for one in found["forged"]:
         assert "FORGED" not in "".join(turn.message["content"] for turn in parse_turns(one))
@@ -185,7 +188,7 @@ FUNCTION_ENDS = {
 
 
 def test_hostile_functions(tmp_path: Path) -> None:
-    found = play_tricks(tmp_path, "tests.hostile_agents:play", list(hostile_agents.FUNCTION_TRICKS))
+    found = play_tricks(tmp_path, "tests.hostile_functions:play", list(hostile_functions.FUNCTION_TRICKS))
     for trick, completions in found.items():
         for one in completions:
             if trick in FUNCTION_ENDS:

@@ -84,7 +84,7 @@ def test_turns_have_their_advantages_in_any_number_of_sequences() -> None:
 
 
 def test_turns_of_alternating_sequences_have_their_own_advantages() -> None:
-    """The second turn has a sequence of its own, which stands before that of the first and third."""
+    """The sequence of the second turn stands before that of the first and third."""
     one = replace(
         episode([1.0, 0.0, 2.0]),
         token_ids=[11, 10, 30, 12],
