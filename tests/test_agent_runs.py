@@ -84,6 +84,14 @@ def test_native_tool_calls_of_an_agent_are_those_of_an_environment(tmp_path: Pat
     assert sum("tool_calls" in turn.message for turn in turns) > len(ours)
 
 
+def test_an_error_has_the_reason_of_the_refused_request(tmp_path: Path) -> None:
+    agent = "env.agent=tests.run_agents:play_sums_or_send_nothing"
+    groups = play(tmp_path, grpo, *SUMS, "env.max_error_rate=1", agent)
+    errors = [one["error"] for group in groups if group["row"] % 2 == 0 for one in group["completions"]]
+    assert errors and all("HTTP Error 400" in error and "the last refused request: " in error for error in errors)
+    assert all("messages" in error.rpartition("request: ")[2] for error in errors)
+
+
 @pytest.mark.long
 def test_broken_requests_and_killed_agents_lose_nothing(tmp_path: Path) -> None:
     """About 1,000 requests: finished episodes have three turns, killed ones are errors."""

@@ -96,7 +96,7 @@ ENDS: dict[str, tuple[str, str, str]] = {
     "reserved": ("error", "error", "reward/mean is another metric"),
     "turns": ("turns", "scored", ""),
     "many": ("turns", "scored", ""),
-    "tools": ("length", "scored", ""),
+    "tools": ("stop", "scored", ""),
 }
 """Trick -> finish reason, outcome and error; the others end with stop and a score."""
 SCORES = {"good": 1.0, "http": 0.5, "outlive": 0.25, "kill": 0.75, "posts": 0.125, "two_lines": 0.5}

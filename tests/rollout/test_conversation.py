@@ -223,6 +223,20 @@ def test_limits_and_refusals(tokenizer: Any) -> None:
     asyncio.run(play())
 
 
+def test_shorter_messages_after_a_refusal_go_on(tokenizer: Any) -> None:
+    conversation = make_conversation(tokenizer, HeldSampler([THREE, EOS], [EIGHT, EOS]))
+
+    async def play() -> None:
+        first = await conversation.sample_turn(EXAMPLE.messages)
+        with pytest.raises(LimitError):
+            await conversation.sample_turn(follow_up(first.message, {"role": "user", "content": "1" * 80}))
+        assert conversation.end_reason == "length"
+        await conversation.sample_turn(follow_up(first.message, QUESTION))
+        assert conversation.end_reason is None
+
+    asyncio.run(play())
+
+
 def test_an_invalid_turn_ends_the_episode(tokenizer: Any) -> None:
     conversation = make_conversation(tokenizer, HeldSampler([USER, THREE, EOS], [EIGHT, EOS]))
 

@@ -45,9 +45,11 @@ class AgentDriver:
         try:
             with self.sampler.outside_engine():
                 result = await self.runner.run(example, self.endpoint.url, key)
-        except EpisodeError:
+        except EpisodeError as error:
             if conversation.end_reason is None:
-                raise
+                refusal = self.endpoint.last_refusal(key)
+                hint = f"\nthe last refused request: {refusal}" if refusal else ""
+                raise EpisodeError(f"{error}{hint}") from error
         finally:
             conversation.end("the agent has ended")
             given = self.endpoint.close(key) or result

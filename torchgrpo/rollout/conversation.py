@@ -139,7 +139,7 @@ class Conversation:
 
     Attributes:
         has_invalid_turn: whether the last turn has control tokens before its end.
-        end_reason: limit or cut after which no turn can follow; None before.
+        end_reason: limit that refused the last request, or cut after which no turn can follow; None without.
     """
 
     def __init__(self, parts: TurnSampler, example: Example, request: Request, row: int) -> None:
@@ -215,7 +215,7 @@ class Conversation:
             if suffix is not None:
                 context = (*answer.sequence.context[: answer.end], *suffix)
                 return _NextTurn(messages, tools, context, answer, suffix)
-        prefill = "" if self._num_requests else example.prefill
+        prefill = "" if self._answers else example.prefill
         if prefill == example.prefill and messages == example.messages and tools == example.tools:
             return _NextTurn(messages, tools, self.request.prompt, answer, None, prefill)
         try:
@@ -318,7 +318,7 @@ class Conversation:
             self.end("the model sampled control tokens inside a turn, which ends the episode")
         is_cut = sample.finish_reason != "stop"
         is_last = self.has_invalid_turn or sample.finish_reason == "abort" or (is_cut and fills_episode)
-        self.end_reason = sample.finish_reason if is_last else self.end_reason
+        self.end_reason = sample.finish_reason if is_last else None
         return SampledTurn(
             message,
             parsed.malformed,

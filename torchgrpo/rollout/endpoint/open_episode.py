@@ -48,7 +48,8 @@ class Answer:
 class OpenEpisode:
     """Conversation of an episode, with its answers by the digest of their requests.
 
-    failure: first exception of the conversation that is no fault of a request.
+    failure: first exception of the conversation that is no fault of a request. last_refusal: reason of the last
+    refused request.
     """
 
     conversation: TurnSource
@@ -56,6 +57,7 @@ class OpenEpisode:
     num_requests: int = 0
     reported_reward: ReportedReward | None = None
     failure: Exception | None = None
+    last_refusal: str = ""
 
     def join_answer(
         self, digest: bytes, is_retry: bool, make_reply: Callable[[], Coroutine[Any, Any, Reply]]

@@ -131,6 +131,10 @@ class Endpoint:
         self._episodes[key] = OpenEpisode(conversation)
         return key
 
+    def last_refusal(self, key: str) -> str:
+        """Returns the reason of the last refused request of an episode; empty without one."""
+        return self._episodes[key].last_refusal
+
     def close(self, key: str) -> ReportedReward | None:
         """Ends the requests of an episode; returns the reward that the agent reported, if any.
 
@@ -264,20 +268,22 @@ class Endpoint:
                 return Reply(200, form.stream(reply, body), {}, "text/event-stream", sampling_s)
             return json_reply(reply, sampling_s)
         except RequestError as error:
-            return error_reply(error)
+            refusal = error
         except LimitError as error:
-            return error_reply(RequestError(429, str(error), code="episode_limit"))
+            refusal = RequestError(429, str(error), code="episode_limit")
         except PromptError as error:
-            return error_reply(RequestError(400, str(error), "messages"))
+            refusal = RequestError(400, str(error), "messages")
         except EpisodeOverError as error:
-            return error_reply(RequestError(410, str(error), code="episode_over"))
+            refusal = RequestError(410, str(error), code="episode_over")
         except RecursionError:
-            return error_reply(RequestError(400, "the body is nested too deeply"))
+            refusal = RequestError(400, "the body is nested too deeply")
         except Exception as error:  # `close` raises it, and an episode that is served alone may never close
             if episode.failure is None:
                 episode.failure = error
                 log.exception("the policy failed to answer a request")
-            return error_reply(RequestError(500, "the policy failed; the run reports the reason"))
+            refusal = RequestError(500, "the policy failed; the run reports the reason")
+        episode.last_refusal = refusal.message
+        return error_reply(refusal)
 
     def _warn_once(self, setting: str, message: str) -> None:
         if setting not in self._warnings and len(self._warnings) < MAX_WARNINGS:
