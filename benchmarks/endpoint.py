@@ -78,7 +78,7 @@ async def run_endpoint(options: argparse.Namespace) -> None:
     """Serves the clients of another process."""
     endpoint = Endpoint(lambda ids: [str(one) for one in ids])
     await endpoint.start()
-    key = endpoint.open(ImmediateConversation())
+    key = endpoint.open_episode(ImmediateConversation())
     arguments = [*sys.argv, "--port", endpoint.url.split(":")[2].partition("/")[0], "--key", key]
     process = await asyncio.create_subprocess_exec(sys.executable, *arguments)
     if await process.wait():

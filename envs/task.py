@@ -119,8 +119,8 @@ class Task(ABC):
         return (first | {"content": f"{first['content']}\n\n{reward_prompt}"}, *rest)
 
     @property
-    def has_only_user_rewards(self) -> bool:
-        """Whether the user's code or a model scores; reference answers may have any form."""
+    def accepts_any_answer_form(self) -> bool:
+        """Whether only user code or a model scores, so that answers may have any form."""
         names = all_reward_names(self.env) or [self.env.environment or ""]
         return all(is_user_code(name) or name in MODEL_REWARDS for name in names)
 

@@ -14,7 +14,7 @@ from envs.reward_workers.outcome_counts import OutcomeCounts
 from envs.task import Example
 from tests.tiny_models import LetterTokenizer
 from torchgrpo.batches.batch import Batch, collate
-from torchgrpo.rollout.conversation import TurnLimits, TurnSampler
+from torchgrpo.rollout.conversation import ConversationParts, TurnLimits
 from torchgrpo.rollout.engine_loop import EngineLoop
 from torchgrpo.rollout.engines.interface import SteppedEngine
 from torchgrpo.rollout.environment_driver import EnvironmentDriver
@@ -53,7 +53,7 @@ def make_player(
 ) -> EpisodePlayer:
     """Makes a player of episodes in environments."""
     turn_limits = TurnLimits(limits.prompt_tokens, limits.turns, limits.turn_tokens, limits.turn_ends)
-    parts = TurnSampler(sampler, encoder, ResponseParser(encoder.tokenizer), turn_limits, append_history)
+    parts = ConversationParts(sampler, encoder, ResponseParser(encoder.tokenizer), turn_limits, append_history)
     return EpisodePlayer(parts, EnvironmentDriver(sampler, environments), limits.seconds, limits.alive, counts)
 
 

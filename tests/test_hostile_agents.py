@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 import grpo
-from envs.agents.server import can_use_namespaces
+from envs.agents.fork_server import can_use_namespaces
 from tests import hostile_agents, hostile_functions
 from tests.script_runner import ROOT, SCHEDULE_CLASSES, compose_run_config, read_metrics
 from torchgrpo.monitoring.completion_record import parse_sequence_starts, parse_turns

@@ -6,7 +6,16 @@ from urllib.parse import urlsplit
 
 from config.schema.errors import ConfigError
 
-_SETTINGS_OF_SERVERS = {"num_devices": 1, "devices": None, "tensor_parallel_size": 1, "quantization": None}
+_SETTINGS_OF_SERVERS = {
+    "num_devices": 1,
+    "devices": None,
+    "tensor_parallel_size": 1,
+    "quantization": None,
+    "gpu_memory_utilization": 0.9,
+    "kv_cache_gib": None,
+    "max_num_batched_tokens": None,
+    "enforce_eager": None,
+}
 """Settings that the command line of a server replaces, with their defaults."""
 
 

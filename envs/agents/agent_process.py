@@ -19,7 +19,7 @@ from envs.user_code import describe_exception
 NOT_STARTED = 127
 """Exit code of a command that cannot be started, as in shells."""
 OUT_OF_MEMORY_SCORE = 500
-"""Added to the score by which the kernel chooses what to kill without memory, so that the run survives."""
+"""Increase of the agent's out-of-memory score, so that the kernel kills it before the run."""
 
 ERROR_CHARACTERS = 2000
 """Length of an exception's text, so that the guard keeps the whole report."""

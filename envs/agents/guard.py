@@ -3,7 +3,7 @@
     run ──EpisodeRequest──▶ guard ──fork──▶ init_process ──fork──▶ agent
         ◀──EpisodeReply────       ◀──output, errors, report, status──
 
-The guard is a fork of the fork server of `envs.agents.server`. It removes the agent's temporary folder after its
+The guard is a fork of the fork server of `envs.agents.fork_server`. It removes the agent's temporary folder after its
 processes have ended. It ends the agent when the run closes its side of the connection or ends, and when the fork server
 ends. Messages are JSON after their length.
 """
@@ -26,7 +26,6 @@ from envs.agents.init_process import (
     EXITED,
     MAX_PROCESSES,
     MAX_THREADS,
-    PR_SET_PDEATHSIG,
     STATUS,
     StopRequest,
     raise_stop,
@@ -107,7 +106,7 @@ class Guard:
         """
         run = socket.socket(fileno=connection.fileno())
         signal.signal(signal.SIGTERM, raise_stop)
-        set_process_option(PR_SET_PDEATHSIG, signal.SIGTERM)
+        set_process_option(isolation.PR_SET_PDEATHSIG, signal.SIGTERM)
         folder = ""
         try:
             request = EpisodeRequest(**json.loads(_receive(run)))
@@ -162,9 +161,9 @@ class Guard:
         finally:
             self._end(init)
         _drain(streams)
-        ended = streams[status].tail
-        kind, code = STATUS.unpack(ended) if ended else (EXITED, 0)
-        if not fault and not ended:
+        status_bytes = streams[status].tail
+        kind, code = STATUS.unpack(status_bytes) if status_bytes else (EXITED, 0)
+        if not fault and not status_bytes:
             fault = "the helper process that started it was killed or failed"
         elif not fault and kind != EXITED:
             fault = f"it started more than {MAX_PROCESSES} processes or {MAX_THREADS} threads, and was killed"
@@ -210,7 +209,10 @@ def _drain(streams: dict[int, Stream]) -> None:
     for descriptor, stream in streams.items():
         os.set_blocking(descriptor, False)
         with suppress(BlockingIOError):  # a process that outlived the agent holds the pipe
-            while data := os.read(descriptor, READ_BYTES):
+            for _ in range(MAX_OUTPUT_BYTES // READ_BYTES):
+                data = os.read(descriptor, READ_BYTES)
+                if not data:
+                    break
                 stream.add(data)
         os.close(descriptor)
 

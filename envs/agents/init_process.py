@@ -23,14 +23,14 @@ from envs.agents.agent_process import AgentCall
 from envs.sandbox import isolation
 
 STATUS = struct.Struct("<Bi")
-"""Kind of the end, and the exit code; the negative number of the signal that killed the agent."""
+"""Kind of the end, and the exit code, which is negative for a signal."""
 EXITED, TOO_MANY = 0, 1
 MAX_PROCESSES = 256
 MAX_THREADS = 8192
 """Largest number of threads of all processes together."""
 CHECK_SECONDS, SCAN_SECONDS = 0.1, 0.5
 """Intervals of counting processes: of the own namespace, and among all processes of the machine."""
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+PR_SET_CHILD_SUBREAPER = 36
 
 
 class StopRequest(BaseException):
@@ -56,13 +56,13 @@ def run_init(call: AgentCall, status: int, in_namespace: bool) -> NoReturn:
     try:
         if in_namespace:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)  # process 1 then ignores it
-            set_process_option(PR_SET_PDEATHSIG, signal.SIGKILL)
+            set_process_option(isolation.PR_SET_PDEATHSIG, signal.SIGKILL)
             isolation.hide_other_processes()
             isolation.drop_host_capabilities()
         else:
             signal.signal(signal.SIGTERM, raise_stop)
             set_process_option(PR_SET_CHILD_SUBREAPER, 1)
-            set_process_option(PR_SET_PDEATHSIG, signal.SIGTERM)
+            set_process_option(isolation.PR_SET_PDEATHSIG, signal.SIGTERM)
         kind, code = _watch(call, status, in_namespace)
         os.write(status, STATUS.pack(kind, code))
     except (StopRequest, BrokenPipeError):
@@ -80,7 +80,7 @@ def _watch(call: AgentCall, status: int, in_namespace: bool) -> tuple[int, int]:
     agent = os.fork()
     if agent == 0:
         try:
-            set_process_option(PR_SET_PDEATHSIG, signal.SIGKILL)
+            set_process_option(isolation.PR_SET_PDEATHSIG, signal.SIGKILL)
             os.close(status)
             call.run()
         finally:

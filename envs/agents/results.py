@@ -45,7 +45,7 @@ def read_last_line(output: str) -> AgentResult:
     if "reward" not in record:
         return AgentResult(None)
     try:
-        return _read_record(record)
+        return read_record(record)
     except ValueError as error:
         raise ValueError(f"its last line of output {line[:200]}: {error}") from error
 
@@ -65,12 +65,17 @@ def read_value(value: Any) -> AgentResult:
     if "reward" not in value:
         raise ValueError(f"it returned {repr(value)[:200]}; return {FORMS}")
     try:
-        return _read_record(value)
+        return read_record(value)
     except ValueError as error:
         raise ValueError(f"the value that it returned: {error}; return {FORMS}") from error
 
 
-def _read_record(record: Mapping[str, Any]) -> AgentResult:
+def read_record(record: Mapping[str, Any]) -> AgentResult:
+    """Reads `reward`, which may be null, and `components`.
+
+    Raises:
+        ValueError: a value is no finite number, or the name of a component cannot be used.
+    """
     reward, components = record["reward"], record.get("components")
     if components is None:
         components = {}

@@ -22,16 +22,16 @@ from config.schema.agent import split_command
 from config.schema.env import EnvConfig
 from config.schema.errors import ConfigError
 from envs.agents.example_record import example_record
+from envs.agents.fork_server import AgentSetup
 from envs.agents.guard import LENGTH, EpisodeReply, EpisodeRequest, episode_folder, remove_folder
 from envs.agents.results import AgentResult, read_last_line, read_value
-from envs.agents.server import AgentSetup
 from envs.agents.variables import episode_variables, passed_variables
 from envs.environments.interface import EpisodeError
 from envs.example import Example
 from envs.reward_workers.fork_server_process import ForkServerDied, ForkServerProcess
 from envs.user_calls import DaemonThread
 
-SERVE = "envs.agents.server:serve"
+SERVE = "envs.agents.fork_server:serve"
 END_SECONDS = 30.0
 """Time for an agent's guard to end all processes and remove files; then it is killed."""
 ERROR_LINES, ERROR_CHARACTERS = 20, 2000
@@ -97,7 +97,7 @@ class AgentRunner:
             raise
         _, reader, writer = guard
         try:
-            data = json.dumps(asdict(request), default=str).encode()
+            data = json.dumps(asdict(request)).encode()
             writer.write(LENGTH.pack(len(data)) + data)
             (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
             reply = EpisodeReply(**json.loads(await reader.readexactly(length)))
@@ -110,7 +110,13 @@ class AgentRunner:
 
     def _record(self, example: Example) -> dict[str, Any]:
         try:
-            return example_record(example, self.columns)
+            text = json.dumps(example_record(example, self.columns), default=str, allow_nan=False)
+            record: dict[str, Any] = json.loads(text)
+            return record
+        except (TypeError, ValueError) as error:
+            raise EpisodeError(
+                f"env.agent_columns={self.columns}: row {example.row} cannot be written as JSON: {error}"
+            ) from error
         except KeyError as error:
             raise EpisodeError(
                 f"env.agent_columns={self.columns}: row {example.row} has no column {error}; its columns are "

@@ -59,7 +59,7 @@ class JSONLines(Task):
         return examples
 
     def _example(self, row: Row) -> Example:
-        can_have_tests = not self.has_only_user_rewards and "answer" not in self.env.options
+        can_have_tests = not self.accepts_any_answer_form and "answer" not in self.env.options
         messages = self._messages(row)
         answer = read_tests(row) if can_have_tests and "test_cases" in row.values else self._answer(row)
         row_data, prefill = (self.row_data(row), row["prefill"] if row.has_value("prefill") else self.env.prefill or "")
@@ -72,7 +72,7 @@ class JSONLines(Task):
         chosen = self.env.options.get("answer")
         known = (*ANSWER_COLUMNS, "test_cases")
         path = chosen or next((path for path in known if row.has_value(path)), "answer")
-        if self.has_only_user_rewards:
+        if self.accepts_any_answer_form:
             return json.loads(json.dumps(row.value_at(path), default=str)) if chosen or row.has_value(path) else None
         found = row.value_at(path)
         tests = read_json(found, row.place) if is_json_object(found) else found

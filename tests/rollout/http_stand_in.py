@@ -107,6 +107,7 @@ class StandInServer:
             ("GET", "/weight_info"): self._return_version,
             ("POST", "/collective_rpc"): self._call_engine,
             ("POST", "/pause"): self._pause,
+            ("GET", "/is_paused"): self._get_pause,
             ("POST", "/reset_prefix_cache"): self._reset_cache,
             ("POST", "/update_weight_version"): self._set_version,
             ("POST", "/resume"): self._resume,
@@ -153,6 +154,9 @@ class StandInServer:
         assert request.query.keys() == {"mode"} and request.query["mode"] in ("keep", "wait", "abort")
         self._is_paused = True
         return {"status": "paused"}
+
+    async def _get_pause(self, request: web.Request) -> Any:
+        return {"is_paused": self._is_paused}
 
     async def _reset_cache(self, request: web.Request) -> Any:
         assert request.query == {"reset_running_requests": "true"} and self._is_paused

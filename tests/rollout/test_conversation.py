@@ -25,11 +25,11 @@ from torchgrpo.batches.batch import collate
 from torchgrpo.monitoring.episode_text import turns_with_new_sequence
 from torchgrpo.rollout.conversation import (
     Conversation,
+    ConversationParts,
     EpisodeOverError,
     LimitError,
     PromptError,
     TurnLimits,
-    TurnSampler,
 )
 from torchgrpo.rollout.engine_loop import EngineLoop
 from torchgrpo.rollout.engines.interface import Request
@@ -67,7 +67,7 @@ def make_conversation(
     tokenizer: Any, sampler: HeldSampler, limits: TurnLimits = LIMITS, append_history: bool = False
 ) -> Conversation:
     encoder = ChatEncoder(tokenizer)
-    parts = TurnSampler(sampler, encoder, ResponseParser(tokenizer), limits, append_history)
+    parts = ConversationParts(sampler, encoder, ResponseParser(tokenizer), limits, append_history)
     request = Request(0, encoder.encode(EXAMPLE), 4, Sampling(max_tokens=64), seed=5)
     return Conversation(parts, EXAMPLE, request, 0)
 
@@ -290,7 +290,7 @@ def test_branches_train_every_sampled_token_once(model: Any, tokenizer: Any) -> 
     loop = EngineLoop(engine, timeout=600.0, wait_timeout=600.0)
     try:
         rollout = make_group_rollout(loop, RecordingRewards(), 4, Sampling(max_tokens=64), tokenizer=tokenizer)
-        parts = TurnSampler(loop, rollout.encoder, ResponseParser(tokenizer), LIMITS, False)
+        parts = ConversationParts(loop, rollout.encoder, ResponseParser(tokenizer), LIMITS, False)
         rollout.player = EpisodePlayer(parts, BranchingDriver(), 600.0, 64, OutcomeCounts(1.0))
         examples = addition_examples(3)
         groups = loop.run_all([rollout.run_group(example, number) for number, example in enumerate(examples)])

@@ -147,7 +147,7 @@ def test_failures_of_environments_count_in_the_totals(tokenizer: Any) -> None:
     for outcome in ("scored", "error", "error", "invalid"):
         counts.add(addition_examples(1)[0], ScoringResult(0.0, {}, outcome, 0.5))  # type: ignore[arg-type]
     rewards = SimpleNamespace(metrics=counts.metrics)
-    rollout = SimpleNamespace(player=SimpleNamespace(error_counts=counts))
+    rollout = SimpleNamespace(player=SimpleNamespace(error_counts=counts, driver=SimpleNamespace(metrics=dict)))
     none = make_model_rewards(EnvConfig(), set())
     parts = RolloutComponents(None, None, rollout, None, rewards, none, None)  # type: ignore[arg-type]
     metrics = parts.outcome_metrics()

@@ -1,6 +1,7 @@
 """Tests of faults of vLLM servers, with small servers that misbehave at will."""
 
 import threading
+import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -64,6 +65,18 @@ def test_a_server_without_an_endpoint_is_refused_with_the_command(path: str, tmp
     assert message.count("VLLM_SERVER_DEV_MODE=1 vllm serve") == 1
     assert ("VLLM_SERVER_DEV_MODE=1 is not set" in message) == (path != "/inference/v1/generate")
     assert "http engines" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_a_server_that_a_broken_push_left_paused_is_resumed(tmp_path: Path) -> None:
+    server = StandInServer()
+    with serve(server):
+        urllib.request.urlopen(urllib.request.Request(f"{server.url}/pause?mode=keep", method="POST"), timeout=600)
+        engine = start_engine(tmp_path, *http_settings(server))
+        try:
+            submit_groups(engine, range(1))
+            assert [response.request_id for response in wait_for_responses(engine, 1)] == [0]
+        finally:
+            engine.close()
 
 
 def test_groups_of_a_dead_server_go_to_the_other_and_a_returned_server_gets_new_ones(

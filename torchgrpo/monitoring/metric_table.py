@@ -116,8 +116,8 @@ METRICS = (
             "Maximum number of turns, and mean number of token sequences, of an episode. A further sequence begins "
             "where the chat template or the environment rewrites earlier messages"),
     _metric("agent/end/stop agent/end/length agent/end/turns agent/end/deadline agent/end/error",
-            "Shares of episodes ended by the model or the environment, by a token limit, by the limit of turns, by "
-            "the deadline, and by a failure of the environment"),
+            "Shares of episodes ended by model, environment or agent, by a token limit, by the limit of turns, by "
+            "the deadline, and by a failure"),
     _metric("agent/seconds/start_p50 agent/seconds/start_p95",
             "Percentiles of the seconds before the first turn of an episode: the reset of its environment, or the "
             "start of its agent"),

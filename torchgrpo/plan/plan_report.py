@@ -215,12 +215,12 @@ def _generation_lines(plan: Plan) -> list[str]:
     shape, config, engine = plan.shape, plan.config, plan.engine
     if shape is None:
         return []
+    if engine.backend == "http":
+        return list(_episode_lines(plan))
     on_cpu = plan.devices.on_cpu
     one = kv_bytes_per_sequence(config, shape, engine.dtype)
     weights = engine_weight_bytes(config, shape, engine.dtype, on_cpu and engine.backend == "vllm")
     knobs = "[inference_model.dtype, tensor_parallel_size]"
-    if engine.backend == "http":
-        return [*_episode_lines(plan)]
     length = "[inference_model.max_tokens, env.max_prompt_tokens]"
     lines = [
         format_line("engine weights", f"{format_gib(weights)} on each device of an engine  {knobs}"),

@@ -29,7 +29,7 @@ class AgentDriver:
     sampler: Sampler
     runner: AgentRunner
     endpoint: Endpoint
-    _starting: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
+    _start_lock: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
 
     async def play(
         self, conversation: Conversation, example: Example, reward: EpisodeReward, on_end: AsyncExitStack
@@ -38,10 +38,10 @@ class AgentDriver:
 
         An agent that fails after the limits of its episode refused a request does not count as failed.
         """
-        async with self._starting:
+        async with self._start_lock:
             if not self.endpoint.url:
                 await self.endpoint.start()
-        key, result = self.endpoint.open(conversation), None
+        key, result = self.endpoint.open_episode(conversation), None
         try:
             with self.sampler.outside_engine():
                 result = await self.runner.run(example, self.endpoint.url, key)
@@ -52,10 +52,10 @@ class AgentDriver:
                 raise EpisodeError(f"{error}{hint}") from error
         finally:
             conversation.end("the agent has ended")
-            given = self.endpoint.close(key) or result
-            if given is not None and given.reward is not None and conversation.turns:
-                conversation.turns[-1].reward, reward.is_given = given.reward, True
-                reward.add_components(given.components)
+            result = self.endpoint.close_episode(key) or result
+            if result is not None and result.reward is not None and conversation.turns:
+                conversation.turns[-1].reward, reward.is_given = result.reward, True
+                reward.add_components(result.components)
         if not conversation.turns:
             raise EpisodeError(f"env.agent={self.runner.agent}: the agent ended without a request for a turn")
         return conversation.end_reason or "stop"
@@ -66,6 +66,8 @@ class AgentDriver:
 
     async def close(self) -> None:
         """Ends all agents and the endpoint."""
-        await self.runner.close()
-        if self.endpoint.url:
-            await self.endpoint.stop()
+        try:
+            await self.runner.close()
+        finally:
+            if self.endpoint.url:
+                await self.endpoint.stop()

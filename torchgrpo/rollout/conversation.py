@@ -23,11 +23,11 @@ from envs.equal_messages import are_equal_messages, restore_call_ids
 from envs.example import Example, Message
 from envs.group import FinishReason, SampledCompletion, Turn
 from torchgrpo.rollout.engines.interface import Request, Sampler
-from torchgrpo.rollout.growing_sequences import Answer, GrowingSequence, join_sequences
+from torchgrpo.rollout.growing_sequences import GrowingSequence, RecordedTurn, join_sequences
 
 
 class LimitError(Exception):
-    """Use of all turns or tokens of an episode.
+    """Request beyond the turns or tokens of an episode.
 
     finish_reason: `turns` or `length`.
     """
@@ -62,7 +62,7 @@ class TurnLimits:
 
 
 @dataclass(frozen=True)
-class TurnSampler:
+class ConversationParts:
     """Parts that the conversations of a run share.
 
     Args:
@@ -112,7 +112,7 @@ class _NextTurn:
     messages: tuple[Message, ...]
     tools: tuple[dict[str, Any], ...]
     context: tuple[int, ...]
-    answer: Answer | None
+    answer: RecordedTurn | None
     suffix: list[int] | None
     prefill: str = ""
 
@@ -142,14 +142,14 @@ class Conversation:
         end_reason: limit that refused the last request, or cut after which no turn can follow; None without.
     """
 
-    def __init__(self, parts: TurnSampler, example: Example, request: Request, row: int) -> None:
+    def __init__(self, parts: ConversationParts, example: Example, request: Request, row: int) -> None:
         self.parts, self.example, self.request, self.row = parts, example, request, row
         self.has_invalid_turn = False
-        self._answers: list[Answer] = []
+        self._answers: list[RecordedTurn] = []
         self._first_prompt: tuple[int, ...] | None = None
         self.end_reason: FinishReason | None = None
         self._num_requests = self._num_in_flight = 0
-        self._over = ""
+        self._end_message = ""
         self._created_at = time.perf_counter()
 
     @property
@@ -163,7 +163,7 @@ class Conversation:
 
     def end(self, reason: str) -> None:
         """Ends the episode: later requests raise EpisodeOverError with this reason."""
-        self._over = reason
+        self._end_message = reason
 
     async def sample_turn(
         self,
@@ -186,14 +186,15 @@ class Conversation:
             PromptError: the chat template refuses the messages, or the first prompt is too long.
             EpisodeOverError: the episode has ended.
         """
-        if self._over:
-            raise EpisodeOverError(self._over)
+        if self._end_message:
+            raise EpisodeOverError(self._end_message)
         limits = self.parts.limits
         if len(self._answers) + self._num_in_flight >= limits.turns:
             self.end_reason = "turns"
             raise LimitError(f"the episode has had its {limits.turns} turns (env.max_steps)", "turns")
         turn = self._next_turn(tuple(messages), tuple(tools))
         room = self._room(turn.context)
+        self.end_reason = None
         limit = min(room, limits.turn_tokens or room, max_tokens or room)
         request = self._turn_request(turn.context, limit, stop)
         self._num_in_flight += 1
@@ -202,8 +203,8 @@ class Conversation:
             (sample,) = await self.parts.sampler.generate(request)
         finally:
             self._num_in_flight -= 1
-        if self._over:
-            raise EpisodeOverError(self._over)
+        if self._end_message:
+            raise EpisodeOverError(self._end_message)
         return self._record(turn, sample, started_at, stop, limit == room)
 
     def _next_turn(self, messages: tuple[Message, ...], tools: tuple[dict[str, Any], ...]) -> _NextTurn:
@@ -224,18 +225,18 @@ class Conversation:
             raise PromptError(str(error)) from error
         return _NextTurn(messages, tools, prompt, answer, None, prefill)
 
-    def _longest_answer(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> Answer | None:
+    def _longest_answer(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> RecordedTurn | None:
         """Returns the last answer that the messages repeat; the latest of equal ones."""
-        known = [
+        repeated_answers = [
             answer
             for answer in self._answers
             if len(answer.messages) < len(messages)
             and (answer.tools is tools or answer.tools == tools)
             and all(map(are_equal_messages, answer.messages, messages))
         ]
-        return max(reversed(known), key=lambda answer: len(answer.messages), default=None)
+        return max(reversed(repeated_answers), key=lambda answer: len(answer.messages), default=None)
 
-    def _suffix(self, answer: Answer, messages: tuple[Message, ...]) -> list[int] | None:
+    def _suffix(self, answer: RecordedTurn, messages: tuple[Message, ...]) -> list[int] | None:
         """Encodes what the chat template writes after an answer; None where it rewrites what precedes."""
         tokenizer, ends, sequence = self.parts.encoder.tokenizer, self.parts.encoder.ends, answer.sequence
         last = sequence.context[answer.end - 1]
@@ -261,8 +262,7 @@ class Conversation:
                 f"the first prompt of the episode has {len(context)} tokens, more than env.max_prompt_tokens="
                 f"{limits.prompt_tokens}; raise env.max_prompt_tokens, or shorten the first messages"
             )
-        self._first_prompt = context if self._first_prompt is None else self._first_prompt
-        room = limit - (len(context) - len(self._first_prompt))
+        room = limit - (len(context) - len(self._first_prompt or context))
         if room <= 0:
             self.end_reason = "length"
             raise LimitError(
@@ -275,7 +275,8 @@ class Conversation:
     def _turn_request(self, context: tuple[int, ...], max_tokens: int, stop: Sequence[str]) -> Request:
         """Returns the request of one turn.
 
-        Its seed depends on group, completion and turn only, not on what else is generated at the same time.
+        Its seed depends on group, completion and number of the request only, not on what else is generated at the same
+        time.
         """
         text = f"{self.request.seed}/{self.row}/{self._num_requests}"
         self._num_requests += 1
@@ -295,6 +296,7 @@ class Conversation:
     ) -> SampledTurn:
         """Appends a sampled turn to the sequence that it continues, or to a new sequence."""
         encoder, answer = self.parts.encoder, turn.answer
+        self._first_prompt = self._first_prompt or turn.context
         if answer is not None and turn.suffix is not None and answer.end == len(answer.sequence.context):
             sequence = answer.sequence
             sequence.append_replies(turn.suffix)
@@ -309,7 +311,7 @@ class Conversation:
         record.start_seconds = 0.0 if self._answers else started_at - self._created_at
         self._link_messages(record, turn, started_at)
         self._answers.append(
-            Answer(
+            RecordedTurn(
                 sequence, (*turn.messages, message), turn.tools, len(sequence.context), record, sample.engine, ended_at
             )
         )
@@ -318,7 +320,8 @@ class Conversation:
             self.end("the model sampled control tokens inside a turn, which ends the episode")
         is_cut = sample.finish_reason != "stop"
         is_last = self.has_invalid_turn or sample.finish_reason == "abort" or (is_cut and fills_episode)
-        self.end_reason = sample.finish_reason if is_last else None
+        if is_last:
+            self.end_reason = sample.finish_reason
         return SampledTurn(
             message,
             parsed.malformed,
@@ -349,5 +352,5 @@ class Conversation:
 
 def _without_stop(message: Message, stop: Sequence[str]) -> Message:
     """Returns a message without the stop string at its end."""
-    found = next((text for text in stop if message["content"].endswith(text)), "")
-    return message | {"content": message["content"].removesuffix(found)} if found else message
+    stop_text = next((text for text in stop if message["content"].endswith(text)), "")
+    return message | {"content": message["content"].removesuffix(stop_text)} if stop_text else message

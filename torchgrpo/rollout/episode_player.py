@@ -21,7 +21,7 @@ from envs.example import Example
 from envs.group import FinishReason, SampledCompletion, Verdict
 from envs.reward_workers.outcome_counts import OutcomeCounts
 from envs.reward_workers.scoring import ScoringResult
-from torchgrpo.rollout.conversation import Conversation, TurnSampler
+from torchgrpo.rollout.conversation import Conversation, ConversationParts
 from torchgrpo.rollout.engines.interface import Request
 
 log = logging.getLogger(__name__)
@@ -68,14 +68,14 @@ class EpisodePlayer:
     """Plays the episodes of a run.
 
     Args:
-        parts: samples turns.
+        parts: shared by all conversations.
         driver: environment or agent of the episodes.
         seconds: for a whole episode.
         max_alive: episodes at a time.
         error_counts: counts failures of episodes, and raises above `env.max_error_rate`.
     """
 
-    parts: TurnSampler
+    parts: ConversationParts
     driver: EpisodeDriver
     seconds: float
     max_alive: int

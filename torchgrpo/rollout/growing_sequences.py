@@ -26,7 +26,7 @@ class GrowingSequence:
 
     prompt: tuple[int, ...]
     chat: GrowingChat
-    context: list[int] = field(default_factory=list)
+    context: list[int] = field(init=False)
     log_probs: list[float] = field(default_factory=list)
     policy_versions: list[int] = field(default_factory=list)
     sampled_mask: list[bool] = field(default_factory=list)
@@ -34,7 +34,7 @@ class GrowingSequence:
     num_decoded: int = 0
 
     def __post_init__(self) -> None:
-        self.context = [*self.prompt, *self.context]
+        self.context = list(self.prompt)
 
     def append_replies(self, suffix: Sequence[int]) -> None:
         """Appends token ids of the chat template, with the policy version of the token before."""
@@ -58,7 +58,7 @@ class GrowingSequence:
 
 
 @dataclass(frozen=True, eq=False)
-class Answer:
+class RecordedTurn:
     """Sampled turn with the messages up to it.
 
     end: length of the sequence's context after the turn. record: with indices in the sequence. engine: its
@@ -75,7 +75,7 @@ class Answer:
 
 
 def join_sequences(
-    answers: Sequence[Answer], group_prompt: tuple[int, ...], finish_reason: FinishReason
+    answers: Sequence[RecordedTurn], group_prompt: tuple[int, ...], finish_reason: FinishReason
 ) -> SampledCompletion:
     """Returns the completion of an episode: its sequences, in the order of their last turns.
 
@@ -83,19 +83,19 @@ def join_sequences(
     """
     last_turns = {id(answer.sequence): number for number, answer in enumerate(answers)}
     sequences = {id(answer.sequence): answer.sequence for answer in answers}
-    one = SampledCompletion([], [], [], finish_reason)
+    completion = SampledCompletion([], [], [], finish_reason)
     offsets: dict[int, int] = {}
     for key in sorted(sequences, key=last_turns.__getitem__):
-        sequence, offsets[key] = sequences[key], len(one.token_ids)
-        one.sequence_starts.append(SequenceStart(len(one.token_ids), sequence.prompt))
-        one.token_ids += sequence.context[len(sequence.prompt) :]
-        one.log_probs += sequence.log_probs
-        one.policy_versions += sequence.policy_versions
-        one.sampled_mask += sequence.sampled_mask
-    if one.sequence_starts == [SequenceStart(0, group_prompt)]:
-        one.sequence_starts = []
+        sequence, offsets[key] = sequences[key], len(completion.token_ids)
+        completion.sequence_starts.append(SequenceStart(len(completion.token_ids), sequence.prompt))
+        completion.token_ids += sequence.context[len(sequence.prompt) :]
+        completion.log_probs += sequence.log_probs
+        completion.policy_versions += sequence.policy_versions
+        completion.sampled_mask += sequence.sampled_mask
+    if completion.sequence_starts == [SequenceStart(0, group_prompt)]:
+        completion.sequence_starts = []
     for answer in answers:
         turn, offset = answer.record, offsets[id(answer.sequence)]
-        one.turns.append(replace(turn, start=turn.start + offset, end=turn.end + offset))
-        one.engine = answer.engine
-    return one
+        completion.turns.append(replace(turn, start=turn.start + offset, end=turn.end + offset))
+        completion.engine = answer.engine
+    return completion

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from envs.prompts import PromptQueue
+from envs.reward_workers.outcome_counts import OutcomeCounts
 from envs.reward_workers.service import RewardService
 from envs.task import Example
 from torchgrpo.rollout.engine_loop import EngineLoop
@@ -32,16 +33,22 @@ class RolloutComponents:
 
     @property
     def last_error(self) -> str:
-        """Last failure of an environment, else of a reward; empty before the first."""
+        """Last failure of episodes, else of model rewards, else of other rewards; may be empty."""
+        for counts in self._outcome_counts:
+            if counts.last_error:
+                return counts.last_error
+        return self.rewards.last_error
+
+    @property
+    def _outcome_counts(self) -> list[OutcomeCounts]:
+        """Outcomes of episodes and of model rewards."""
         player = self.group_rollout.player
-        counts = [] if player is None else [player.error_counts]
-        errors = [one.last_error for one in (*counts, self.model_rewards.counts)]
-        return next(filter(None, errors), self.rewards.last_error)
+        return [*([] if player is None else [player.error_counts]), self.model_rewards.counts]
 
     def outcome_metrics(self) -> dict[str, float]:
         """Returns metrics of rewards and agents, and total counts of their failures."""
         metrics, player = self.rewards.metrics(), self.group_rollout.player
-        for counts in (self.model_rewards.counts, *(() if player is None else (player.error_counts,))):
+        for counts in self._outcome_counts:
             metrics |= {name: metrics[name] + count for name, count in counts.totals().items()}
         return metrics | self.model_rewards.metrics() | ({} if player is None else player.driver.metrics())
 
@@ -76,7 +83,7 @@ class RolloutComponents:
         changed = self.prompts.load_state_dict(state["prompts"])
         self.prompts.next_group_id = state["next_group_id"]
         self.group_rollout.lowest_scores.minimum_by_source = dict(state["lowest_scores"])
-        self.model_rewards.load(state.get("model_rewards", {}))  # earlier checkpoints have none
+        self.model_rewards.load(state.get("model_rewards", {}))  # absent without a judge
         self.weight_pusher.version = state["policy_version"] - 1
         return changed
 

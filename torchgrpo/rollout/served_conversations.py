@@ -10,7 +10,7 @@ from typing import Any
 from config.schema.errors import ConfigError
 from envs.example import Example, Message
 from envs.group import Sampling
-from torchgrpo.rollout.conversation import Conversation, PromptError, SampledTurn, TurnSampler
+from torchgrpo.rollout.conversation import Conversation, ConversationParts, PromptError, SampledTurn
 from torchgrpo.rollout.engines.interface import Request
 
 MAX_CONVERSATIONS = 256
@@ -25,7 +25,7 @@ class ServedConversations:
     seed: of the run; a conversation's number and its turns determine the seeds of its requests.
     """
 
-    def __init__(self, parts: TurnSampler, sampling: Sampling, seed: int, on_turn: OnTurn) -> None:
+    def __init__(self, parts: ConversationParts, sampling: Sampling, seed: int, on_turn: OnTurn) -> None:
         self.parts, self.sampling, self.seed, self.on_turn = parts, sampling, seed, on_turn
         self._conversations: dict[int, Conversation] = {}
         self._num_conversations = 0

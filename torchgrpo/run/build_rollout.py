@@ -30,13 +30,13 @@ from torchgrpo.monitoring.monitor import Monitor
 from torchgrpo.plan.model_shape import find_shape
 from torchgrpo.plan.plan import Plan
 from torchgrpo.rollout.agent_driver import AgentDriver
-from torchgrpo.rollout.conversation import TurnLimits, TurnSampler
+from torchgrpo.rollout.conversation import ConversationParts, TurnLimits
 from torchgrpo.rollout.endpoint.server import Endpoint
 from torchgrpo.rollout.engine_loop import EngineLoop
 from torchgrpo.rollout.environment_driver import EnvironmentDriver
 from torchgrpo.rollout.episode_player import EpisodeDriver, EpisodePlayer
 from torchgrpo.rollout.group_rollout import GroupRollout
-from torchgrpo.rollout.model_rewards.model_rewards import ModelRewards, make_scorer
+from torchgrpo.rollout.model_rewards.model_rewards import ModelRewards, make_completion_scorer
 from torchgrpo.training.model_loading import load_tokenizer, saved_eos_token_ids
 
 AGENTS_PER_CORE = 4
@@ -128,37 +128,32 @@ def make_player(
     loop: EngineLoop,
 ) -> EpisodePlayer | None:
     """Builds the player of episodes; None if every completion has one turn."""
-    env, driver = config.env, make_driver(config, tokenizer, environments, loop)
-    if driver is None:
+    env = config.env
+    if env.agent is None and environments is None:
         return None
-    max_alive = MAX_EPISODES if env.agent is None else AGENTS_PER_CORE * (os.cpu_count() or 1)
+    parts = make_conversation_parts(config, tokenizer, loop)
+    driver: EpisodeDriver
+    if environments is None:
+        driver = AgentDriver(loop, AgentRunner(env), Endpoint(parts.encoder.token_texts))
+        place, remedy = f"env.agent={env.agent}", "Correct the agent"
+        max_alive = AGENTS_PER_CORE * (os.cpu_count() or 1)
+    else:
+        driver = EnvironmentDriver(loop, environments)
+        place = f"env.environment={env.environment}" if env.environment is not None else f"env.tools={env.tools}"
+        remedy, max_alive = "Correct the environment", MAX_EPISODES
+    loop.on_close.push_async_callback(driver.close)
     if env.episodes is not None:
         max_alive = env.episodes * len(plan.devices.engines)
-    settings = {"env.agent": env.agent, "env.environment": env.environment, "env.tools": env.tools}
-    key = next(key for key, value in settings.items() if value or key == "env.tools")
-    remedy = f"Correct the {'agent' if env.agent is not None else 'environment'}"
-    counts = OutcomeCounts(env.max_error_rate, f"episodes failed in {key}={settings[key]}", remedy)
-    parts = make_turn_sampler(config, tokenizer, loop)
-    loop.on_close.push_async_callback(driver.close)
+    counts = OutcomeCounts(env.max_error_rate, f"episodes failed in {place}", remedy)
     return EpisodePlayer(parts, driver, env.episode_timeout_s, max_alive, counts)
 
 
-def make_turn_sampler(config: Config, tokenizer: PreTrainedTokenizerBase, loop: EngineLoop) -> TurnSampler:
+def make_conversation_parts(config: Config, tokenizer: PreTrainedTokenizerBase, loop: EngineLoop) -> ConversationParts:
     """Builds the parts that the conversations of a run share."""
     env = config.env
     limits = TurnLimits(env.max_prompt_tokens, env.turn_limit, env.turn_tokens, tuple(env.turn_ends))
     parser = ResponseParser(tokenizer, env.tool_parser)
-    return TurnSampler(loop, make_encoder(config, tokenizer), parser, limits, env.history == "append")
-
-
-def make_driver(
-    config: Config, tokenizer: PreTrainedTokenizerBase, environments: EpisodeEnvironments | None, loop: EngineLoop
-) -> EpisodeDriver | None:
-    """Builds the driver of episodes; None if every completion has one turn."""
-    if config.env.agent is not None:
-        encoder = make_encoder(config, tokenizer)
-        return AgentDriver(loop, AgentRunner(config.env), Endpoint(encoder.token_texts))
-    return None if environments is None else EnvironmentDriver(loop, environments)
+    return ConversationParts(loop, make_encoder(config, tokenizer), parser, limits, env.history == "append")
 
 
 def make_encoder(config: Config, tokenizer: PreTrainedTokenizerBase) -> ChatEncoder:
@@ -190,7 +185,7 @@ def make_group_rollout(
     return GroupRollout(
         loop,
         make_encoder(config, tokenizer),
-        make_scorer(loop, rewards, model_rewards),
+        make_completion_scorer(loop, rewards, model_rewards),
         player,
         make_sampling(config),
         config.env.candidates,
@@ -228,7 +223,7 @@ def make_evaluation(
             settings.min_p,
             tuple(config.inference_model.stop),
         )
-        scorer = make_scorer(loop, rewards, model_rewards)
+        scorer = make_completion_scorer(loop, rewards, model_rewards)
         return GroupRollout(loop, encoder, scorer, player, sampling, settings.n, settings.n, seed)
 
     return Evaluation(

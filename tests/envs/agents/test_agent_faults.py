@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from config.schema.errors import ConfigError
+from envs.agents.fork_server import can_use_namespaces
 from envs.agents.results import AgentResult
 from envs.agents.runner import AgentRunner
-from envs.agents.server import can_use_namespaces
 from envs.environments.interface import EpisodeError
 from tests.envs.agents.agent_helpers import (
     KEY,

@@ -132,7 +132,7 @@ async def serve(
     await endpoint.start()
     conversation = conversation or StrictConversation()
     async with aiohttp.ClientSession() as http:
-        yield Service(endpoint, conversation, endpoint.open(conversation), http)
+        yield Service(endpoint, conversation, endpoint.open_episode(conversation), http)
     await endpoint.stop()
 
 

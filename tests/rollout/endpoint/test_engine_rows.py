@@ -12,7 +12,7 @@ from envs.chat_responses import ResponseParser
 from envs.group import Sampling
 from tests.group_collection import make_group_rollout
 from tests.rollout.recording import RecordingEngine, RecordingRewards, addition_examples
-from torchgrpo.rollout.conversation import Conversation, TurnLimits, TurnSampler
+from torchgrpo.rollout.conversation import Conversation, ConversationParts, TurnLimits
 from torchgrpo.rollout.endpoint.server import Endpoint
 from torchgrpo.rollout.engine_loop import EngineLoop
 from torchgrpo.rollout.engines.interface import Response
@@ -46,7 +46,7 @@ def loop(engine: CountingEngine) -> Iterator[EngineLoop]:
 def make_conversations(loop: EngineLoop, tokenizer: Any, count: int, max_tokens: int) -> list[Conversation]:
     rollout = make_group_rollout(loop, RecordingRewards(), 1, Sampling(max_tokens=max_tokens), tokenizer=tokenizer)
     limits = TurnLimits(prompt_tokens=64, turns=1000, turn_tokens=None, turn_ends=())
-    parts = TurnSampler(loop, rollout.encoder, ResponseParser(tokenizer), limits, False)
+    parts = ConversationParts(loop, rollout.encoder, ResponseParser(tokenizer), limits, False)
     return [
         Conversation(parts, example, rollout.make_request(rollout.encoder.encode(example), number), 0)
         for number, example in enumerate(addition_examples(count))
@@ -70,7 +70,7 @@ def test_a_broken_request_frees_its_row_within_a_step(loop: EngineLoop, engine: 
 
     async def break_off() -> int:
         await endpoint.start()
-        key = endpoint.open(conversation)
+        key = endpoint.open_episode(conversation)
         body = {"messages": list(conversation.example.messages)}
         with loop.outside_engine():
             writer = await start_request(endpoint.url, key, body)
@@ -95,7 +95,7 @@ def test_a_thousand_requests_lose_nothing(loop: EngineLoop, engine: CountingEngi
 
     async def play(session: aiohttp.ClientSession, conversation: Conversation) -> list[list[int]]:
         nonlocal num_requests
-        key, received = endpoint.open(conversation), []
+        key, received = endpoint.open_episode(conversation), []
         for _ in range(TURNS):
             num_requests += 1
             body = {"messages": list(conversation.example.messages), "return_token_ids": True}
@@ -109,7 +109,7 @@ def test_a_thousand_requests_lose_nothing(loop: EngineLoop, engine: CountingEngi
             async with session.post(f"{endpoint.url}/chat/completions", json=body, headers=headers) as reply:
                 assert reply.status == 200, await reply.text()
                 received.append((await reply.json())["choices"][0]["token_ids"])
-        endpoint.close(key)
+        endpoint.close_episode(key)
         return received
 
     async def play_all() -> list[list[list[int]]]:

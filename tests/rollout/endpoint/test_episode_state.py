@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from config.schema.errors import ConfigError
+from envs.agents.results import AgentResult
 from tests.rollout.endpoint.strict_conversation import (
     HELLO,
     Service,
@@ -14,7 +15,6 @@ from tests.rollout.endpoint.strict_conversation import (
     decode_bytes,
     run_with_service,
 )
-from torchgrpo.rollout.endpoint.open_episode import ReportedReward
 from torchgrpo.rollout.endpoint.server import Endpoint
 
 REWARD_PATH = "/episode/reward"
@@ -23,12 +23,12 @@ REWARD_PATH = "/episode/reward"
 def test_each_key_reaches_its_own_conversation() -> None:
     async def use(service: Service) -> None:
         other = StrictConversation({"role": "assistant", "content": "other"})
-        key = service.endpoint.open(other)
+        key = service.endpoint.open_episode(other)
         _, reply = await service.post({"messages": HELLO}, key=key)
         assert reply["choices"][0]["message"]["content"] == "other"
         await service.check_next_request()
         assert (len(service.conversation.requests), len(other.requests)) == (1, 1)
-        service.endpoint.close(key)
+        service.endpoint.close_episode(key)
         assert (await service.post({"messages": HELLO}, key=key))[0] == 410
         await service.check_next_request()
 
@@ -40,9 +40,9 @@ def test_the_last_reported_reward_is_that_of_the_episode() -> None:
         await service.post({"reward": 0.25}, REWARD_PATH)
         status, reply = await service.post({"reward": 1, "components": {"format": 0.5}}, REWARD_PATH)
         assert (status, reply) == (200, {"reward": 1.0, "components": {"format": 0.5}})
-        return service.endpoint.close(service.key)
+        return service.endpoint.close_episode(service.key)
 
-    assert run_with_service(use) == ReportedReward(1.0, {"format": 0.5})
+    assert run_with_service(use) == AgentResult(1.0, {"format": 0.5})
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_a_reward_that_is_no_finite_number_is_refused(body: object) -> None:
         await service.post({"reward": 0.5}, REWARD_PATH)
         status, reply = await service.post(body, REWARD_PATH)
         assert status == 400, reply
-        assert service.endpoint.close(service.key) == ReportedReward(0.5, {})
+        assert service.endpoint.close_episode(service.key) == AgentResult(0.5, {})
 
     run_with_service(use)
 
@@ -83,7 +83,7 @@ def test_a_failure_of_the_policy_is_raised_where_the_episode_closes() -> None:
         assert status == 500
         assert "engine is lost" not in reply["error"]["message"]
         with pytest.raises(RuntimeError, match="the engine is lost"):
-            service.endpoint.close(service.key)
+            service.endpoint.close_episode(service.key)
         assert (await service.post({"messages": HELLO}))[0] == 410
 
     run_with_service(use)
@@ -105,7 +105,7 @@ def test_metrics_count_requests_since_the_last_call() -> None:
 def test_a_port_in_use_is_refused_with_its_number() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(ConfigError, match=rf"127\.0\.0\.1:{port}.*free port"):
+        with pytest.raises(ConfigError, match=rf"127\.0\.0\.1:{port}: .*in use"):
             asyncio.run(Endpoint(decode_bytes, port=port).start())
 
 

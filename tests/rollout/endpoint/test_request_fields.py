@@ -176,7 +176,7 @@ def test_calls_with_values_that_orjson_refuses(value: Any, path: str, stream: bo
         async with service.http.post(service.endpoint.url + path, json=body, headers=headers) as response:
             text = await response.text()
         assert response.status == 200 and str(value).encode("ascii", "backslashreplace").decode() in text
-        assert service.endpoint.close(service.key) is None
+        assert service.endpoint.close_episode(service.key) is None
 
     run_with_service(use, lambda: StrictConversation(message))
 
@@ -196,7 +196,7 @@ def test_requests_with_values_that_orjson_cannot_write(value: str) -> None:
             headers = {"Authorization": f"Bearer {service.key}"}
             async with service.http.post(service.endpoint.url + path, data=data, headers=headers) as response:
                 assert response.status == 200
-        assert service.endpoint.close(service.key) is None
+        assert service.endpoint.close_episode(service.key) is None
 
     run_with_service(use)
 

@@ -146,7 +146,7 @@ def test_closing_an_episode_ends_its_requests() -> None:
         service.conversation.gate.clear()
         task = asyncio.create_task(service.post(BODY))
         await wait_until(lambda: service.conversation.num_in_flight == 1)
-        assert service.endpoint.close(service.key) is None
+        assert service.endpoint.close_episode(service.key) is None
         status, reply = await task
         assert (status, reply["error"]["code"]) == (410, "episode_over")
         assert service.conversation.num_cancelled == 1
@@ -190,7 +190,7 @@ def test_requests_of_a_key_are_bounded() -> None:
 def test_requests_that_break_off_free_their_turns_and_are_counted_once() -> None:
     async def use(service: Service) -> None:
         conversation, rng = service.conversation, random.Random(0)
-        keys = [service.endpoint.open(conversation) for _ in range(20)]
+        keys = [service.endpoint.open_episode(conversation) for _ in range(20)]
         conversation.gate.clear()
         tasks = [
             asyncio.create_task(service.post(BODY | {"seed": seed}, key=keys[seed % len(keys)])) for seed in range(400)
@@ -208,7 +208,7 @@ def test_requests_that_break_off_free_their_turns_and_are_counted_once() -> None
         assert conversation.num_in_flight == 0
         assert 380 <= len(conversation.requests) <= 400
         for key in keys:
-            service.endpoint.close(key)
+            service.endpoint.close_episode(key)
         await service.check_next_request()
 
     run_with_service(use)

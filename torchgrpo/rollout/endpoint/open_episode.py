@@ -12,24 +12,16 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from envs.agents.results import check_component_names, is_reward_number
+from envs.agents.results import AgentResult, read_record
 from torchgrpo.rollout.conversation import TurnSource
 from torchgrpo.rollout.endpoint.replies import Reply
-from torchgrpo.rollout.endpoint.request_body import bad_request, read_field, short_repr
+from torchgrpo.rollout.endpoint.request_body import bad_request, short_repr
 
 MAX_RECENT_ANSWERS = 64
 
 
-@dataclass(frozen=True)
-class ReportedReward:
-    """Reward that an agent reports for its episode."""
-
-    reward: float
-    components: dict[str, float]
-
-
 @dataclass(eq=False)
-class Answer:
+class SharedReply:
     """Answer to a request, with the number of clients that wait for it.
 
     is_delivered: whether a client has received the reply.
@@ -53,15 +45,15 @@ class OpenEpisode:
     """
 
     conversation: TurnSource
-    answers: dict[bytes, Answer] = field(default_factory=dict)
+    answers: dict[bytes, SharedReply] = field(default_factory=dict)
     num_requests: int = 0
-    reported_reward: ReportedReward | None = None
+    reported_reward: AgentResult | None = None
     failure: Exception | None = None
     last_refusal: str = ""
 
-    def join_answer(
+    def join_reply(
         self, digest: bytes, is_retry: bool, make_reply: Callable[[], Coroutine[Any, Any, Reply]]
-    ) -> Answer:
+    ) -> SharedReply:
         """Returns the answer to a request, for one more client.
 
         A request that an earlier one equals is answered once while it is in flight, where its reply did not reach a
@@ -71,12 +63,12 @@ class OpenEpisode:
         """
         answer = self.answers.get(digest)
         if answer is None or (answer.is_delivered and not is_retry):
-            answer = self.answers[digest] = Answer(asyncio.create_task(make_reply()))
+            answer = self.answers[digest] = SharedReply(asyncio.create_task(make_reply()))
             self._remove_old_answers()
         answer.num_clients += 1
         return answer
 
-    def leave_answer(self, digest: bytes, answer: Answer) -> None:
+    def leave_reply(self, digest: bytes, answer: SharedReply) -> None:
         """Removes a client; the last one cancels an unfinished answer."""
         answer.num_clients -= 1
         if answer.num_clients:
@@ -97,7 +89,7 @@ class OpenEpisode:
             del self.answers[digest]
 
 
-def parse_reward(body: Mapping[str, Any]) -> ReportedReward:
+def parse_reward(body: Mapping[str, Any]) -> AgentResult:
     """Checks a reported reward.
 
     Raises:
@@ -105,21 +97,9 @@ def parse_reward(body: Mapping[str, Any]) -> ReportedReward:
     """
     if unknown := body.keys() - {"reward", "components"}:
         raise bad_request(f"the field {short_repr(min(unknown))} is unknown; send reward and components")
-    components = read_field(body, "components", dict, "an object of numbers") or {}
+    if body.get("reward") is None:
+        raise bad_request("reward is missing; send a number", "reward")
     try:
-        check_component_names(components)
+        return read_record(body)
     except ValueError as error:
-        raise bad_request(str(error), "components") from None
-    return ReportedReward(
-        _read_number(body, "reward"), {name: _read_number(components, name, "components.") for name in components}
-    )
-
-
-def _read_number(body: Mapping[str, Any], name: str, place: str = "") -> float:
-    value = read_field(body, name, (int, float), "a number", place)
-    if value is None:
-        raise bad_request(f"{place}{name} is missing; send a number", place + name)
-    number = float(value)
-    if not is_reward_number(number):
-        raise bad_request(f"{place}{name} is {number}; send a number that is finite in float32", place + name)
-    return number
+        raise bad_request(str(error)) from None

@@ -21,6 +21,7 @@ from typing import Any
 from aiohttp import web
 
 from config.schema.errors import ConfigError
+from envs.agents.results import AgentResult
 from torchgrpo.rollout.conversation import EpisodeOverError, LimitError, PromptError, SampledTurn, TurnSource
 from torchgrpo.rollout.endpoint.chat_completions import (
     ChatRequest,
@@ -31,7 +32,7 @@ from torchgrpo.rollout.endpoint.chat_completions import (
 )
 from torchgrpo.rollout.endpoint.connection import Connection, RefusedConnection
 from torchgrpo.rollout.endpoint.messages_api import messages_reply, messages_stream, messages_to_chat
-from torchgrpo.rollout.endpoint.open_episode import OpenEpisode, ReportedReward, parse_reward
+from torchgrpo.rollout.endpoint.open_episode import OpenEpisode, parse_reward
 from torchgrpo.rollout.endpoint.replies import Reply, error_reply, json_reply
 from torchgrpo.rollout.endpoint.request_body import RequestError, parse_json_object
 from torchgrpo.rollout.endpoint.responses_api import responses_reply, responses_stream, responses_to_chat
@@ -103,10 +104,7 @@ class Endpoint:
         try:
             self._listener = await loop.create_server(self._connect, self._host, self._port, backlog=BACKLOG)
         except OSError as error:
-            raise ConfigError(
-                f"the endpoint cannot listen on {self._host}:{self._port}: {error.strerror}; set serve.host to an "
-                "address of this machine, and serve.port to a free port or 0"
-            ) from error
+            raise ConfigError(f"the endpoint cannot listen on {self._host}:{self._port}: {error.strerror}") from error
         port = self._listener.sockets[0].getsockname()[1]
         self.url = f"http://{f'[{self._host}]' if ':' in self._host else self._host}:{port}/v1"
 
@@ -120,12 +118,12 @@ class Endpoint:
         self._listener.close()
         answers = [answer.task for episode in self._episodes.values() for answer in episode.answers.values()]
         for key in list(self._episodes):
-            self._end_episode(key)
+            self._remove_episode(key)
         await asyncio.gather(*answers, return_exceptions=True)
         self._server.pre_shutdown()
         await self._server.shutdown(SHUTDOWN_S)
 
-    def open(self, conversation: TurnSource) -> str:
+    def open_episode(self, conversation: TurnSource) -> str:
         """Returns the API key of an episode."""
         key = f"sk-{secrets.token_urlsafe(24)}"
         self._episodes[key] = OpenEpisode(conversation)
@@ -135,18 +133,18 @@ class Endpoint:
         """Returns the reason of the last refused request of an episode; empty without one."""
         return self._episodes[key].last_refusal
 
-    def close(self, key: str) -> ReportedReward | None:
-        """Ends the requests of an episode; returns the reward that the agent reported, if any.
+    def close_episode(self, key: str) -> AgentResult | None:
+        """Ends an episode; returns the reward that the agent reported, if any.
 
         Raises:
             Exception: the first failure of the conversation that is no fault of a request, such as a lost engine.
         """
-        episode = self._end_episode(key)
+        episode = self._remove_episode(key)
         if episode.failure is not None:
             raise episode.failure
         return episode.reported_reward
 
-    def _end_episode(self, key: str) -> OpenEpisode:
+    def _remove_episode(self, key: str) -> OpenEpisode:
         episode = self._episodes.pop(key)
         self._closed_keys[key] = None
         if len(self._closed_keys) > MAX_CLOSED_KEYS:
@@ -213,7 +211,7 @@ class Endpoint:
         digest = hashlib.blake2b(body, digest_size=16, person=request.path.encode()[-16:]).digest()
         is_retry = request.headers.get("x-stainless-retry-count", "0") != "0"
         form = _FORMS[request.path]
-        answer = episode.join_answer(digest, is_retry, lambda: self._make_reply(episode, form, body))
+        answer = episode.join_reply(digest, is_retry, lambda: self._make_reply(episode, form, body))
         is_first = not answer.task.done() and answer.num_clients == 1
         try:
             await asyncio.wait((answer.task,))
@@ -223,7 +221,7 @@ class Endpoint:
             response = await self._send(request, reply)
             answer.is_delivered = True
         finally:
-            episode.leave_answer(digest, answer)
+            episode.leave_reply(digest, answer)
         if is_first and reply.status == 200:
             self._num_answered += 1
             self._overhead_s += time.perf_counter() - started_at - reply.sampling_s
@@ -277,7 +275,7 @@ class Endpoint:
             refusal = RequestError(410, str(error), code="episode_over")
         except RecursionError:
             refusal = RequestError(400, "the body is nested too deeply")
-        except Exception as error:  # `close` raises it, and an episode that is served alone may never close
+        except Exception as error:  # `close_episode` raises it, and an episode that is served alone may never close
             if episode.failure is None:
                 episode.failure = error
                 log.exception("the policy failed to answer a request")

@@ -8,6 +8,7 @@ import asyncio
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import aiohttp
@@ -37,13 +38,15 @@ class HTTPClientThread:
     def close(self) -> None:
         """Cancels all coroutines, closes the session and ends the thread.
 
-        Waits at most ten seconds for each.
+        Waits at most `_CLOSE_S` for each.
         """
         if self._thread.is_alive():
-            self.start(self._end()).result(_CLOSE_S)
+            with suppress(TimeoutError):
+                self.start(self._end()).result(_CLOSE_S)
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(_CLOSE_S)
-            self._loop.close()
+            if not self._thread.is_alive():
+                self._loop.close()
 
     async def _open_session(self) -> aiohttp.ClientSession:
         return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))

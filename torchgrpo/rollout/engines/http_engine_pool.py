@@ -46,9 +46,12 @@ _CHECKED_TOKENS = 24
 
 
 class HTTPEnginePool:
-    """Engines of `inference_model.backend=http`. Raises ConfigError if a server is absent or has wrong settings.
+    """Engines of `inference_model.backend=http`.
 
     tokenizer: finds stop strings.
+
+    Raises:
+        ConfigError: a server is absent or has wrong settings.
     """
 
     def __init__(
@@ -239,7 +242,7 @@ class HTTPEnginePool:
 
     def _results(self, calls: "dict[ServerSlot, Future[Any]]") -> dict[ServerSlot, Any]:
         """Waits for calls; returns their results without those of servers that are lost meanwhile."""
-        # Every call inside has a deadline of its own; a load has five.
+        # A load is several calls, each with a deadline of its own.
         wait(calls.values(), timeout=5 * self._settings.request_timeout_s)
         results = {}
         for slot, call in calls.items():
@@ -269,9 +272,11 @@ class HTTPEnginePool:
                 f"{slot.name} at {slot.server.url} was lost {losses} times in a row, the last time with {len(groups)} "
                 f"groups in flight: {reason}"
             )
-        fresh = ServerSlot(next(self._numbers), slot.name, slot.server, consecutive_losses=losses, loss_reason=reason)
-        self._slots[self._slots.index(slot)] = fresh
-        self._connect(fresh)
+        absent_slot = ServerSlot(
+            next(self._numbers), slot.name, slot.server, consecutive_losses=losses, loss_reason=reason
+        )
+        self._slots[self._slots.index(slot)] = absent_slot
+        self._connect(absent_slot)
 
     def _connect(self, slot: ServerSlot) -> None:
         slot.connection = self._client.start(self._reconnect(slot.server))
@@ -323,18 +328,18 @@ class HTTPEnginePool:
 
     def _wait_for_live(self) -> None:
         """Waits until any server is live."""
-        held: list[tuple[ServerSlot, int | None, Future[Any]]] = []
+        other_events: list[tuple[ServerSlot, int | None, Future[Any]]] = []
         while not self._live:
             try:
-                event = self._events.get(timeout=_RETRY_S)
+                slot, request_id, call = self._events.get(timeout=_RETRY_S)
             except queue.Empty:
                 self._check_deadlines()
                 continue
-            if event[0] in self._slots and event[1] is None and not event[2].cancelled():
-                self._finish_connection(event[0], event[2].result())
+            if slot in self._slots and request_id is None and not call.cancelled():
+                self._finish_connection(slot, call.result())
             else:
-                held.append(event)
-        for event in held:
+                other_events.append((slot, request_id, call))
+        for event in other_events:
             self._events.put(event)
 
     def _check_deadlines(self) -> None:
@@ -351,16 +356,16 @@ class HTTPEnginePool:
                 "raise inference_model.request_timeout_s",
             )
         start_limit = self._settings.start_timeout_s
-        absent = [slot for slot in self._slots if slot.connection is not None]
-        late = [slot for slot in absent if now - slot.absent_since > start_limit]
-        if self._slots and len(late) == len(self._slots):
-            servers = "; ".join(f"{slot.name} at {slot.server.url} ({slot.loss_reason})" for slot in late)
-            commands = "\n  ".join(self._settings.requirements[slot.server.url].gpu_command for slot in late)
+        absent_slots = [slot for slot in self._slots if slot.connection is not None]
+        overdue_slots = [slot for slot in absent_slots if now - slot.absent_since > start_limit]
+        if self._slots and len(overdue_slots) == len(self._slots):
+            servers = "; ".join(f"{slot.name} at {slot.server.url} ({slot.loss_reason})" for slot in overdue_slots)
+            commands = "\n  ".join(self._settings.requirements[slot.server.url].gpu_command for slot in overdue_slots)
             raise EngineLost(
                 f"the run waited {start_limit:.0f} s for a server to come back (inference_model.start_timeout_s): "
                 f"{servers}. Resume the run when they are started, with\n  {commands}"
             )
-        for slot in late:
+        for slot in overdue_slots:
             if not slot.is_overdue:
                 slot.is_overdue = True
                 log.error(

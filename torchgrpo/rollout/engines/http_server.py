@@ -6,6 +6,7 @@ its completions are recognized, whenever it restarted.
 
     /server_info                  settings, compared at every connection
     /inference/v1/generate        token ids in; token ids, log-probs and names of weights out
+    /is_paused                    a push that broke off leaves a paused server, which is resumed
     /pause ─▶ /collective_rpc reload_weights ─▶ /reset_prefix_cache ─▶ /update_weight_version ─▶ /resume     a push
 """
 
@@ -93,6 +94,7 @@ class VLLMServer:
         try:
             info = await self._call("GET", "/server_info?config_format=json", _SHORT_CALL_S)
             await self._call("GET", "/weight_info", _SHORT_CALL_S)
+            is_paused = (await self._call("GET", "/is_paused", _SHORT_CALL_S))["is_paused"]
             tree = (await self._call("POST", "/collective_rpc", self._timeout_s, {"method": "get_model_inspection"}))[
                 "results"
             ][0]
@@ -108,6 +110,8 @@ class VLLMServer:
         faults = self._faults(settings, on_cpu, tree)
         if faults:
             raise self._wrong_server(" and ".join(faults), command)
+        if is_paused:  # by a push that broke off
+            await self._call("POST", "/resume", _SHORT_CALL_S)
         try:
             sampled = await self._generate([0], {"max_tokens": 1, "seed": 0, "logprobs": 0, "detokenize": False})
             has_versions = bool(sampled["choices"][0]["weight_versions"])
@@ -242,8 +246,8 @@ class VLLMServer:
             if name != f"{self._marker}:{self._version}":
                 raise ServerLost(_foreign_weights(name))
         self._version = None
+        await self._call("POST", f"/pause?mode={update}", self._timeout_s)
         try:
-            await self._call("POST", f"/pause?mode={update}", self._timeout_s)
             rpc = {"method": "reload_weights", "kwargs": {"weights_path": str(source)}}
             await self._call("POST", "/collective_rpc", self._timeout_s, rpc, is_load=True)
             await self._reset_cache()

@@ -10,6 +10,7 @@ model. The failure of a model reward makes the outcome `error`.
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,9 +51,9 @@ class ModelRewards:
             RunError: the run cannot continue.
         """
         try:
-            async with asyncio.TaskGroup() as running:
+            async with asyncio.TaskGroup() as group:
                 tasks = [
-                    running.create_task(self._add_score(task.members.get(item[1].source, task).env, *item))
+                    group.create_task(self._add_score(task.members.get(item[1].source, task).env, *item))
                     for item in zip(completions, examples, verdicts, strict=True)
                 ]
         except BaseExceptionGroup as failures:
@@ -77,8 +78,9 @@ class ModelRewards:
 
     async def close(self) -> None:
         """Closes all model rewards."""
-        for reward in self.rewards.values():
-            await reward.close()
+        async with AsyncExitStack() as ending:
+            for reward in self.rewards.values():
+                ending.push_async_callback(reward.close)
 
     async def _add_score(self, env: EnvConfig, completion: Completion, example: Example, verdict: Verdict) -> Verdict:
         """Adds the scores of one completion to its verdict."""
@@ -86,13 +88,13 @@ class ModelRewards:
         if not names or verdict.outcome != "scored":
             return verdict
         began = time.perf_counter()
-        found = await asyncio.gather(*(self._score(name, completion, example) for name in names))
+        results = await asyncio.gather(*(self._score(name, completion, example) for name in names))
         seconds = time.perf_counter() - began
-        failures = [str(one) for one in found if isinstance(one, ModelRewardError)]
+        failures = [str(one) for one in results if isinstance(one, ModelRewardError)]
         if failures:
             self.counts.add(example, ScoringResult(0.0, {}, "error", seconds, "; ".join(failures)))
             return Verdict(0.0, {}, "error", verdict.seconds + seconds)
-        scores = {name: one for name, one in zip(names, found, strict=True) if not isinstance(one, ModelRewardError)}
+        scores = {name: one for name, one in zip(names, results, strict=True) if not isinstance(one, ModelRewardError)}
         scored = add_model_scores(verdict, scores, seconds, env)
         self.counts.add(example, ScoringResult(scored.score, scored.components, "scored", seconds))
         return scored
@@ -113,17 +115,17 @@ def make_model_rewards(env: EnvConfig, names: set[str]) -> ModelRewards:
         ConfigError: the settings of a model reward are wrong, or its model cannot be loaded.
     """
     rewards: dict[str, ModelReward] = {}
-    if "judge" in names:
-        rewards["judge"] = JudgeReward(env.judge)
     if "reward_model" in names:
         from torchgrpo.rollout.model_rewards.reward_model import RewardModel
 
         rewards["reward_model"] = RewardModel(env.reward_model)
+    if "judge" in names:
+        rewards["judge"] = JudgeReward(env.judge)
     failures, remedy = "completions have no score of a model reward", "Correct the judge or the reward model"
     return ModelRewards(rewards, OutcomeCounts(env.max_error_rate, failures, remedy))
 
 
-def make_scorer(loop: EngineLoop, service: RewardService, model_rewards: ModelRewards) -> CompletionScorer:
+def make_completion_scorer(loop: EngineLoop, service: RewardService, model_rewards: ModelRewards) -> CompletionScorer:
     """Returns an async scorer with the rewards of the service and the model rewards."""
     score_in_workers = loop.make_scorer(service)
     if not model_rewards.rewards:

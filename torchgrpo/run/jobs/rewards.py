@@ -114,12 +114,12 @@ class _ChunkScorer:
 
     def __init__(self, task: Task, env: EnvConfig) -> None:
         names = {name for each in (task, *task.members.values()) for name in model_reward_names(each.env)}
+        self._service = RewardService(task, env)
         self._model_rewards: ModelRewards | None = None
         if names:
             from torchgrpo.rollout.model_rewards.model_rewards import make_model_rewards  # loads torch
 
             self._model_rewards = make_model_rewards(env, names)
-        self._service = RewardService(task, env)
         self._runner = asyncio.Runner()
 
     def score(self, completions: Sequence[Completion], examples: Sequence[Example]) -> list[Verdict]:

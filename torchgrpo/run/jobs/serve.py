@@ -14,7 +14,7 @@ from typing import Any
 from config.run_folder.folders import lock_folder
 from config.schema.agent import DEFAULT_AGENT_TURNS
 from config.schema.config import Config
-from config.schema.errors import RunOutcome
+from config.schema.errors import ConfigError, RunOutcome
 from config.schema.models import RefModelConfig
 from envs.example import Message
 from torchgrpo.plan.plan import Plan
@@ -24,7 +24,7 @@ from torchgrpo.rollout.endpoint.server import Endpoint
 from torchgrpo.rollout.engine_loop import EngineLoop
 from torchgrpo.rollout.engines.build_engines import build_engine
 from torchgrpo.rollout.served_conversations import ServedConversations
-from torchgrpo.run.build_rollout import make_sampling, make_turn_sampler
+from torchgrpo.run.build_rollout import make_conversation_parts, make_sampling
 from torchgrpo.run.build_run import plan_run, prepare
 from torchgrpo.run.checkpoint_model import model_to_evaluate
 from torchgrpo.run.job import Job
@@ -76,7 +76,7 @@ def serve(config: Config, run_dir: Path, plan: Plan) -> None:
         ending.callback(engine.close)
         loop = EngineLoop(engine, config.inference_model.request_timeout_s, config.train.wait_timeout_s)
         ending.callback(loop.close)
-        parts = make_turn_sampler(config, tokenizer, loop)
+        parts = make_conversation_parts(config, tokenizer, loop)
         turns = config.env.max_steps or DEFAULT_AGENT_TURNS
         parts = replace(parts, limits=replace(parts.limits, turns=turns))
         writer = TurnWriter(run_dir / TURNS_FILE)
@@ -85,10 +85,15 @@ def serve(config: Config, run_dir: Path, plan: Plan) -> None:
         endpoint = Endpoint(parts.encoder.token_texts, config.serve.host, config.serve.port)
 
         async def serve_requests() -> None:
-            await endpoint.start()
+            try:
+                await endpoint.start()
+            except ConfigError as error:
+                raise ConfigError(
+                    f"{error}; set serve.host to an address of this machine, and serve.port to a free port or 0"
+                ) from error
             loop.on_close.push_async_callback(endpoint.stop)
             print(
-                f"OPENAI_BASE_URL={endpoint.url}\nOPENAI_API_KEY={endpoint.open(conversations)}\n"
+                f"OPENAI_BASE_URL={endpoint.url}\nOPENAI_API_KEY={endpoint.open_episode(conversations)}\n"
                 f"every turn is written to {run_dir / TURNS_FILE}; end with Ctrl-C",
                 flush=True,
             )

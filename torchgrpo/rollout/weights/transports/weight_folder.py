@@ -2,6 +2,7 @@
 
 import secrets
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -48,6 +49,7 @@ class WeightFolder:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder.resolve()
+        self._is_new = not self._folder.exists()
         self._name = secrets.token_hex(6)
         self._number = 0
         self._push_folders: list[Path] = []
@@ -69,8 +71,9 @@ class WeightFolder:
     def close(self) -> None:
         while self._push_folders:
             shutil.rmtree(self._push_folders.pop(), ignore_errors=True)
-        if self._folder.is_dir() and not any(self._folder.iterdir()):
-            self._folder.rmdir()
+        if self._is_new:
+            with suppress(OSError):  # another run uses the folder, or no push came
+                self._folder.rmdir()
 
 
 def _tensor_group(weights: WeightUpdate, tensor: PublishedTensor) -> TensorGroup:

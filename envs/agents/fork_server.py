@@ -69,8 +69,6 @@ def can_use_namespaces() -> bool:
                 isolation.drop_host_capabilities()
                 os._exit(0)
             os._exit(os.waitstatus_to_exitcode(os.waitpid(init, 0)[1]) & 0xFF)
-        except OSError:
-            os._exit(1)
         finally:
             os._exit(1)
     return os.waitpid(pid, 0)[1] == 0
