@@ -1,12 +1,11 @@
 """Lists problems of tasks, rewards, tools and local rows before models and engines load."""
 
-import asyncio
 from collections.abc import Iterator, Sequence
 
 from config.schema.config import Config
 from config.schema.env import EnvConfig
 from config.schema.errors import ConfigError
-from envs.agents.runner import AgentRunner
+from envs.agents.runner import check_agent_start
 from envs.data import data_files
 from envs.duplicates import distinct_examples
 from envs.environments.definition import find_environment
@@ -46,7 +45,7 @@ def _check_agent(env: EnvConfig) -> None:
         ConfigError: as `AgentRunner`.
     """
     if env.agent is not None:
-        asyncio.run(AgentRunner(env).close())
+        check_agent_start(env)
 
 
 def _check_tools(env: EnvConfig) -> None:

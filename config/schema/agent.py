@@ -1,5 +1,6 @@
 """Checks of `env.agent` and the settings that belong to it."""
 
+import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -7,6 +8,8 @@ from typing import Any
 
 from config.schema.errors import ConfigError
 
+AGENTS_PER_CORE = 4
+"""Agents at a time and core of this machine, without `env.episodes`: agents mostly wait for the model."""
 DEFAULT_AGENT_TURNS = 64
 FUNCTION_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 """Form of `module:function`; any other value of `env.agent` is a command line."""
@@ -17,6 +20,11 @@ OWN_VARIABLES = (
     *("GRPO_EXAMPLE", "TMPDIR"),
 )
 """Environment variables that every agent gets from the run."""
+
+
+def max_agents() -> int:
+    """Returns the number of agents that may run at a time without `env.episodes`."""
+    return AGENTS_PER_CORE * (os.cpu_count() or 1)
 
 
 def split_command(agent: str) -> tuple[str, ...]:

@@ -56,7 +56,10 @@ class AgentRunner:
         words = split_command(env.agent)
         self.is_function = not words
         if words and shutil.which(words[0], path=self.variables.get("PATH")) is None:
-            raise ConfigError(f"env.agent={env.agent}: there is no program {words[0]!r}; correct its name or PATH")
+            hint = f"; for a script, set env.agent='python {env.agent}'" if words[0].endswith(".py") else ""
+            raise ConfigError(
+                f"env.agent={env.agent}: there is no program {words[0]!r}; correct its name or PATH{hint}"
+            )
         self._allow_namespaces = allow_namespaces
         self._roots: list[str] = []
         self._requests = DaemonThread("agents")
@@ -72,10 +75,9 @@ class AgentRunner:
         if problem is None:
             return fork_server
         fork_server.close()
-        raise ConfigError(
-            f"env.agent={self.agent}: {problem}. Variables such as OPENAI_API_KEY are set when the function is called, "
-            "not when it is imported"
-        )
+        hint = ". Keys and addresses are set when the function is called, not when it is imported"
+        problem = problem if problem.startswith("env.agent=") else f"env.agent={self.agent}: {problem}"
+        raise ConfigError(f"{problem}{hint if 'API_KEY' in problem.upper() else ''}")
 
     async def run(self, example: Example, base_url: str, api_key: str) -> AgentResult:
         """Runs the agent for one episode; nothing of it runs afterwards, also after a cancellation.
@@ -226,6 +228,15 @@ class AgentRunner:
             if os.path.isdir(root):
                 remove_folder(root)
         self._requests.stop()
+
+
+def check_agent_start(env: EnvConfig) -> None:
+    """Checks that the agent of `env.agent` can start, before models and engines load.
+
+    Raises:
+        ConfigError: as `AgentRunner`.
+    """
+    asyncio.run(AgentRunner(env).close())
 
 
 def _end_fault(exit_code: int) -> str:

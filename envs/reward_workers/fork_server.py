@@ -30,6 +30,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from config.schema.env import EnvConfig
+from config.schema.errors import ConfigError
 from envs.reward_workers.task_scorer import make_scorer, warm_up
 from envs.reward_workers.worker import run_worker
 from envs.rewards import all_reward_names
@@ -89,7 +90,7 @@ def run_fork_server(control_fd: int, load: Callable[[Any], tuple[RunWorker, int]
         run_loaded_worker, memory_bytes = load(setup)
         problem = None
     except Exception as error:  # reported to the client, which raises it
-        problem = describe_exception(error)
+        problem = str(error) if isinstance(error, ConfigError) else describe_exception(error)
     try:
         handshake.send(problem)
     except BrokenPipeError:

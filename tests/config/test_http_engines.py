@@ -47,12 +47,12 @@ def test_servers_are_engines_without_devices_and_the_plan_prints_their_commands(
     assert plan.transport == "weight_folder"
     report = format_plan(plan, [])
     assert "--host 10.0.0.2 --port 8002" in report
-    assert "VLLM_SERVER_DEV_MODE=1 vllm serve" in report
+    assert "VLLM_SERVER_DEV_MODE=1 python -m vllm.entrypoints.openai.api_server" in report
 
 
 def test_an_absent_server_is_an_error_with_its_command(tmp_path: Path) -> None:
     url = f"http://127.0.0.1:{free_port()}"
     config = compose_run_config("inference_model.backend=http", f"inference_model.urls=[{url}]")
     plan = make_plan(config, False, this_machine(tmp_path), tmp_path)
-    with pytest.raises(ConfigError, match=f"no vLLM server answers at {url}.*\n.*vllm serve"):
+    with pytest.raises(ConfigError, match=f"no vLLM server answers at {url}.*\n.*api_server"):
         build_engine(config, load_tokenizer(config.model), plan, tmp_path)

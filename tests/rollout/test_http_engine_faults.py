@@ -62,7 +62,7 @@ def test_a_server_without_an_endpoint_is_refused_with_the_command(path: str, tmp
         start_engine(tmp_path, *http_settings(server))
     message = str(error.value)
     assert server.url in message and path in message
-    assert message.count("VLLM_SERVER_DEV_MODE=1 vllm serve") == 1
+    assert message.count("VLLM_SERVER_DEV_MODE=1 python -m vllm.entrypoints.openai.api_server") == 1
     assert ("VLLM_SERVER_DEV_MODE=1 is not set" in message) == (path != "/inference/v1/generate")
     assert "http engines" not in {thread.name for thread in threading.enumerate()}
 
@@ -129,7 +129,7 @@ def test_a_run_whose_server_stays_away_ends_with_one_message(tmp_path: Path) -> 
         killed.result()
     assert "Traceback" not in result.output
     assert result.output.count("waited 1 s for a server to come back (inference_model.start_timeout_s)") == 1
-    assert server.url in result.output and "vllm serve" in result.output
+    assert server.url in result.output and "api_server" in result.output
     assert "http engines" not in {thread.name for thread in threading.enumerate()}
     assert not (tmp_path / "run" / "weights").exists()
 

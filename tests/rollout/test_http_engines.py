@@ -169,7 +169,7 @@ def test_a_server_with_other_settings_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=message) as error:
         start_engine(tmp_path, *http_settings(server, *settings))
-    assert "VLLM_SERVER_DEV_MODE=1 vllm serve" in str(error.value)
+    assert "VLLM_SERVER_DEV_MODE=1 python -m vllm.entrypoints.openai.api_server" in str(error.value)
     assert QUICKSTART.name in str(error.value)
 
 

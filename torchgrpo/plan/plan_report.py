@@ -6,6 +6,7 @@ Lines of the table that do not fit the machine are marked.
 from collections.abc import Sequence
 from dataclasses import replace
 
+from config.schema.agent import max_agents
 from config.schema.config import Config
 from torchgrpo.plan.disk import checkpoint_bytes, exported_model_bytes, max_stored_checkpoints
 from torchgrpo.plan.host_memory import host_bytes, host_uses
@@ -248,7 +249,10 @@ def _episode_lines(plan: Plan) -> list[str]:
         return []
     groups = config.groups_in_flight if plan.is_overlapped else config.prompts_per_iteration
     alive = groups * env.candidates if plan.is_overlapped else -(-groups * env.candidates // len(plan.devices.engines))
-    alive = alive if env.episodes is None else min(alive, env.episodes)
+    if env.episodes is not None:
+        alive = min(alive, env.episodes)
+    elif env.agent is not None:
+        alive = min(alive, -(-max_agents() // len(plan.devices.engines)))
     turn = "" if env.turn_tokens is None else f" of {env.turn_tokens} tokens"
     tokens = f"at most {env.turn_limit} turns{turn}, {config.response_tokens} tokens with all replies"
     seconds = f"{env.episode_timeout_s:g} s"

@@ -1,15 +1,15 @@
 """Builds prompt queue, chat encoder, environments, group rollout and evaluation from the config."""
 
 import asyncio
-import os
 from contextlib import ExitStack
 
 from transformers import PreTrainedTokenizerBase
 
+from config.schema.agent import max_agents
 from config.schema.config import Config
 from config.schema.env import EnvConfig
 from config.schema.errors import ConfigError
-from envs.agents.runner import AgentRunner
+from envs.agents.runner import AgentRunner, check_agent_start
 from envs.chat import ChatEncoder
 from envs.chat_responses import ResponseParser
 from envs.chat_suffix import check_user_replies
@@ -39,8 +39,6 @@ from torchgrpo.rollout.group_rollout import GroupRollout
 from torchgrpo.rollout.model_rewards.model_rewards import ModelRewards, make_completion_scorer
 from torchgrpo.training.model_loading import load_tokenizer, saved_eos_token_ids
 
-AGENTS_PER_CORE = 4
-"""Agents at a time and core of this machine, without `env.episodes`: agents mostly wait for the model."""
 MAX_EPISODES = 1 << 30
 """Number of episodes at a time without `env.episodes`: every episode of a group in flight."""
 
@@ -97,6 +95,8 @@ def make_environments(config: Config, tokenizer: PreTrainedTokenizerBase) -> Epi
     Raises:
         ConfigError: an environment or tool has a fault, or the chat template writes no tools or no replies.
     """
+    if config.env.agent is not None:
+        check_agent_start(config.env)
     environments = make_episode_environments(config.env)
     with ExitStack() as on_error:
         on_error.callback(close_environments, environments)
@@ -136,7 +136,7 @@ def make_player(
     if environments is None:
         driver = AgentDriver(loop, AgentRunner(env), Endpoint(parts.encoder.token_texts))
         place, remedy = f"env.agent={env.agent}", "Correct the agent"
-        max_alive = AGENTS_PER_CORE * (os.cpu_count() or 1)
+        max_alive = max_agents()
     else:
         driver = EnvironmentDriver(loop, environments)
         place = f"env.environment={env.environment}" if env.environment is not None else f"env.tools={env.tools}"
