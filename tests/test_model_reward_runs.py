@@ -58,7 +58,7 @@ def test_a_run_with_exact_judge_and_reward_model(script: ModuleType, server: Jud
     assert last["reward_model/rows"] >= 16 and last["reward_model/batch_size"] >= 1
     assert {"eval/held/score"} <= {name for row in read_metrics(run_dir) for name in row}
     state = load_checkpoint(checkpoint_path(run_dir, 2))
-    assert state["model_rewards"]["judge_requests"] >= last["judge/requests"]
+    assert state["judge_requests"] >= last["judge/requests"]
 
 
 def test_a_judge_that_gives_no_grade_stops_the_run(server: JudgeServer, tmp_path: Path) -> None:

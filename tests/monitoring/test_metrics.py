@@ -276,6 +276,7 @@ def test_episodes_without_a_score_count_among_ends_and_turns() -> None:
     metrics = rollout_metrics(episode_rollout([0.0] * 6), 0)
     ends = {"stop": 3 / 7, "length": 0.0, "turns": 0.0, "deadline": 3 / 7, "error": 1 / 7}
     seconds = {"engine_p50": 0.75, "engine_p95": 3.0, "environment_p50": 0.25, "environment_p95": 7.0}
+    seconds |= {"start_p50": 0.0, "start_p95": 0.0}
     tools = {"calls": 9 / 7, "errors": 1 / 3, "malformed": 1 / 3, "unknown": 0.0, "timeouts": 0.0}
     expected = {f"agent/end/{name}": value for name, value in ends.items()}
     expected |= {f"agent/seconds/{name}": value for name, value in seconds.items()}

@@ -329,6 +329,7 @@ def test_episode_has_turns_calls_and_replies() -> None:
         "reward": 0.25,
         "engine_s": 0.5,
         "env_s": 0.125,
+        "start_s": 0.0,
         "tokens": [0, 4],
         "new_sequence": False,
     }

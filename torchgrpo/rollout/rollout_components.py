@@ -66,13 +66,13 @@ class RolloutComponents:
 
         outstanding: examples that left the prompt queue and that no batch has taken.
         """
-        return {
+        state = {
             "policy_version": self.weight_pusher.version,
             "prompts": self.prompts.state_dict(outstanding),
             "next_group_id": self.prompts.next_group_id,
             "lowest_scores": dict(self.group_rollout.lowest_scores.minimum_by_source),
-            "model_rewards": self.model_rewards.state(),
         }
+        return state | self.model_rewards.state()
 
     def load(self, state: dict[str, Any]) -> list[str]:
         """Restores the state that `state` returned; returns notices for the user.
@@ -83,7 +83,7 @@ class RolloutComponents:
         changed = self.prompts.load_state_dict(state["prompts"])
         self.prompts.next_group_id = state["next_group_id"]
         self.group_rollout.lowest_scores.minimum_by_source = dict(state["lowest_scores"])
-        self.model_rewards.load(state.get("model_rewards", {}))  # absent without a judge
+        self.model_rewards.load(state)
         self.weight_pusher.version = state["policy_version"] - 1
         return changed
 
