@@ -317,16 +317,24 @@ def test_lost_scorers_are_replaced(
     (expected,) = score_batch(two_copies, batch)
     before = process_ids(two_copies)
     back = threading.Semaphore(0)
-    load_copy = ModelCopy.load
+    both = threading.Barrier(2, timeout=600)
+    load_copy, log_prob = ModelCopy.load, ModelCopy.log_prob
 
     def load_and_signal(copy: ModelCopy) -> None:
         load_copy(copy)
         back.release()
 
+    def score_beside_the_other(copy: ModelCopy, batch: Batch) -> Tensor:
+        both.wait()
+        return log_prob(copy, batch)
+
     monkeypatch.setattr(ModelCopy, "load", load_and_signal)
     kill(two_copies, 0)
     kill(two_copies, 1)
-    assert all(torch.equal(one, expected) for one in score_batch(two_copies, batch, 4))
+    with monkeypatch.context() as patch:  # after this each copy has scored, and its losses count from 0
+        patch.setattr(ModelCopy, "log_prob", score_beside_the_other)
+        assert all(torch.equal(one, expected) for one in score_batch(two_copies, batch, 4))
+    assert [copy.losses for copy in two_copies.copies] == [0, 0]
     assert not set(before) & set(process_ids(two_copies))
     killer = RankKiller(monkeypatch, "scorer", ("log_prob", 1), ("build", 1))
     assert all(torch.equal(one, expected) for one in score_batch(two_copies, batch, 6))
@@ -335,6 +343,28 @@ def test_lost_scorers_are_replaced(
     assert all(torch.equal(one, expected) for one in score_batch(two_copies, batch, 2))
     assert "is lost and replaced: scorer rank" in log_capture.text
     assert "is lost while it loads, and replaced" in log_capture.text
+
+
+def test_a_lost_copy_waits_for_its_resources(
+    two_copies: FrozenScorers, model: str, groups: list[Group], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy that was loaded before is replaced once Ray has room again."""
+    batch = credit_groups(local_learner(scored_config(model, 1), tmp_path, two_copies), groups)
+    reserve = Ranks._reserve_resources
+    refused = threading.Event()
+
+    def refuse_once(ranks: Ranks) -> Any:
+        if not refused.is_set():
+            refused.set()
+            raise ConfigError("Ray has no free resources")
+        return reserve(ranks)
+
+    monkeypatch.setattr(Ranks, "_reserve_resources", refuse_once)
+    kill(two_copies, 0)
+    kill(two_copies, 1)
+    expected, *others = score_batch(two_copies, batch, 4)
+    assert refused.is_set()
+    assert all(torch.equal(one, expected) for one in others)
 
 
 def test_a_microbatch_that_kills_all_copies_ends_the_run(

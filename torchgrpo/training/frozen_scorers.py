@@ -189,7 +189,7 @@ class ModelCopy:
         self.slots = slots
         self.ranks: Ranks | None = None
         self.losses = 0
-        self._has_scored = False
+        self._has_loaded = False
         self._packs = False
         self._is_ended = False
 
@@ -219,12 +219,13 @@ class ModelCopy:
                     raise RankLost(f"{self} ended with the run")
                 calls = ranks.begin_same_call("build", self.config, self.plan)
                 self._packs = bool(ranks.wait_for_answers(calls, "the model", LOADING_PATIENCE)[0])
+                self._has_loaded = True
                 return
             except (RankLost, ConfigError) as error:
                 self.close()
                 self.losses += 1
-                if isinstance(error, ConfigError) and not self._has_scored:
-                    raise  # a copy that has scored before may wait for its cluster node to return
+                if isinstance(error, ConfigError) and not self._has_loaded:
+                    raise  # a copy that was loaded before may wait for its cluster node to return
                 if self._is_ended or self.losses >= MAX_CONSECUTIVE_LOSSES:
                     raise RankLost(str(error)) from error
                 log.warning("a copy of the frozen model (%s) is lost while it loads, and replaced: %s", self, error)
@@ -240,7 +241,6 @@ class ModelCopy:
             "log_prob", [([(one.batch.tokens, one.batch.temperature) for one in share],) for share in shares]
         )
         answers = self.ranks.wait_for_answers(calls, "log-probs", 1 + max(map(len, shares)))
-        self._has_scored = True
         return assemble_rows(shares, answers, batch.sample_log_prob)
 
     def end(self) -> None:
