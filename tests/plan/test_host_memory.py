@@ -1,5 +1,7 @@
 """Tests the estimate of host memory and the message about too little memory."""
 
+import pytest
+
 from tests.plan.test_plan import config_of, machine
 from torchgrpo.plan.host_memory import host_uses
 from torchgrpo.plan.make_plan import make_plan
@@ -87,3 +89,27 @@ def test_an_engine_of_another_process_than_the_learners_holds_its_weights_packed
         engine_bytes.append(engines)
     assert engine_bytes[1] - engine_bytes[0] == 4 * plan.shape.parameters
     assert engine_bytes[2] == 2 * engine_bytes[1]
+
+
+def test_a_reward_model_counts_on_the_cpu_and_is_named_on_a_used_gpu() -> None:
+    """A reward model has the dtype of `env.reward_model.dtype`."""
+    name = ("env.reward=[exact,reward_model]", "env.reward_model.name=Qwen/Qwen2.5-7B-Instruct")
+
+    def use_and_notes(*overrides: str, gpus: int = 2) -> tuple[float, str]:
+        config = config_of("grpo_gsm8k", SMALL, *name, *overrides)
+        plan = make_plan(config, False, machine(gpus, 80.0))
+        assert plan.shape is not None
+        return sum(use.bytes for use in host_uses(plan, plan.shape) if use.name == "reward model"), str(plan.notes)
+
+    parameters = 7_070_619_136  # of the layers, the final norm and the embedding; there is no head over the vocabulary
+    assert use_and_notes()[0] == pytest.approx(4 * parameters, rel=1e-4)
+    assert use_and_notes("env.reward_model.dtype=bfloat16")[0] == pytest.approx(2 * parameters, rel=1e-4)
+    for device in ("cuda", "cuda:0", "cuda:1"):
+        size, notes = use_and_notes(f"env.reward_model.device={device}")
+        assert size == 0 and f"env.reward_model.device={device}: learner" in notes
+    devices = ("train_model.devices=[0]", "inference_model.devices=[1]", "policy.kl_coef=0")
+    unused = ("env.reward_model.device=cuda:2", *devices)
+    assert "env.reward_model.device" not in use_and_notes(*unused, gpus=3)[1]
+    config = config_of("grpo_gsm8k", SMALL, *name)
+    (problem,) = find_problems(make_plan(config, False, machine(2, 80.0, host_memory_gib=20.0)))
+    assert problem.line == "host memory" and "reward model 26.34 GiB" in problem.text

@@ -4,12 +4,15 @@ On a CPU the estimate covers learner, scorers and engines; beside GPUs it covers
 module imports no torch.
 """
 
+from contextlib import suppress
 from dataclasses import replace
 
+from config.schema.config import Config
+from config.schema.errors import ConfigError
 from torchgrpo.plan import memory
 from torchgrpo.plan.disk import checkpoint_bytes
 from torchgrpo.plan.memory import MemoryUse
-from torchgrpo.plan.model_shape import GIB, ModelShape
+from torchgrpo.plan.model_shape import DTYPE_BYTES, GIB, ModelShape, find_model_config, make_shape
 from torchgrpo.plan.plan import (
     SCORER_KNOBS,
     Plan,
@@ -72,7 +75,20 @@ def host_uses(plan: Plan, shape: ModelShape) -> list[MemoryUse]:
         loaded_bytes = node_copies * memory.reference_bytes(config, reference, shards)
     loading = [MemoryUse("scorers while they load", loaded_bytes, SCORER_KNOBS)]
     uses += max(copies, loading, key=lambda moment: sum(use.bytes for use in moment))
+    uses.append(_reward_model_use(config))
     return [use for use in uses if use.bytes]
+
+
+def _reward_model_use(config: Config) -> MemoryUse:
+    """Memory of a reward model on the CPU; 0 bytes where its sizes are unknown."""
+    model, size = config.env.reward_model, 0.0
+    if model.name is not None and model.device == "cpu":
+        with suppress(ConfigError):  # an encoder, whose config.json has other names
+            raw = find_model_config(model.name, "env.reward_model.name")
+            # A classifier has no head over the vocabulary.
+            shape = None if raw is None else make_shape({**raw, "tie_word_embeddings": True}, model.name)
+            size = 0.0 if shape is None else shape.parameters * DTYPE_BYTES[model.dtype]
+    return MemoryUse("reward model", size, "env.reward_model.dtype, env.reward_model.device")
 
 
 def host_bytes(plan: Plan, shape: ModelShape) -> float:

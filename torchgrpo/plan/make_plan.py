@@ -117,6 +117,15 @@ def _notes(plan: Plan) -> Iterator[str]:
             "length at a time; set inference_model.backend=vllm to decode faster, where vLLM supports the "
             "model"
         )
+    reward_device = config.env.reward_model.device
+    device_sets = (*plan.devices.engines, plan.devices.train, plan.devices.reference)
+    used = {f"cuda:{gpu}" for gpus in device_sets for gpu in gpus}
+    if (reward_device if ":" in reward_device else f"{reward_device}:0") in used:
+        yield (
+            f"env.reward_model.device={reward_device}: learner, reference or engines use this GPU, and their memory is "
+            "estimated without the reward model; choose a GPU that they leave free, or lower "
+            "inference_model.gpu_memory_utilization"
+        )
     if shape is not None and config.train_model.lora.quantized:
         width = DTYPE_BYTES[config.model.dtype]
         small, whole = model_shape.quantized_bytes(shape, width), shape.parameters * width

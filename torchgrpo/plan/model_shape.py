@@ -142,9 +142,12 @@ def find_config_file(model: str, key: str = "model.name") -> Path | None:
     return Path(cached) if isinstance(cached, str) else None
 
 
-def find_model_config(model: str) -> dict[str, Any] | None:
-    """Returns the config.json of a model, else the entry in `KNOWN_MODELS`, else None."""
-    path = find_config_file(model)
+def find_model_config(model: str, key: str = "model.name") -> dict[str, Any] | None:
+    """Returns the config.json of a model, else the entry in `KNOWN_MODELS`, else None.
+
+    key: the setting that names the model.
+    """
+    path = find_config_file(model, key)
     if path is None:
         return KNOWN_MODELS.get(model)
     raw: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
