@@ -1,10 +1,8 @@
 """Environments of whole runs in tests, given as `env.environment=tests.run_environments:NAME`."""
 
 import asyncio
-import itertools
-from collections.abc import Iterator
+from contextvars import ContextVar
 from pathlib import Path
-from typing import ClassVar
 
 from envs.environments.interface import Example, Message, Observation, Step
 
@@ -45,12 +43,14 @@ class WaitingSums:
                 file.write(f"{event}\n")
 
 
-class HangingForSome(WaitingSums):
-    """Never returns from the reset of every second episode."""
+HANGS = ContextVar("HANGS", default=False)
+"""Whether the environments of the current task hang."""
 
-    episode_numbers: ClassVar[Iterator[int]] = itertools.count()
+
+class HangingForSome(WaitingSums):
+    """Never returns from `reset` where `HANGS` is set."""
 
     async def reset(self, example: Example) -> Observation:
-        if next(self.episode_numbers) % 2:
+        if HANGS.get():
             await asyncio.get_running_loop().create_future()
         return await super().reset(example)

@@ -3,13 +3,18 @@
 import json
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
 import grpo
 import grpo_async
 from config.schema.errors import RunError
+from envs.example import Example
+from tests.run_environments import HANGS
 from tests.script_runner import SCHEDULE_CLASSES, compose_run_config, read_metrics
+from torchgrpo.rollout.engines.interface import Request
+from torchgrpo.rollout.episode_player import EpisodePlayer
 from torchgrpo.run.job import run_job
 
 TURNS = ("env.max_steps=2", "env.reasoning=true", "env.reasoning_prompt='?'", "inference_model.max_tokens=16")
@@ -73,8 +78,17 @@ def test_a_run_whose_episodes_all_end_before_a_turn_learned_nothing(script: Modu
     assert all(row["reward/mean"] == 0 and row["length/response_max"] == 0 for row in metrics)
 
 
-def test_completions_without_a_token_do_not_disturb_the_loss(tmp_path: Path) -> None:
-    some = ("env.environment=tests.run_environments:HangingForSome", "env.episode_timeout_s=4")
+def test_completions_without_a_token_do_not_disturb_the_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every second episode hangs, and has a deadline of its own."""
+    play = EpisodePlayer._play_with_deadline
+
+    async def hang_every_second(player: EpisodePlayer, request: Request, example: Example, row: int) -> Any:
+        HANGS.set(row % 2 == 1)
+        player.seconds = 0.05 if row % 2 else 600.0
+        return await play(player, request, example, row)
+
+    monkeypatch.setattr(EpisodePlayer, "_play_with_deadline", hang_every_second)
+    some = ("env.environment=tests.run_environments:HangingForSome", "env.episode_timeout_s=600")
     config = compose_run_config(*SMALL, *EPISODES, *some, "train.total_dialog_turns=16")
     run_job(config, tmp_path, grpo.train, SCHEDULE_CLASSES[grpo])
     (row,) = [row for row in read_metrics(tmp_path) if "reward/mean" in row]

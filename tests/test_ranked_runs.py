@@ -14,6 +14,7 @@ from tests.script_runner import compose_run_config, read_metrics, without_timing
 from torchgrpo.run.job import run_job
 from torchgrpo.run.lockstep_run import LockstepRun
 from torchgrpo.run.overlapped_run import OverlappedRun
+from torchgrpo.training import ranks
 
 SMALL = (
     *("env.num_envs=4", "env.repeats=4", "env.options.max_operand=6", "policy.kl_coef=0.1"),
@@ -64,6 +65,7 @@ def test_ranks_that_are_killed_at_six_moments_lose_nothing(tmp_path: Path, monke
 
 def test_a_dead_rank_ends_the_run_with_the_newest_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     RankKiller(monkeypatch, "learner rank 1", ("update", 4))
+    monkeypatch.setattr(ranks, "_GRACE_S", 600.0)  # on a busy machine Ray may report the death late
     with pytest.raises(RankLost) as error:
         train_metrics(tmp_path, TWO_RANKS, "train.async_checkpoint=false")
     newest = newest_checkpoint(tmp_path)

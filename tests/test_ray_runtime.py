@@ -10,7 +10,7 @@ import pytest
 import ray
 from ray._private.ray_constants import DEFAULT_DASHBOARD_AGENT_LISTEN_PORT
 
-from tests.processes import actor_pids, child_command_lines
+from tests.processes import actor_pids, child_command_lines, process_tree
 from tests.rollout import pool_engines
 from tests.rollout.conftest import shared_memory_transport
 from torchgrpo.cluster.runtime import DeviceSlot, start_actor
@@ -73,7 +73,7 @@ def test_a_local_ray_starts_no_unused_processes(local_ray: None) -> None:
     command_lines = " ".join(child_command_lines())
     assert "/agent.py " in command_lines, "command lines contain the names of helpers"
     assert "/monitor.py " not in command_lines and "/log_monitor.py " not in command_lines
-    idle = set(actor_pids(os.getpid(), "ray::IDLE"))  # left by earlier tests in the same process
+    before = {process.pid for process in process_tree(os.getpid())}  # some are left by earlier tests in this process
     actor = start_actor(EmptyActor, DeviceSlot("anybody"), 1, {})
     ray.get(actor.__ray_ready__.remote(), timeout=600.0)
-    assert actor_pids(os.getpid(), "ray::EmptyActor") and idle.issuperset(actor_pids(os.getpid(), "ray::IDLE"))
+    assert actor_pids(os.getpid(), "ray::EmptyActor") and before.issuperset(actor_pids(os.getpid(), "ray::IDLE"))

@@ -263,7 +263,8 @@ def test_auto_leaves_a_run_that_is_at_work_alone(lockstep_run: Path, tmp_path: P
 def test_a_run_killed_before_its_first_checkpoint_starts_its_metrics_anew(script: str, tmp_path: Path) -> None:
     overrides = ("env.num_envs=4", "env.repeats=4", "train.checkpoint_frequency=0", "train.resume=auto")
     killed = start_script(script, tmp_path, *overrides, "train.total_dialog_turns=1600000")
-    wait_until(lambda: (tmp_path / "metrics.jsonl").exists() and len(read_metrics(tmp_path)) > 3, killed)
+    metrics = tmp_path / "metrics.jsonl"
+    wait_until(lambda: metrics.exists() and metrics.read_bytes().count(b"\n") > 3, killed)
     killed.send_signal(signal.SIGKILL)
     killed.communicate()
     again = run_script(script, tmp_path, *overrides, "train.total_dialog_turns=32")

@@ -20,11 +20,13 @@ class FakeTracker:
 
     def __init__(self, failing_steps: Sequence[int] = (), release: threading.Event | None = None) -> None:
         self.failing_steps, self.release = failing_steps, release
+        self.is_called = threading.Event()
         self.steps: list[int] = []
         self.tables: list[int] = []
         self.outcome: RunOutcome | None = None
 
     def metrics(self, numbers: Mapping[str, float], step: int) -> None:
+        self.is_called.set()
         if self.release is not None:
             self.release.wait()
         if step in self.failing_steps:
@@ -110,6 +112,7 @@ def test_hanging_tracker_fills_only_its_own_queue(monkeypatch: pytest.MonkeyPatc
     trackers = Trackers({"mlflow": lambda on_message: hanging, "wandb": lambda on_message: healthy})
     for step in range(QUEUE_SIZE + 50):
         trackers.metrics({"reward/mean": 0.5}, step)
+        assert hanging.is_called.wait(600)
         while len(healthy.steps) <= step:  # otherwise its own queue may be full as well
             time.sleep(0)
     trackers.close("finished")
@@ -128,7 +131,8 @@ def test_hanging_tracker_fills_only_its_own_queue(monkeypatch: pytest.MonkeyPatc
 def test_failing_or_hanging_close_does_not_delay_the_run(
     hangs: bool, monkeypatch: pytest.MonkeyPatch, release: threading.Event
 ) -> None:
-    monkeypatch.setattr(tracker_threads, "CLOSE_S", 3.0)
+    if hangs:
+        monkeypatch.setattr(tracker_threads, "CLOSE_S", 3.0)
     fake = TrackerFailingAtClose()
     fake.release = release if hangs else None
     original_metrics = FakeTracker.metrics
@@ -138,6 +142,9 @@ def test_failing_or_hanging_close_does_not_delay_the_run(
         lambda self, *row: self.steps.append(row[1]) if hangs else original_metrics(self, *row),
     )
     (message,) = track_run(fake)
+    deadline = time.monotonic() + 600
+    while len(fake.steps) < 8 and time.monotonic() < deadline:
+        time.sleep(0.01)
     assert fake.steps == list(range(8))
     expected = "did not close within" if hangs else "could not be closed: RuntimeError: no end"
     assert expected in message

@@ -83,12 +83,16 @@ def show(chromium: Any, pages: dict[str, Path]) -> Iterator[Any]:
         context.close()
 
 
+NEXT_FRAME = "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(done))))"
+"""JavaScript that waits until a frame is rendered, whose observers have run."""
+
+
 def scroll_down(browser_page: OpenPage) -> None:
     """Scrolls to the end, so that all charts are rendered."""
     height = browser_page.page.evaluate("document.documentElement.scrollHeight")
     for top in range(0, height, 600):
         browser_page.page.evaluate(f"window.scrollTo({{ top: {top}, behavior: 'instant' }})")
-        browser_page.page.wait_for_timeout(20)
+        browser_page.page.evaluate(NEXT_FRAME)
 
 
 @pytest.mark.parametrize("name", PAGES)

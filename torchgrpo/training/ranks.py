@@ -36,6 +36,8 @@ from torchgrpo.training.rank_actor import CONCURRENCY_GROUPS, RankProcess, Sende
 log = logging.getLogger(__name__)
 
 _GRACE_S, _STACKS_S, _CLOSE_S = 3.0, 5.0, 10.0
+_RESERVE_S = 60.0
+"""Seconds in which a local Ray reserves the ranks' resources, which ranks that ended just before may still hold."""
 LOADING_PATIENCE = 3
 """Factor on `timeout_s` for loading a model, which takes longer than any later call."""
 
@@ -109,7 +111,7 @@ class Ranks:
         group: PlacementGroup = placement_group(
             [bundle] * settings.nodes, "STRICT_SPREAD" if settings.nodes > 1 else "PACK"
         )
-        if not group.wait(settings.timeout_s if settings.address else _CLOSE_S):
+        if not group.wait(settings.timeout_s if settings.address else _RESERVE_S):
             remove_placement_group(group)
             raise ConfigError(
                 f"{settings.settings_text}: Ray has no free resources for {settings.nodes} x {bundle} "
