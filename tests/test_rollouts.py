@@ -155,7 +155,7 @@ def test_an_episode_is_a_chat() -> None:
     assert lines[second] == "  #1 reward 0 (accuracy 0), 6 tokens, deadline, 2 sequences"
     assert lines[third - 3 : third] == [
         "     new sequence: earlier messages were rewritten",
-        "     turn 3: reward 0, 1 tokens, engine 1.00 s, environment 3.00 s",
+        "     turn 3: 1 tokens, engine 1.00 s, environment 3.00 s",
         "       (empty)",
     ]
     assert lines[fourth - 1] == "     error: Game.step raised KeyError: 'board'"

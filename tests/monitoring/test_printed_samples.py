@@ -95,3 +95,12 @@ def test_episode_is_shown_as_a_chat() -> None:
     ]
     failed = replace(group, completions=group.completions[1:])
     assert format_sample(1, failed).splitlines()[-1] == "    error: Game.step raised KeyError: 'board'"
+
+
+def test_turns_of_an_episode_that_the_task_scores_show_no_reward() -> None:
+    group = make_group(0, [tool_episode()])
+    for turn in group.completions[0].turns:
+        turn.reward = 0.0
+    text = format_sample(1, group)
+    assert "    turn 1: 4 tokens, engine 0.50 s, environment 0.12 s, 1 malformed call\n" in text
+    assert "    turn 2: 2 tokens, engine 0.25 s, environment 0.00 s\n" in text

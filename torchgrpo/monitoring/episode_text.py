@@ -1,8 +1,10 @@
 """Tool calls of turns with their results, and episodes as text for people.
 
-turn 1: reward 0, 14 tokens, engine 0.31 s, environment 0.02 s
+turn 1: 14 tokens, engine 0.31 s, environment 0.02 s
   I multiply.
   mul(a=12, b=7) -> 84
+
+Rewards of turns are shown where a turn has one.
 """
 
 import json
@@ -98,13 +100,15 @@ def format_turns(
 def _turn_texts(turns: Sequence[Turn], starts: Sequence[SequenceStart]) -> Iterator[tuple[str, int]]:
     """Yields the texts of an episode with the width of their indent."""
     new_sequences = turns_with_new_sequence(turns, starts)
+    has_rewards = any(turn.reward for turn in turns)
     for number, turn in enumerate(turns):
         if number in new_sequences:
             yield "new sequence: earlier messages were rewritten", 0
         for message in turn.opening:
             yield f"{message['role']}: {message['content']}", 2
         calls, replies = split_tool_calls(turn)
-        words = [f"turn {number + 1}: reward {turn.reward:.3g}, {turn.end - turn.start} tokens"]
+        reward = f"reward {turn.reward:.3g}, " if has_rewards else ""
+        words = [f"turn {number + 1}: {reward}{turn.end - turn.start} tokens"]
         words += [f"start {turn.start_seconds:.2f} s"] if turn.start_seconds >= 0.005 else []
         words += [f"engine {turn.engine_seconds:.2f} s", f"environment {turn.env_seconds:.2f} s"]
         malformed = turn.tool_outcomes[len(calls) :].count("malformed")

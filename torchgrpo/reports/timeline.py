@@ -97,7 +97,7 @@ def _engine_rows(columns: Columns) -> Iterator[TimelineRow]:
     spans = np.stack([columns.groups["started_at"], columns.groups["sampled_at"]], axis=1)
     names = {name for engine_set in columns.engine_sets for name in engine_set}
     engines = sorted(names, key=lambda name: (len(name), name))  # engine 2 before engine 10
-    meaning = "a group is being sampled"
+    meaning = "a group is being sampled, with its environments or agents"
     if len(engines) > MAX_ENGINE_ROWS:
         yield TimelineRow("generate", f"{len(engines)} engines", meaning, spans)
         return

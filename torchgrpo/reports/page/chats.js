@@ -12,15 +12,15 @@ function chatText(chat) {
 function chatTurns(chat, colour = null) {
   return element(
     "ol", { class: "chat" },
-    chat.turns.map((turn, index) => chatTurn(turn, index, colour)),
+    chat.turns.map((turn, index) => chatTurn(turn, index, chat.turns.some((one) => one.reward), colour)),
     chat.error ? element("li", { class: "error" }, element("h4", { text: "error of the environment" }), element("pre", { dir: "auto", text: visible(chat.error) })) : null,
   );
 }
 
-function chatTurn(turn, index, colour) {
+function chatTurn(turn, index, hasRewards, colour) {
   const [from, to] = turn.tokens;
   const facts = [
-    `reward ${number(turn.reward)}`, plural(to - from, "token"), `engine ${duration(turn.engine_s)}`, `environment ${duration(turn.env_s)}`,
+    hasRewards ? `reward ${number(turn.reward)}` : null, plural(to - from, "token"), `engine ${duration(turn.engine_s)}`, `environment ${duration(turn.env_s)}`,
     turn.start_s >= 0.005 ? `start ${duration(turn.start_s)}` : null,
     turn.malformed ? plural(turn.malformed, "malformed call") : null,
   ];
