@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from multiprocessing import Pipe
 from pathlib import Path
 from threading import Thread
@@ -67,14 +68,16 @@ def test_a_worker_that_hangs_before_it_begins_is_waited_for_no_longer_than_the_d
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The queue holds more than fits into the worker's socket, and every poll retries."""
-    monkeypatch.setattr("envs.reward_workers.service.STALLED_SECONDS", 0.5)
-    with serving("bomb", reward_workers=1, reward_timeout_s=0.5) as service:
+    with serving("bomb", reward_workers=1, reward_timeout_s=600.0) as service:
         service.score([Completion("a")], examples(1))
         assert service._pool is not None
         (worker,) = service._pool.workers
         os.kill(worker.pid, signal.SIGSTOP)
         service.submit([Completion("a")], examples(1))
         ticket = service.submit([Completion("x" * 100_000) for _ in range(30)], examples(30))
+        # Short only now, since the healthy score and each call of submit would be under the same deadline.
+        monkeypatch.setattr("envs.reward_workers.service.STALLED_SECONDS", 0.5)
+        service.env = replace(service.env, reward_timeout_s=0.5)
         with pytest.raises(DeadlineError, match="for any of 1 workers to score one of 31 completions"):
             service.wait(ticket)
 
