@@ -262,12 +262,16 @@ def test_a_verification_that_kills_the_fork_server_is_invalid_and_the_service_go
         assert service.score([Completion("ccc")], examples(1))[0].score == 3.0
 
 
-def test_an_end_at_the_deadline_leaves_no_blame_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_end_at_the_deadline_leaves_no_blame_to_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The worker's progress shows a broken deadline once, then the next verification."""
-    readings = iter([(0, 99.0)])
+    readings = iter([(0, 999.0)])
     monkeypatch.setattr(WorkerHandle, "running_verification", lambda worker: next(readings, (1, 0.1)))
-    with serving("bomb", reward_workers=1) as service:
-        assert outcomes(service, "slow", "slow") == ["invalid", "scored"]
+    with serving("bomb", reward_workers=1, reward_timeout_s=600.0) as service:
+        ticket = service.submit([Completion(f"wait {tmp_path / 'on'}"), Completion("slow")], examples(2))
+        service.poll(ticket)
+        assert service.metrics()["reward/workers_replaced"] == 1.0
+        (tmp_path / "on").touch()  # only now, so that the first verification still ran at the first reading
+        assert [s.outcome for s in service.wait(ticket)] == ["invalid", "scored"]
 
 
 def test_an_accident_while_it_is_probed_makes_no_error_of_the_example(tmp_path: Path) -> None:
