@@ -282,12 +282,21 @@ def test_an_accident_while_it_is_probed_makes_no_error_of_the_example(tmp_path: 
 
 
 def test_a_verdict_after_its_deadline_counts_as_none_though_nobody_looked_meanwhile(tmp_path: Path) -> None:
-    with serving("bomb", reward_timeout_s=2.0) as service:
+    with serving("bomb", reward_workers=1, reward_timeout_s=600.0) as service:
         service.score([Completion("a")], examples(1))
         ticket = service.submit([Completion(f"wait {tmp_path / 'on'}")], examples(1))
-        time.sleep(2.5)
+        assert service._pool is not None
+        (worker,) = service._pool.workers
+        give_up = time.monotonic() + 600.0
+        while worker.running_verification()[0] == IDLE:  # a poll of the service would be a look
+            assert time.monotonic() < give_up, "the worker is not busy after 600 s"
+            time.sleep(0.01)
+        time.sleep(1.5)
         (tmp_path / "on").touch()
-        time.sleep(0.5)  # the reward returns its verdict meanwhile
+        assert worker.connection.poll(600)
+        service.env = replace(service.env, reward_timeout_s=1.0)
+        assert service.poll(ticket) is None, "the verdict is late, and a probe follows"
+        service.env = replace(service.env, reward_timeout_s=600.0)
         assert [s.outcome for s in service.wait(ticket)] == ["invalid"]
 
 
