@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -130,21 +131,26 @@ def test_an_engine_without_progress_is_a_deadline_error() -> None:
         loop.run_all([loop.generate(request(1)), loop.generate(request(2))])
 
 
-def test_the_time_of_a_call_does_not_count_as_the_engines() -> None:
-    engine = ScriptedEngine()
+def test_the_time_of_a_call_does_not_count_as_the_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, skipped = ScriptedEngine(), [0.0]
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + skipped[0])
+    monkeypatch.setattr(engine_loop, "time", clock)
+
+    def skip_past_the_timeout() -> None:
+        skipped[0] += 1000.0
 
     async def pushed_to(loop: EngineLoop) -> None:
         drawing = asyncio.ensure_future(loop.generate(request(1)))
         while not engine.timeouts:
             await asyncio.sleep(0)
-        loop.call(lambda: time.sleep(0.5))
+        loop.call(skip_past_the_timeout)
         stepped = len(engine.timeouts)
         while len(engine.timeouts) < stepped + 3:
             await asyncio.sleep(0)
         engine.answer(1)
         await drawing
 
-    with open_loop(engine, timeout=0.4) as loop:
+    with open_loop(engine, timeout=600.0) as loop:
         loop.run(pushed_to(loop))
 
 
