@@ -234,9 +234,10 @@ class HangingEngine(ScriptedEngine):
 def test_a_hanging_thread_is_a_deadline_error(method: str) -> None:
     engine = HangingEngine()
     message = r"the learner waited 0 s \(train\.wait_timeout_s\) for the rollout thread.* 1 requests in flight"
-    with open_loop(engine, wait_timeout=0.3) as loop, loop.thread(), closing(asyncio.sleep(0)) as nothing:
+    with open_loop(engine) as loop, loop.thread(), closing(asyncio.sleep(0)) as nothing:
         loop.call(lambda: loop.spawn(lambda: loop.generate(request(1))))  # type: ignore[arg-type]
         assert engine.hangs.wait(600)
+        loop.wait_timeout = 0.3  # only now, since the call above has to succeed
         with pytest.raises(TimeoutError, match=message):
             loop.call(lambda: None) if method == "call" else loop.run(nothing)
         engine.go.set()
