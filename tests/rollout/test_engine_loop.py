@@ -255,12 +255,15 @@ def test_a_failed_spawned_task_ends_coroutines_and_others_end_with_the_thread() 
         finally:
             ended.append("here")
 
+    async def spawn_and_wait(loop: EngineLoop) -> None:
+        loop.spawn(fail)  # here, since a call that spawned it could end with the failure
+        await asyncio.sleep(60)
+
     with open_loop(ScriptedEngine()) as loop:
         with loop.thread():
             loop.call(lambda: loop.spawn(go_on))
-            loop.call(lambda: loop.spawn(fail))
             with pytest.raises(ZeroDivisionError, match="in a group"):
-                loop.run(asyncio.sleep(60))
+                loop.run(spawn_and_wait(loop))
         assert ended == ["here"]
 
 
