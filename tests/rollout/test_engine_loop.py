@@ -305,19 +305,6 @@ def test_the_first_failure_of_nested_task_groups_is_raised() -> None:
     assert [str(error) for error in failures] == ["spawned"]
 
 
-def test_engines_without_anything_to_do_are_idle() -> None:
-    engine = ScriptedEngine()
-    engine.answer(1)
-    with open_loop(engine) as loop, loop.thread():
-        loop.run(loop.generate(request(1)))
-        loop.call(lambda: None)
-        loop.idle_clock.share()
-        time.sleep(0.05)
-        assert loop.idle_clock.share() > 0.9
-        loop.call(lambda: (loop.idle_clock.share(), time.sleep(0.05)))
-        assert loop.idle_clock.share() < 0.9
-
-
 def test_other_tasks_progress_between_short_steps() -> None:
     """A timer and a socket are served about every millisecond, whatever the number of steps."""
     engine = ScriptedEngine()
