@@ -10,10 +10,20 @@ from typing import Any
 import pytest
 
 from envs.environments.calls import CallRunner
-from envs.environments.interface import EpisodeError
+from envs.environments.interface import Environment, EpisodeError
 from envs.environments.make import EnvironmentFactory
+from envs.environments.user_environment import ClassEnvironment
 from envs.user_calls import BlockingCalls, DaemonThread, wait_for_future
-from tests.envs.environment_helpers import MODULE, env_config, example, play, play_once, reply_text, run_with_factory
+from tests.envs.environment_helpers import (
+    MODULE,
+    env_config,
+    example,
+    play,
+    play_once,
+    reply_text,
+    run_with_factory,
+    turn,
+)
 from tests.log_capture import LogCapture
 
 KINDS = ["Naughty", "AsyncNaughty"]
@@ -64,12 +74,19 @@ def test_an_error_in_reset_names_its_place() -> None:
     ("kind", "command"), [("Naughty", "hang"), ("AsyncNaughty", "hang"), ("AsyncNaughty", "refuse")]
 )
 def test_a_call_beyond_its_deadline_ends_its_episode(kind: str, command: str) -> None:
-    async def use(factory: EnvironmentFactory) -> Any:
-        return await asyncio.gather(
-            play(factory.make(), example(), command), play(factory.make(), example(), *["a"] * 20)
-        )
+    async def step_late(environment: Environment) -> str:
+        await environment.reset(example())
+        assert isinstance(environment, ClassEnvironment) and environment.runner.seconds == 600.0
+        environment.runner.seconds = 0.3  # only now, since the reset and the neighbour may be slow
+        with pytest.raises(EpisodeError) as raised:
+            await environment.step(turn(command))
+        await environment.close()
+        return str(raised.value)
 
-    (message,), others = run_with_factory(env_config(kind, step_timeout_s=0.3), use)
+    async def use(factory: EnvironmentFactory) -> Any:
+        return await asyncio.gather(step_late(factory.make()), play(factory.make(), example(), *["a"] * 20))
+
+    message, others = run_with_factory(env_config(kind, step_timeout_s=600.0), use)
     assert message == f"{MODULE}:{kind}.step did not return within env.step_timeout_s=0.3"
     assert len(others) == 20
 

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -104,19 +105,25 @@ def test_an_async_step_that_waits_too_long_costs_its_episode_only() -> None:
     use_workers(use, "AsyncNaughty", environment_workers=1, step_timeout_s=2.0)
 
 
-def test_a_left_task_that_blocks_the_worker_costs_its_worker_only() -> None:
+def test_a_left_task_that_blocks_the_worker_costs_its_worker_only(tmp_path: Path) -> None:
+    path = tmp_path / "block"
+
     async def use(factory: EnvironmentFactory) -> list[Any]:
-        environment = factory.make()
+        environment, pool = factory.make(), pool_of(factory)
         await environment.reset(example())
-        assert reply_text(await environment.step(turn("leave_blocking_task"))) == "leave_blocking_task"
+        command = f"leave_blocking_task {path}"
+        assert reply_text(await environment.step(turn(command))) == command
         worker = worker_of(environment)
+        path.touch()
+        pool.seconds = 0.5  # only now, since the other calls have to return
         await asyncio.to_thread(wait_for_exit, worker.pid)
-        with pytest.raises(EpisodeError, match=r"its event loop was blocked longer than env\.step_timeout_s=0\.5$"):
+        pool.seconds = 120.0
+        with pytest.raises(EpisodeError, match=r"its event loop was blocked longer than env\.step_timeout_s=120$"):
             await environment.step(turn("a"))
         await environment.close()
         return await play(factory.make(), example(), "a")
 
-    (step,) = use_workers(use, "AsyncNaughty", environment_workers=1, step_timeout_s=0.5)
+    (step,) = use_workers(use, "AsyncNaughty", environment_workers=1, step_timeout_s=120.0)
     assert reply_text(step) == "a"
 
 

@@ -53,13 +53,28 @@ def test_an_expression_that_still_has_to_be_evaluated_stays_wrong() -> None:
     assert [text for text, verdict in zip(given, verdicts, strict=True) if verdict.score] == []
 
 
-@pytest.mark.parametrize("reward", ["hang", "spin", "die", "fail", "eat"])
-def test_a_fallback_that_hangs_or_fails_leaves_the_main_verdict(reward: str) -> None:
-    seconds = 1.5 if reward in ("hang", "spin") else 20.0
+@pytest.mark.parametrize("reward", ["die", "fail", "eat"])
+def test_a_fallback_that_fails_leaves_the_main_verdict(reward: str) -> None:
     texts = ["\\boxed{3}", "\\boxed{2}", "\\boxed{4}"]
-    verdicts = score_texts(f"{REWARDS_MODULE}:{reward}", texts, reward_timeout_s=seconds)
+    verdicts = score_texts(f"{REWARDS_MODULE}:{reward}", texts)
     assert [(each.score, each.outcome) for each in verdicts] == [(0.0, "scored"), (1.0, "scored"), (0.0, "scored")]
     assert [each.components["fallback_reward_failed"] for each in verdicts] == [1.0, 0.0, 1.0]
+
+
+@pytest.mark.parametrize("reward", ["hang", "spin"])
+def test_a_fallback_that_hangs_leaves_the_main_verdict(reward: str) -> None:
+    fallback = f"{REWARDS_MODULE}:{reward}"
+    env = EnvConfig(dataset="arithmetic", reward="boxed", fallback_reward=fallback, reward_timeout_s=1.0)
+    judge = make_scorer(make_task(env))
+    verdicts = [judge(Completion(f"\\boxed{{{number}}}"), example(REFERENCE)) for number in (3, 2, 4)]
+    assert [(each.score, each.outcome) for each in verdicts] == [(0.0, "scored"), (1.0, "scored"), (0.0, "scored")]
+    assert [each.components["fallback_reward_failed"] for each in verdicts] == [1.0, 0.0, 1.0]
+
+
+def test_a_hanging_fallback_ends_before_its_worker() -> None:
+    """A fifth of the deadline remains for the worker to answer, here 4 s."""
+    (verdict,) = score_texts(f"{REWARDS_MODULE}:hang", ["\\boxed{3}"], reward_timeout_s=20.0)
+    assert (verdict.score, verdict.outcome, verdict.components["fallback_reward_failed"]) == (0.0, "scored", 1.0)
 
 
 def test_the_main_verdict_stands_if_no_process_can_be_created(monkeypatch: pytest.MonkeyPatch) -> None:

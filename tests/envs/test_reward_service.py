@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from multiprocessing import Pipe
 from pathlib import Path
 from threading import Thread
@@ -67,14 +68,16 @@ def test_a_worker_that_hangs_before_it_begins_is_waited_for_no_longer_than_the_d
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The queue holds more than fits into the worker's socket, and every poll retries."""
-    monkeypatch.setattr("envs.reward_workers.service.STALLED_SECONDS", 0.5)
-    with serving("bomb", reward_workers=1, reward_timeout_s=0.5) as service:
+    with serving("bomb", reward_workers=1, reward_timeout_s=600.0) as service:
         service.score([Completion("a")], examples(1))
         assert service._pool is not None
         (worker,) = service._pool.workers
         os.kill(worker.pid, signal.SIGSTOP)
         service.submit([Completion("a")], examples(1))
         ticket = service.submit([Completion("x" * 100_000) for _ in range(30)], examples(30))
+        # Short only now, since the healthy score and each call of submit would be under the same deadline.
+        monkeypatch.setattr("envs.reward_workers.service.STALLED_SECONDS", 0.5)
+        service.env = replace(service.env, reward_timeout_s=0.5)
         with pytest.raises(DeadlineError, match="for any of 1 workers to score one of 31 completions"):
             service.wait(ticket)
 
@@ -259,12 +262,16 @@ def test_a_verification_that_kills_the_fork_server_is_invalid_and_the_service_go
         assert service.score([Completion("ccc")], examples(1))[0].score == 3.0
 
 
-def test_an_end_at_the_deadline_leaves_no_blame_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_end_at_the_deadline_leaves_no_blame_to_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The worker's progress shows a broken deadline once, then the next verification."""
-    readings = iter([(0, 99.0)])
+    readings = iter([(0, 999.0)])
     monkeypatch.setattr(WorkerHandle, "running_verification", lambda worker: next(readings, (1, 0.1)))
-    with serving("bomb", reward_workers=1) as service:
-        assert outcomes(service, "slow", "slow") == ["invalid", "scored"]
+    with serving("bomb", reward_workers=1, reward_timeout_s=600.0) as service:
+        ticket = service.submit([Completion(f"wait {tmp_path / 'on'}"), Completion("slow")], examples(2))
+        service.poll(ticket)
+        assert service.metrics()["reward/workers_replaced"] == 1.0
+        (tmp_path / "on").touch()  # only now, so that the first verification still ran at the first reading
+        assert [s.outcome for s in service.wait(ticket)] == ["invalid", "scored"]
 
 
 def test_an_accident_while_it_is_probed_makes_no_error_of_the_example(tmp_path: Path) -> None:
@@ -275,12 +282,21 @@ def test_an_accident_while_it_is_probed_makes_no_error_of_the_example(tmp_path: 
 
 
 def test_a_verdict_after_its_deadline_counts_as_none_though_nobody_looked_meanwhile(tmp_path: Path) -> None:
-    with serving("bomb", reward_timeout_s=2.0) as service:
+    with serving("bomb", reward_workers=1, reward_timeout_s=600.0) as service:
         service.score([Completion("a")], examples(1))
         ticket = service.submit([Completion(f"wait {tmp_path / 'on'}")], examples(1))
-        time.sleep(2.5)
+        assert service._pool is not None
+        (worker,) = service._pool.workers
+        give_up = time.monotonic() + 600.0
+        while worker.running_verification()[0] == IDLE:  # a poll of the service would be a look
+            assert time.monotonic() < give_up, "the worker is not busy after 600 s"
+            time.sleep(0.01)
+        time.sleep(1.5)
         (tmp_path / "on").touch()
-        time.sleep(0.5)  # the reward returns its verdict meanwhile
+        assert worker.connection.poll(600)
+        service.env = replace(service.env, reward_timeout_s=1.0)
+        assert service.poll(ticket) is None, "the verdict is late, and a probe follows"
+        service.env = replace(service.env, reward_timeout_s=600.0)
         assert [s.outcome for s in service.wait(ticket)] == ["invalid"]
 
 

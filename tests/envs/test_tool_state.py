@@ -3,12 +3,16 @@
 import asyncio
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from config.schema.env import EnvConfig
+from envs.tools import tool_sources
 from envs.tools.tool_set import ToolResult, ToolSetFactory
+from envs.tools.tool_sources import OpenTools, open_methods
 from envs.user_calls import DaemonThread
 from tests.envs import user_tools
 from tests.envs.native_tools import call_tools, function_of, tool_env, with_tools
@@ -56,7 +60,13 @@ def test_calls_of_one_instance_run_in_their_order() -> None:
     assert with_tools(tool_env("BiggerNotebook"), use) == [str([str(n) for n in range(20)]).replace("'", '"')]
 
 
-def test_a_call_behind_one_that_hangs_is_late_too_and_never_runs() -> None:
+def test_a_call_behind_one_that_hangs_is_late_too_and_never_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def open_with_short_timeout(instance: Any, methods: Mapping[str, str], env: EnvConfig, *rest: Any) -> OpenTools:
+        return open_methods(instance, methods, replace(env, tool_timeout_s=0.2), *rest)
+
+    # Short for the methods only, since the constructors have to return in time.
+    monkeypatch.setattr(tool_sources, "open_methods", open_with_short_timeout)
+
     async def use(factory: ToolSetFactory) -> list[str]:
         tools = await factory.make()
         results = [await tools.call("wait_for_release", {}), await tools.call("record", {"text": "late"})]
@@ -64,7 +74,7 @@ def test_a_call_behind_one_that_hangs_is_late_too_and_never_runs() -> None:
         await tools.close()
         return [each.outcome for each in results]
 
-    assert with_tools(tool_env("Recorder", seconds=0.2), use) == ["timeout", "timeout"]
+    assert with_tools(tool_env("Recorder"), use) == ["timeout", "timeout"]
     for thread in threading.enumerate():
         if thread.name.startswith("tool"):
             thread.join(300)

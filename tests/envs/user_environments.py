@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, ClassVar
 
 from envs.environments.interface import Example, Message, Observation, Step, tool
@@ -202,6 +203,13 @@ class Naughty:
         return turn["content"]
 
 
+async def _block_from(path: Path) -> None:
+    """Blocks the event loop as soon as the file exists."""
+    while not path.exists():
+        await asyncio.sleep(0.01)
+    time.sleep(600)
+
+
 class AsyncNaughty(Naughty):
     """Async environment that does what the turn says."""
 
@@ -215,8 +223,9 @@ class AsyncNaughty(Naughty):
             assert task is not None
             task.cancel()
             await asyncio.sleep(0)
-        if turn["content"] == "leave_blocking_task":
-            asyncio.get_running_loop().call_later(0.1, time.sleep, 600)
+        command, _, argument = turn["content"].partition(" ")
+        if command == "leave_blocking_task":
+            self.left_task = asyncio.create_task(_block_from(Path(argument)))
         if turn["content"] == "refuse":
             with suppress(asyncio.CancelledError):
                 await asyncio.sleep(600)

@@ -5,7 +5,11 @@ import time
 
 import pytest
 
+from envs.group import Sampling
+from tests.rollout.scripted_engine import ScriptedEngine
 from torchgrpo.rollout.engine_idle_clock import EngineIdleClock
+from torchgrpo.rollout.engine_loop import EngineLoop
+from torchgrpo.rollout.engines.interface import Request
 
 
 def test_a_span_is_divided_at_each_reading() -> None:
@@ -48,3 +52,23 @@ def test_no_share_is_above_one_and_no_second_is_lost() -> None:
     thread.join()
     assert max(shares) <= 1.0
     assert shares[-1] == 1.0
+
+
+def test_engines_without_anything_to_do_are_idle() -> None:
+    engine, now = ScriptedEngine(), [0.0]
+    engine.answer(1)
+    loop = EngineLoop(engine, timeout=600.0, wait_timeout=600.0)
+    loop.idle_clock = EngineIdleClock(lambda: now[0])
+
+    def advance() -> None:
+        loop.idle_clock.share()
+        now[0] += 1
+
+    with loop.thread():
+        loop.run(loop.generate(Request(0, (5, 6, 7), 2, Sampling(max_tokens=12), seed=1)))
+        loop.call(lambda: None)
+        advance()
+        assert loop.idle_clock.share() == 1.0
+        loop.call(advance)
+        assert loop.idle_clock.share() == 0.0
+    loop.close()

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -130,21 +131,26 @@ def test_an_engine_without_progress_is_a_deadline_error() -> None:
         loop.run_all([loop.generate(request(1)), loop.generate(request(2))])
 
 
-def test_the_time_of_a_call_does_not_count_as_the_engines() -> None:
-    engine = ScriptedEngine()
+def test_the_time_of_a_call_does_not_count_as_the_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, skipped = ScriptedEngine(), [0.0]
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + skipped[0])
+    monkeypatch.setattr(engine_loop, "time", clock)
+
+    def skip_past_the_timeout() -> None:
+        skipped[0] += 1000.0
 
     async def pushed_to(loop: EngineLoop) -> None:
         drawing = asyncio.ensure_future(loop.generate(request(1)))
         while not engine.timeouts:
             await asyncio.sleep(0)
-        loop.call(lambda: time.sleep(0.5))
+        loop.call(skip_past_the_timeout)
         stepped = len(engine.timeouts)
         while len(engine.timeouts) < stepped + 3:
             await asyncio.sleep(0)
         engine.answer(1)
         await drawing
 
-    with open_loop(engine, timeout=0.4) as loop:
+    with open_loop(engine, timeout=600.0) as loop:
         loop.run(pushed_to(loop))
 
 
@@ -228,9 +234,10 @@ class HangingEngine(ScriptedEngine):
 def test_a_hanging_thread_is_a_deadline_error(method: str) -> None:
     engine = HangingEngine()
     message = r"the learner waited 0 s \(train\.wait_timeout_s\) for the rollout thread.* 1 requests in flight"
-    with open_loop(engine, wait_timeout=0.3) as loop, loop.thread(), closing(asyncio.sleep(0)) as nothing:
+    with open_loop(engine) as loop, loop.thread(), closing(asyncio.sleep(0)) as nothing:
         loop.call(lambda: loop.spawn(lambda: loop.generate(request(1))))  # type: ignore[arg-type]
         assert engine.hangs.wait(600)
+        loop.wait_timeout = 0.3  # only now, since the call above has to succeed
         with pytest.raises(TimeoutError, match=message):
             loop.call(lambda: None) if method == "call" else loop.run(nothing)
         engine.go.set()
@@ -248,12 +255,15 @@ def test_a_failed_spawned_task_ends_coroutines_and_others_end_with_the_thread() 
         finally:
             ended.append("here")
 
+    async def spawn_and_wait(loop: EngineLoop) -> None:
+        loop.spawn(fail)  # here, since a call that spawned it could end with the failure
+        await asyncio.sleep(60)
+
     with open_loop(ScriptedEngine()) as loop:
         with loop.thread():
             loop.call(lambda: loop.spawn(go_on))
-            loop.call(lambda: loop.spawn(fail))
             with pytest.raises(ZeroDivisionError, match="in a group"):
-                loop.run(asyncio.sleep(60))
+                loop.run(spawn_and_wait(loop))
         assert ended == ["here"]
 
 
@@ -293,19 +303,6 @@ def test_the_first_failure_of_nested_task_groups_is_raised() -> None:
         with pytest.raises(ZeroDivisionError, match="spawned"):
             loop.run(asyncio.sleep(60))
     assert [str(error) for error in failures] == ["spawned"]
-
-
-def test_engines_without_anything_to_do_are_idle() -> None:
-    engine = ScriptedEngine()
-    engine.answer(1)
-    with open_loop(engine) as loop, loop.thread():
-        loop.run(loop.generate(request(1)))
-        loop.call(lambda: None)
-        loop.idle_clock.share()
-        time.sleep(0.05)
-        assert loop.idle_clock.share() > 0.9
-        loop.call(lambda: (loop.idle_clock.share(), time.sleep(0.05)))
-        assert loop.idle_clock.share() < 0.9
 
 
 def test_other_tasks_progress_between_short_steps() -> None:

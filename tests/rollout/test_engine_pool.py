@@ -11,11 +11,13 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
 import ray
 import torch
+from ray.exceptions import ActorDiedError, ActorUnavailableError
 
 from config.schema.errors import ConfigError
 from envs.group import SINGLE_ENGINE_NAME
@@ -130,9 +132,24 @@ def test_engines_have_the_niceness_of_the_driver(open_pool: OpenPool) -> None:
     assert {psutil.Process(pid).nice() for pid in pool.supervisor.engine_pids} == {psutil.Process().nice()}
 
 
+def wait_for_death(actor: Any) -> None:
+    """Waits until Ray reports a killed actor as dead; before, it may be only unavailable."""
+    deadline = time.monotonic() + 600.0
+    while True:
+        try:
+            ray.get(actor.stacks.options(concurrency_group="watch").remote(), timeout=600.0)
+        except ActorDiedError:
+            return
+        except ActorUnavailableError:
+            pass
+        assert time.monotonic() < deadline, "the actor is not dead after 600 s"
+        time.sleep(0.05)
+
+
 def test_a_call_that_needs_every_engine_names_the_lost_one(open_pool: OpenPool) -> None:
     pool = open_pool(pool_engines.CountingEngine, engines=2)
     os.kill(pool.supervisor.engine_pids[1], signal.SIGKILL)
+    wait_for_death(pool.supervisor.slots[1].actor)
     lost = r"The actor died.*: engine 1 \(CPU\) was lost during wake, which needs every engine"
     with pytest.raises(EngineLost, match=lost):
         pool.supervisor.call_each("wake", [{}] * 2)

@@ -21,6 +21,7 @@ from tests.rollout.recording import (
     addition_examples,
     assert_every_sampled_token_is_trained_once,
 )
+from tests.rollout.virtual_clock import VirtualClock
 from torchgrpo.batches.batch import collate
 from torchgrpo.rollout.engine_loop import EngineLoop
 from torchgrpo.training.response_scorer import ResponseScorer
@@ -46,6 +47,19 @@ Play = Callable[..., list[Group]]
 
 @pytest.fixture
 def play(loop: EngineLoop, tokenizer: PreTrainedTokenizerBase) -> Play:
+    return make_play(loop, tokenizer)
+
+
+@pytest.fixture
+def play_on_virtual_clock(engine: RecordingEngine, tokenizer: PreTrainedTokenizerBase) -> Iterator[Play]:
+    """Plays where engine steps take no time, so that only hanging steps reach the deadline."""
+    with VirtualClock().loops():
+        started = EngineLoop(engine, timeout=600.0, wait_timeout=600.0)
+    yield make_play(started, tokenizer)
+    started.close()
+
+
+def make_play(loop: EngineLoop, tokenizer: PreTrainedTokenizerBase) -> Play:
     """Returns a function that plays groups of episodes and returns them."""
 
     def play_groups(
@@ -159,18 +173,18 @@ def test_too_many_failures_end_the_run(play: Play) -> None:
         play(Games(AlwaysFailing), groups=30, max_error_rate=0.1)
 
 
-def test_the_deadline_ends_only_its_episode(engine: RecordingEngine, play: Play) -> None:
+def test_the_deadline_ends_only_its_episode(engine: RecordingEngine, play_on_virtual_clock: Play) -> None:
     limits = EpisodeLimits(64, 8, None, (), seconds=3.0, alive=512)
     games = Games(Hanging)
-    for one in completions_of(play(games, limits, groups=2)):
+    for one in completions_of(play_on_virtual_clock(games, limits, groups=2)):
         assert one.verdict is not None
         assert (one.finish_reason, one.verdict.outcome, one.verdict.score) == ("deadline", "scored", 0.25)
     assert engine.in_flight == 0 and all(game.is_closed for game in games.made_games)
 
 
-def test_a_deadline_before_any_reward_is_invalid(play: Play) -> None:
+def test_a_deadline_before_any_reward_is_invalid(play_on_virtual_clock: Play) -> None:
     limits = EpisodeLimits(64, 8, None, (), seconds=3.0, alive=512)
-    for one in completions_of(play(Games(Hanging, {"reward": None}), limits, groups=1)):
+    for one in completions_of(play_on_virtual_clock(Games(Hanging, {"reward": None}), limits, groups=1)):
         assert one.verdict is not None and (one.finish_reason, one.verdict.outcome) == ("deadline", "invalid")
 
 

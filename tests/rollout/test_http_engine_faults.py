@@ -5,6 +5,7 @@ import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from tests.script_runner import compose_run_config, run_script
 from torchgrpo.plan.machine import this_machine
 from torchgrpo.plan.make_plan import make_plan
 from torchgrpo.rollout.engines.build_engines import build_engine
+from torchgrpo.rollout.engines.http_engine_pool import HTTPEnginePool
 from torchgrpo.rollout.engines.interface import Engine, Request, Response
 from torchgrpo.rollout.engines.remote_engines import EngineLost
 from torchgrpo.training.model_loading import load_model, load_tokenizer
@@ -114,6 +116,19 @@ def test_groups_of_a_dead_server_go_to_the_other_and_a_returned_server_gets_new_
     assert f"engine 0 at {mortal.url} is back, with policy version 1" in log_capture.text
 
 
+@pytest.fixture
+def _short_absences(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shortens `start_timeout_s` after the healthy start, which may be slow."""
+    connect_all = HTTPEnginePool._connect_all
+
+    def connect_and_shorten(pool: HTTPEnginePool) -> None:
+        connect_all(pool)
+        pool._settings = replace(pool._settings, start_timeout_s=1.0)
+
+    monkeypatch.setattr(HTTPEnginePool, "_connect_all", connect_and_shorten)
+
+
+@pytest.mark.usefixtures("_short_absences")
 def test_a_run_whose_server_stays_away_ends_with_one_message(tmp_path: Path) -> None:
     server = StandInServer(holds=True)
 
@@ -123,8 +138,8 @@ def test_a_run_whose_server_stays_away_ends_with_one_message(tmp_path: Path) -> 
 
     with serve(server), ThreadPoolExecutor(1) as pool:
         killed = pool.submit(kill_at_the_first_sample)
-        settings = ("inference_model.start_timeout_s=1", "train.on_mismatch=log")  # its weights are not the learner's
-        result = run_script("grpo.py", tmp_path / "run", *http_settings(server), *settings)
+        mismatch = "train.on_mismatch=log"  # its weights are not the learner's
+        result = run_script("grpo.py", tmp_path / "run", *http_settings(server), mismatch)
         assert result.returncode == 1, result.output
         killed.result()
     assert "Traceback" not in result.output
@@ -134,10 +149,11 @@ def test_a_run_whose_server_stays_away_ends_with_one_message(tmp_path: Path) -> 
     assert not (tmp_path / "run" / "weights").exists()
 
 
+@pytest.mark.usefixtures("_short_absences")
 def test_an_engine_whose_servers_stay_away_names_each(tmp_path: Path) -> None:
     servers = [StandInServer(holds=True), StandInServer(holds=True)]
     with serve(*servers):
-        engine = start_engine(tmp_path, *http_settings(*servers), "inference_model.start_timeout_s=1")
+        engine = start_engine(tmp_path, *http_settings(*servers))
         try:
             submit_groups(engine, range(4))
             engine.step(0.0)
