@@ -5,6 +5,7 @@ An agent writes what it found to a file of the folder FOLDER.
 
 import ctypes
 import http.client
+import itertools
 import json
 import os
 import resource
@@ -124,12 +125,12 @@ def search_secrets(report: Report) -> None:
 
 def use_other_keys(report: Report) -> None:
     report["guesses"] = [status(key=f"sk-{uuid.uuid4().hex}") for _ in range(10)]
-    closed = Path(os.environ["FOLDER"], "good.key")
+    file = Path(os.environ["FOLDER"], "good.key")  # two agents write it: it may be empty, or change after a read
     deadline = time.monotonic() + DEADLINE_S
-    while not closed.exists() or status(b"", "/models", closed.read_text()) == 200:
+    while not (closed := file.read_text() if file.exists() else "") or status(b"", "/models", closed) == 200:
         assert time.monotonic() < deadline
         time.sleep(0.1)
-    report["closed"] = [status(key=closed.read_text()), status({"reward": 9}, "/episode/reward", closed.read_text())]
+    report["closed"] = [status(key=closed), status({"reward": 9}, "/episode/reward", closed)]
     report["own"] = status()
 
 
@@ -166,9 +167,9 @@ def outlive(report: Report) -> None:
     if os.fork() == 0:
         os.setsid()
         if os.fork() == 0:
-            while True:
-                with suppress(Exception):
-                    status()
+            for number in itertools.count():
+                with suppress(Exception):  # one turn, then none: more than env.max_steps would end the episode
+                    status(b"", "/models") if number else status()
         os._exit(0)
     os.wait()
     print_reward(0.25)

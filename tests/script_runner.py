@@ -206,8 +206,11 @@ def wait_for_output(process: subprocess.Popen[str], timeout: float = DEADLINE_S)
 def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str], timeout: float = DEADLINE_S) -> None:
     """Polls until the condition holds; fails if the process ends or `timeout` passes first."""
     deadline = time.monotonic() + timeout
-    while not condition():
-        if process.poll() is not None:
+    while True:
+        has_ended = process.poll() is not None  # asked first: the process may fulfil the condition and then end
+        if condition():
+            return
+        if has_ended:
             raise AssertionError(f"the script ended early:\n{process.communicate()[0]}")
         if time.monotonic() > deadline:
             process.kill()

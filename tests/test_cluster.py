@@ -93,10 +93,12 @@ def test_a_run_restarts_after_the_loss_of_a_rank_node(cluster: RayCluster, tmp_p
         tmp_path,
         f"ray.address={ADDRESS}",
         *("train_model.num_devices=2", "train_model.num_nodes=2", "env.num_envs=4", "env.repeats=4"),
-        *("train.restarts=1", "train.total_dialog_turns=160", "train.checkpoint_frequency=1"),
+        *("train.restarts=1", "train.total_dialog_turns=1600000"),
+        *("train.checkpoint_frequency=1", "train.keep_checkpoints=100"),  # the newest stays while it is read
         enter=cluster.enter,
         environment=cluster.environment,
     )
+    log = tmp_path / "grpo.log"
     wait_until(lambda: num_logged_steps(tmp_path) >= 3, process)
     newest = newest_checkpoint(tmp_path)
     assert newest is not None
@@ -104,12 +106,17 @@ def test_a_run_restarts_after_the_loss_of_a_rank_node(cluster: RayCluster, tmp_p
     assert len(writers) == 2, writers
     cluster.kill_node(cluster.node_with_actor("RankActor"))
     cluster.start_node(4)
+    wait_until(lambda: "restarts are left" in log.read_text(), process)
+    restarted_at = num_logged_steps(tmp_path)
+    wait_until(lambda: num_logged_steps(tmp_path) >= restarted_at + 5, process)
+    script = next(child for child in process_tree(process.pid) if child.name() != "nsenter")
+    script.send_signal(signal.SIGINT)
     output = wait_for_output(process)
     assert process.returncode == 0, output
-    log_text = (tmp_path / "grpo.log").read_text()
+    log_text = log.read_text()
     assert re.search(r"learner rank \d \(CPU\) died in", log_text), log_text
     assert "0 of 1 restarts are left (train.restarts)" in log_text
-    assert [row["optimizer_step"] for row in read_metrics(tmp_path)] == list(range(1, 11))
+    assert [row["optimizer_step"] for row in read_metrics(tmp_path)] == list(range(1, num_logged_steps(tmp_path) + 1))
 
 
 def test_a_run_survives_the_loss_of_a_scorer_node(cluster: RayCluster, tmp_path: Path) -> None:

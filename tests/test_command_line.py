@@ -219,9 +219,39 @@ def test_a_closed_output_pipe_ends_the_run_silently(tmp_path: Path) -> None:
 # --- signals ------------------------------------------------------------------------------------------------
 
 
+CLOCK_SCRIPT = f"""
+import runpy, sys
+from pathlib import Path
+from types import SimpleNamespace
+
+sys.path.insert(0, {str(ROOT)!r})
+from torchgrpo.run import stop_signals
+
+HERE = Path(__file__).parent
+handle = stop_signals.StopRequest._request_stop
+
+def handle_and_note(self, number, frame):
+    handle(self, number, frame)
+    (HERE / "handled").touch()
+
+stop_signals.time = SimpleNamespace(monotonic=lambda: float((HERE / "now").read_text()))
+stop_signals.StopRequest._request_stop = handle_and_note
+runpy.run_path("grpo.py", run_name="__main__")
+"""
+"""Script that runs grpo.py with signals at the time in the file `now`, and touches `handled` after a stop request."""
+
+
+def start_clocked_script(folder: Path, run_dir: Path, *overrides: str) -> subprocess.Popen[str]:
+    """Starts grpo.py as `CLOCK_SCRIPT` at time 0, with modules of `folder` on the import path."""
+    script = folder / "clocked.py"
+    script.write_text(CLOCK_SCRIPT)
+    (folder / "now").write_text("0")
+    return start_script(str(script), run_dir, *overrides, environment={**ENVIRONMENT, "PYTHONPATH": str(folder)})
+
+
 def test_an_echo_of_ctrl_c_is_not_a_second_one(tmp_path: Path) -> None:
     """Launchers such as make pass on a signal that the terminal sent to all processes."""
-    process = start_script("grpo.py", tmp_path, *ENDLESS)
+    process = start_clocked_script(tmp_path, tmp_path, *ENDLESS)
     wait_until(lambda: (tmp_path / "metrics.jsonl").exists(), process)
     for number in (signal.SIGINT, signal.SIGINT, signal.SIGTERM, signal.SIGINT):
         process.send_signal(number)
@@ -256,14 +286,13 @@ def test_a_deliberate_second_ctrl_c_ends_the_run_at_once(tmp_path: Path) -> None
     run_dir = tmp_path / "run"
     (tmp_path / "slow_reward.py").write_text(SLOW_REWARD)
     settings = ("env.reward=slow_reward:reward", "env.reward_workers=1")
-    process = start_script(
-        "grpo.py", run_dir, *ENDLESS, *settings, environment={**ENVIRONMENT, "PYTHONPATH": str(tmp_path)}
-    )
+    process = start_clocked_script(tmp_path, run_dir, *ENDLESS, *settings)
     wait_until(lambda: (run_dir / "metrics.jsonl").exists(), process)
     (tmp_path / "slow").touch()
     wait_until(lambda: (tmp_path / "started").exists(), process)
     process.send_signal(signal.SIGINT)
-    time.sleep(ECHO_S + 0.5)
+    wait_until(lambda: (tmp_path / "handled").exists(), process)
+    (tmp_path / "now").write_text(str(ECHO_S))  # from now on a signal is no echo of the first
     process.send_signal(signal.SIGINT)
     process.send_signal(signal.SIGTERM)
     output = wait_for_output(process)
@@ -291,7 +320,7 @@ def test_ctrl_c_before_the_start_leaves_no_folder(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     (tmp_path / "slow_module.py").write_text(SLOW_IMPORT)
     more = ("env.reward=slow_module:reward", "env.reward_workers=1")
-    process = start_script("grpo.py", run_dir, *SMALL, *more, environment={**ENVIRONMENT, "PYTHONPATH": str(tmp_path)})
+    process = start_clocked_script(tmp_path, run_dir, *SMALL, *more)
     wait_until(lambda: (tmp_path / "started").exists(), process)
     for _ in range(3):
         process.send_signal(signal.SIGINT)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from config.run_folder.checkpoints import checkpoint_iteration, newest_checkpoint
 from tests.disks import Disk, can_mount
 from tests.script_runner import (
     ENVIRONMENT,
@@ -24,8 +25,11 @@ from tests.script_runner import (
 pytestmark = pytest.mark.long
 
 SMALL = ("env.num_envs=4", "env.repeats=4")
-ITERATIONS = 40
-LONG = (*SMALL, f"train.total_dialog_turns={16 * ITERATIONS}", "train.keep_checkpoints=1")
+LONG = (*SMALL, "train.keep_checkpoints=1")
+ENDLESS = "train.total_dialog_turns=1600000"
+"""Total of a run that only the disk fault ends."""
+MORE_STEPS = 5
+"""Steps of a resumed run after the last one that was logged before it."""
 needs_mount = pytest.mark.skipif(
     not (shutil.which("unshare") and shutil.which("nsenter") and can_mount()),
     reason="a disk of the test's own cannot be mounted here",
@@ -41,13 +45,13 @@ def disk(tmp_path: Path) -> Iterator[Disk]:
 
 
 def run_until_disk_fault(disk: Disk, run_dir: Path, fault: str, *overrides: str) -> tuple[int | None, str]:
-    """Runs 40 iterations, with a disk fault after the third; returns exit code and output.
+    """Runs until a disk fault after the third iteration; returns exit code and output.
 
     The process is stopped during the change, so the fault appears at once.
     """
-    process = start_script("grpo.py", run_dir, *LONG, *overrides, enter=disk.enter)
+    process = start_script("grpo.py", run_dir, *LONG, ENDLESS, *overrides, enter=disk.enter)
     host_run_dir = disk.host_path(run_dir)
-    wait_until(lambda: (host_run_dir / "checkpoints" / "checkpoint_000003").exists(), process)
+    wait_until(lambda: newest_iteration(host_run_dir) >= 3, process)  # the third itself may be removed by then
     process.send_signal(signal.SIGSTOP)
     disk.fill() if fault == "full" else disk.make_read_only(run_dir)
     process.send_signal(signal.SIGCONT)
@@ -55,13 +59,26 @@ def run_until_disk_fault(disk: Disk, run_dir: Path, fault: str, *overrides: str)
     return process.returncode, output
 
 
+def newest_iteration(run_dir: Path) -> int:
+    """Returns the iteration of the newest checkpoint, or 0 without one."""
+    path = newest_checkpoint(run_dir)
+    return 0 if path is None else checkpoint_iteration(path)
+
+
+def finite_total(host_run_dir: Path) -> tuple[str, list[int]]:
+    """Returns the setting of a total that a stopped run can reach, and all steps."""
+    num_steps = int(read_metrics(host_run_dir)[-1]["optimizer_step"]) + MORE_STEPS
+    return f"train.total_dialog_turns={16 * num_steps}", list(range(1, num_steps + 1))
+
+
 def resume_run(disk: Disk, run_dir: Path) -> str:
     """Resumes and finishes the run, checks its metrics rows, and returns its output."""
-    process = start_script("grpo.py", run_dir, *LONG, "train.resume=auto", enter=disk.enter)
+    host_run_dir = disk.host_path(run_dir)
+    total, steps = finite_total(host_run_dir)
+    process = start_script("grpo.py", run_dir, *LONG, total, "train.resume=auto", enter=disk.enter)
     output = wait_for_output(process)
     assert process.returncode == 0, output
-    host_run_dir = disk.host_path(run_dir)
-    assert [row["optimizer_step"] for row in read_metrics(host_run_dir)] == list(range(1, ITERATIONS + 1))
+    assert [row["optimizer_step"] for row in read_metrics(host_run_dir)] == steps
     assert json.loads((host_run_dir / "summary.json").read_text())["outcome"] == "finished"
     return output
 
@@ -100,12 +117,13 @@ def test_a_folder_that_becomes_read_only_stops_the_run_with_a_checkpoint(disk: D
 def test_a_run_whose_disk_failed_resumes_in_another_folder(disk: Disk, tmp_path: Path) -> None:
     run_dir, other_dir = disk.place / "run", tmp_path / "elsewhere"
     run_until_disk_fault(disk, run_dir, "read-only", "train.checkpoint_frequency=1")
-    more = ("train.checkpoint_frequency=0", f"train.resume={run_dir}")
+    total, steps = finite_total(disk.host_path(run_dir))
+    more = (total, "train.checkpoint_frequency=0", f"train.resume={run_dir}")
     process = start_script("grpo.py", other_dir, *LONG, *more, enter=disk.enter)
     output = wait_for_output(process)
     assert process.returncode == 0, output
     assert f"resumed from {run_dir}" in output
-    assert [row["optimizer_step"] for row in read_metrics(other_dir)] == list(range(1, ITERATIONS + 1))
+    assert [row["optimizer_step"] for row in read_metrics(other_dir)] == steps
 
 
 TRACKER_FAULTS = {

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import grpo
+from config.run_folder.checkpoints import checkpoint_path
 from tests.processes import is_alive
 from tests.recorded_runs import assert_same_run
 from tests.script_runner import (
@@ -127,14 +128,22 @@ def test_with_shuffled_rewards_it_does_not(tmp_path: Path) -> None:
 RESUME_SETTINGS = (*SMALL, "train.total_dialog_turns=160", "train.checkpoint_frequency=1", "train.keep_checkpoints=0")
 
 
+def killed_run(folder: Path) -> Path:
+    """Returns the folder of a run killed between its third and its last checkpoint."""
+    for number in range(20):  # on a busy machine a run may end before the kill
+        run_dir = folder / f"broken_{number}"
+        killed = start_script("grpo.py", run_dir, *RESUME_SETTINGS)
+        wait_until(checkpoint_path(run_dir, 3).exists, killed)
+        killed.send_signal(signal.SIGKILL)
+        if killed.wait() == -signal.SIGKILL and not checkpoint_path(run_dir, 10).exists():
+            return run_dir
+    raise AssertionError("every run ended before it was killed")
+
+
 def test_killed_and_resumed_is_bit_identical_to_never_stopped(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    uninterrupted, resumed = tmp_path / "whole", tmp_path / "broken"
-    killed = start_script("grpo.py", resumed, *RESUME_SETTINGS)
-    wait_until(lambda: (resumed / "checkpoints" / "checkpoint_000003").exists(), killed)
-    killed.send_signal(signal.SIGKILL)
-    killed.wait()
+    uninterrupted, resumed = tmp_path / "whole", killed_run(tmp_path)
     run_job(compose_run_config(*RESUME_SETTINGS), uninterrupted, grpo.train, LockstepRun)
     run_job(compose_run_config(*RESUME_SETTINGS, "train.resume=auto"), resumed, grpo.train, LockstepRun)
     assert "resumed from" in capsys.readouterr().err

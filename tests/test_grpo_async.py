@@ -129,9 +129,19 @@ def test_an_error_in_the_rollout_thread_is_raised_in_the_trainer(tmp_path: Path)
 
 
 def test_a_silent_engine_is_named_when_the_deadline_passes(tmp_path: Path) -> None:
-    working = build_run(compose_run_config(*SMALL, "train.wait_timeout_s=5"), tmp_path, OverlappedRun)
-    working.push_weights()  # the weight check of the first push needs a working engine
+    working = build_run(compose_run_config(*SMALL), tmp_path, OverlappedRun)
+    working.push_weights()  # the weight check of the first push needs a working engine, and time on a busy machine
+    working.stream.timeout = 5.0
     working.rollout_components.engine.step = lambda timeout: time.sleep(0.05) or []  # never finishes
+    take_batch, deadline = working.take_batch, time.monotonic() + 300
+
+    def take_batch_with_groups_in_flight() -> Rollout:
+        while working.stream.groups_in_flight < 4:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        return take_batch()
+
+    working.take_batch = take_batch_with_groups_in_flight  # type: ignore[method-assign]
     with pytest.raises(
         TimeoutError, match=r"the learner waited .* for the engines: the batch has 0 of 4 groups, 4 are in"
     ):

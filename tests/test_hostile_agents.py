@@ -29,13 +29,13 @@ ASSISTANT, END = 5, 2
 SETTINGS = (
     *("model.name=torchgrpo/models/quickstart_tools", "env.dataset=jsonl", "env.max_prompt_tokens=120"),
     *("inference_model.max_tokens=160", "env.turn_tokens=4", "env.max_error_rate=1", "optimizer.lr=0"),
-    *(f"env.repeats={REPEATS}", "env.agent_columns=[trick]", "env.episode_timeout_s=60", "env.max_steps=64"),
+    *(f"env.repeats={REPEATS}", "env.agent_columns=[trick]", "env.episode_timeout_s=3600", "env.max_steps=64"),
 )
 namespaces = pytest.mark.skipif(not can_use_namespaces(), reason="needs namespaces")
 Completion = dict[str, Any]
 
 
-def play_tricks(folder: Path, agent: str, tricks: Sequence[str]) -> dict[str, list[Completion]]:
+def play_tricks(folder: Path, agent: str, tricks: Sequence[str], *overrides: str) -> dict[str, list[Completion]]:
     """Trains one step with a group for each trick; returns the completions.
 
     Checks that no process and no file is left.
@@ -52,6 +52,7 @@ def play_tricks(folder: Path, agent: str, tricks: Sequence[str]) -> dict[str, li
         f"env.data_files={data}",
         f"env.num_envs={len(tricks)}",
         f"train.total_dialog_turns={REPEATS * len(tricks)}",
+        *overrides,
     )
     before = os.environ.get("TMPDIR")
     os.environ["TMPDIR"] = str(temporary)
@@ -131,9 +132,13 @@ REPORT_CHECKS: dict[str, Callable[[dict[str, Any]], bool]] = {
 @namespaces
 @pytest.mark.long
 def test_hostile_programs(tmp_path: Path) -> None:
-    program = tmp_path / "ein Ägent mit Leerzeichen.py"
+    program, stopped = tmp_path / "ein Ägent mit Leerzeichen.py", tmp_path / "stopped"
     shutil.copy(hostile_agents.__file__, program)
-    found = play_tricks(tmp_path, shlex.join([sys.executable, str(program)]), list(hostile_agents.TRICKS))
+    agent = shlex.join([sys.executable, str(program)])
+    found = play_tricks(tmp_path, agent, [trick for trick in hostile_agents.TRICKS if trick != "stop"])
+    stopped.mkdir()  # a run of its own, since only this trick is to reach the deadline; "differs" gives it a gradient
+    found["stop"] = play_tricks(stopped, agent, ["stop", "differs"], "env.episode_timeout_s=60")["stop"]
+    assert found.keys() == set(hostile_agents.TRICKS)
     problems = []
     for trick, completions in found.items():
         expected = ENDS.get(trick, ("stop", "scored", ""))
@@ -144,7 +149,7 @@ def test_hostile_programs(tmp_path: Path) -> None:
             elif trick != "differs" and one["verdict"]["score"] != SCORES.get(trick, 0.0):
                 problems.append(f"{trick}: score {one['verdict']['score']}")
             check_tokens(one)
-        reports = read_reports(tmp_path, trick)
+        reports = read_reports(stopped if trick == "stop" else tmp_path, trick)
         if not all(REPORT_CHECKS.get(trick, lambda values: values.get("status", 200) == 200)(each) for each in reports):
             problems.append(f"{trick}: reported {reports}")
         if trick in REPORT_CHECKS and len(reports) != REPEATS:

@@ -22,7 +22,8 @@ def run_with_kills(
 ) -> tuple[int, int]:
     """Kills a run after random events until it finishes.
 
-    Returns the number of resumes, and of kills. Events: training begins, an optimizer step, a checkpoint.
+    Returns the number of resumes, and of kills. Events: training begins, an optimizer step, the start of writing a
+    checkpoint. The last kill waits for a complete checkpoint, so that the run resumes at least once.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.killed_preload"])
@@ -35,6 +36,9 @@ def run_with_kills(
         for _ in range(1 + random_source.randint(0, 3)):
             while not events.acquire(timeout=0.2) and process.exitcode is None:
                 assert time.monotonic() < deadline, "nothing happened in the run for 300 s"
+        while done_kills == kills - 1 and newest_checkpoint(run_dir) is None and process.exitcode is None:
+            assert time.monotonic() < deadline, "no checkpoint after 300 s"
+            time.sleep(0.05)
         process.join(random_source.uniform(0.0, 0.2) if done_kills < kills else 600)
         if process.exitcode is not None:
             assert process.exitcode == 0
@@ -84,19 +88,20 @@ def check_every_prompt_is_trained_on_once(stale: str, overrides: tuple[str, ...]
 
 @pytest.mark.parametrize("kills", [5, pytest.param(40, marks=pytest.mark.long)])
 def test_kills_with_episodes_in_flight_lose_and_repeat_nothing(kills: int, tmp_path: Path) -> None:
-    """Runs start until there were so many SIGKILLs, which leave unfinished episodes."""
+    """Runs start until there were so many SIGKILLs and resumes, which leave unfinished episodes."""
     random_source, num_killed, num_resumes = random.Random(kills), 0, 0
     events_file = tmp_path / "episodes"
     overrides = (*EPISODES, f"env.environment_options.log_file={events_file}")
-    for number in itertools.count():
+    for number in range(4 * kills):
         run_dir, ledger = tmp_path / f"run_{number}", tmp_path / f"ledger_{number}"
-        resumes, done_kills = run_with_kills("wait", overrides, run_dir, ledger, kills - num_killed, random_source)
+        kills_left = max(1, kills - num_killed)
+        resumes, done_kills = run_with_kills("wait", overrides, run_dir, ledger, kills_left, random_source)
         check_every_prompt_is_trained_on_once("wait", overrides, run_dir, ledger)
         num_killed, num_resumes = num_killed + done_kills, num_resumes + resumes
-        if num_killed >= kills:
+        events = Counter(events_file.read_text().splitlines())
+        if num_killed >= kills and num_resumes >= kills // 4 and events["begin"] > events["end"]:
             break
-    assert num_killed == kills and num_resumes >= kills // 4
-    events = Counter(events_file.read_text().splitlines())
+    assert num_killed >= kills and num_resumes >= kills // 4
     assert events["begin"] > events["end"] >= 2 * 44
 
 
