@@ -1,7 +1,5 @@
-"""Tests of frozen scorers: equality with one process, order of work, lost copies."""
+"""Tests of frozen scorers: equality with one process, and order of work."""
 
-import os
-import signal
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
@@ -14,13 +12,11 @@ import torch
 from torch import Tensor
 
 from config.schema.config import Config
-from config.schema.errors import ConfigError, RankLost, RunError
+from config.schema.errors import ConfigError, RunError
 from config.schema.models import RefModelConfig
 from config.schema.policy import PolicyConfig, load_policy
 from envs.group import Group
 from tests.groups import credit_groups, sample_groups
-from tests.killed_ranks import RankKiller
-from tests.log_capture import LogCapture
 from tests.processes import wait_for_exit
 from tests.script_runner import compose_run_config
 from tests.tiny_models import numbered_examples
@@ -42,7 +38,7 @@ from torchgrpo.cluster.actor_calls import CallReference as Call
 from torchgrpo.plan.machine import Machine
 from torchgrpo.plan.make_plan import make_plan
 from torchgrpo.plan.plan import Plan
-from torchgrpo.training.frozen_scorers import FrozenScorers, ModelCopy, scorer_slots
+from torchgrpo.training.frozen_scorers import FrozenScorers, scorer_slots
 from torchgrpo.training.kl import ESTIMATORS
 from torchgrpo.training.learner import Learner
 from torchgrpo.training.learner_models import load_base_model, make_models
@@ -102,18 +98,15 @@ def scorers(
     there.close()
 
 
-@pytest.fixture
-def two_copies(local_ray: None, model: str, tmp_path: Path) -> Iterator[FrozenScorers]:
-    there = make_scorers(scored_config(model, 1), tmp_path)
-    yield there
-    there.close()
-
-
 def local_learner(config: Config, folder: Path, scorers: FrozenScorers) -> Learner:
     plan = scored_plan(config, folder)
     models = make_models(config, load_base_model(config, plan), plan)
     workers = LocalWorkers(Worker(config, models, push_tensor_source(config, plan)))
     return Learner(config, workers, folder, scorers=scorers)
+
+
+def score_batch(scorers: FrozenScorers, batch: Batch, times: int = 1) -> list[Tensor]:
+    return [scorers.wait_for_log_probs(one) for one in [scorers.submit(batch) for _ in range(times)]]
 
 
 @pytest.mark.parametrize("placement", ["loss", "reward"])
@@ -240,32 +233,6 @@ def test_microbatches_are_submitted_before_the_first_is_trained_on(
     assert recording.order == ["submit", "submit", "wait", "learn", "wait", "learn"]
 
 
-def process_ids(scorers: FrozenScorers) -> list[int]:
-    return [pid for copy in scorers.copies if copy.ranks is not None for pid in copy.ranks.process_ids]
-
-
-def test_cancelled_batches_are_not_scored(
-    two_copies: FrozenScorers, model: str, groups: list[Group], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    learner = local_learner(scored_config(model, 1), tmp_path, two_copies)
-    scored_groups: list[int] = []
-    free = threading.Event()
-    log_prob = ModelCopy.log_prob
-
-    def wait_then_score(copy: ModelCopy, batch: Batch) -> Tensor:
-        scored_groups.extend(dict.fromkeys(batch.group_id[:, 0].tolist()))
-        assert free.wait(600)
-        return log_prob(copy, batch)
-
-    monkeypatch.setattr(ModelCopy, "log_prob", wait_then_score)
-    for group in groups:
-        learner.begin_scoring(group)
-    learner.drop_scores(groups[2:])
-    free.set()
-    score_batch(two_copies, collate(groups[:1]))
-    assert set(scored_groups) <= {groups[0].group_id, groups[1].group_id}
-
-
 def test_close_does_not_wait_for_a_loading_copy(
     local_ray: None, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -294,88 +261,6 @@ def test_close_does_not_wait_for_a_loading_copy(
         future.result(timeout=0)
     with pytest.raises(RunError):
         scorers.submit(Batch.__new__(Batch)).result(timeout=0)
-
-
-def kill(scorers: FrozenScorers, number: int = 0) -> None:
-    os.kill(process_ids(scorers)[number], signal.SIGKILL)
-
-
-def score_batch(scorers: FrozenScorers, batch: Batch, times: int = 1) -> list[Tensor]:
-    return [scorers.wait_for_log_probs(one) for one in [scorers.submit(batch) for _ in range(times)]]
-
-
-def test_lost_scorers_are_replaced(
-    two_copies: FrozenScorers,
-    model: str,
-    groups: list[Group],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    log_capture: LogCapture,
-) -> None:
-    """Lost copies are replaced: two idle ones at once, one scoring, one loading."""
-    batch = credit_groups(local_learner(scored_config(model, 1), tmp_path, two_copies), groups)
-    (expected,) = score_batch(two_copies, batch)
-    before = process_ids(two_copies)
-    back = threading.Semaphore(0)
-    both = threading.Barrier(2, timeout=600)
-    load_copy, log_prob = ModelCopy.load, ModelCopy.log_prob
-
-    def load_and_signal(copy: ModelCopy) -> None:
-        load_copy(copy)
-        back.release()
-
-    def score_beside_the_other(copy: ModelCopy, batch: Batch) -> Tensor:
-        both.wait()
-        return log_prob(copy, batch)
-
-    monkeypatch.setattr(ModelCopy, "load", load_and_signal)
-    kill(two_copies, 0)
-    kill(two_copies, 1)
-    with monkeypatch.context() as patch:  # after this each copy has scored, and its losses count from 0
-        patch.setattr(ModelCopy, "log_prob", score_beside_the_other)
-        assert all(torch.equal(one, expected) for one in score_batch(two_copies, batch, 4))
-    assert [copy.losses for copy in two_copies.copies] == [0, 0]
-    assert not set(before) & set(process_ids(two_copies))
-    killer = RankKiller(monkeypatch, "scorer", ("log_prob", 1), ("build", 1))
-    assert all(torch.equal(one, expected) for one in score_batch(two_copies, batch, 6))
-    assert all(back.acquire(timeout=600) for _ in range(3))
-    assert not killer.remaining
-    assert all(torch.equal(one, expected) for one in score_batch(two_copies, batch, 2))
-    assert "is lost and replaced: scorer rank" in log_capture.text
-    assert "is lost while it loads, and replaced" in log_capture.text
-
-
-def test_a_lost_copy_waits_for_its_resources(
-    two_copies: FrozenScorers, model: str, groups: list[Group], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A copy that was loaded before is replaced once Ray has room again."""
-    batch = credit_groups(local_learner(scored_config(model, 1), tmp_path, two_copies), groups)
-    reserve = Ranks._reserve_resources
-    refused = threading.Event()
-
-    def refuse_once(ranks: Ranks) -> Any:
-        if not refused.is_set():
-            refused.set()
-            raise ConfigError("Ray has no free resources")
-        return reserve(ranks)
-
-    monkeypatch.setattr(Ranks, "_reserve_resources", refuse_once)
-    kill(two_copies, 0)
-    kill(two_copies, 1)
-    expected, *others = score_batch(two_copies, batch, 4)
-    assert refused.is_set()
-    assert all(torch.equal(one, expected) for one in others)
-
-
-def test_a_microbatch_that_kills_all_copies_ends_the_run(
-    two_copies: FrozenScorers, model: str, groups: list[Group], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    batch = credit_groups(local_learner(scored_config(model, 1), tmp_path, two_copies), groups)
-    RankKiller(monkeypatch, "scorer", *[("log_prob", 1)] * 9)
-    with pytest.raises(RankLost, match=r"scorer rank [01] \(CPU\) died in log-probs"):
-        score_batch(two_copies, batch)
-    with pytest.raises(RankLost):
-        score_batch(two_copies, batch)
 
 
 @pytest.mark.parametrize("way", list(SHARD_SIZES))
