@@ -1,7 +1,10 @@
 """Tests the estimate of host memory and the message about too little memory."""
 
+from pathlib import Path
+
 import pytest
 
+from config.schema.errors import ConfigError
 from tests.plan.test_plan import config_of, machine
 from torchgrpo.plan.host_memory import host_uses
 from torchgrpo.plan.make_plan import make_plan
@@ -113,3 +116,12 @@ def test_a_reward_model_counts_on_the_cpu_and_is_named_on_a_used_gpu() -> None:
     config = config_of("grpo_gsm8k", SMALL, *name)
     (problem,) = find_problems(make_plan(config, False, machine(2, 80.0, host_memory_gib=20.0)))
     assert problem.line == "host memory" and "reward model 26.34 GiB" in problem.text
+
+
+def test_a_reward_model_without_a_config_is_refused(tmp_path: Path) -> None:
+    """The message names the setting of the reward model."""
+    config = config_of("grpo_gsm8k", SMALL, "env.reward=reward_model", f"env.reward_model.name={tmp_path}")
+    plan = make_plan(config, False, machine(2, 80.0))
+    assert plan.shape is not None
+    with pytest.raises(ConfigError, match=rf"^env.reward_model.name={tmp_path}: the folder has no config.json"):
+        host_uses(plan, plan.shape)

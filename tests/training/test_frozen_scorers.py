@@ -21,9 +21,6 @@ from tests.processes import wait_for_exit
 from tests.script_runner import compose_run_config
 from tests.tiny_models import numbered_examples
 from tests.training.test_ranks import (
-    GROUPS,
-    MAX_TOKENS,
-    REPEATS,
     assert_equal_training,
     config_of,
     in_one_process,
@@ -61,19 +58,6 @@ def scored_config(model: str, ranks: int, policy: PolicyConfig | None = None, **
 def scored_plan(config: Config, folder: Path, way: str = "copies") -> Plan:
     plan = plan_of(config, folder)
     return replace(plan, reference=replace(plan.reference, shard_size=SHARD_SIZES[way], num_threads=1))
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("model")
-    small_llama().save_pretrained(folder)
-    return str(folder)
-
-
-@pytest.fixture(scope="module")
-def groups() -> list[Group]:
-    examples = numbered_examples(50)[:GROUPS]
-    return sample_groups(small_llama(), examples, REPEATS, MAX_TOKENS, judge=length_verdict)
 
 
 @pytest.fixture(scope="module")

@@ -13,30 +13,15 @@ from torch import Tensor
 
 from config.schema.errors import ConfigError, RankLost
 from envs.group import Group
-from tests.groups import credit_groups, sample_groups
+from tests.groups import credit_groups
 from tests.killed_ranks import RankKiller
 from tests.log_capture import LogCapture
-from tests.tiny_models import numbered_examples
 from tests.training.test_frozen_scorers import local_learner, make_scorers, score_batch, scored_config
-from tests.training.test_ranks import GROUPS, MAX_TOKENS, REPEATS, length_verdict, small_llama
 from torchgrpo.batches.batch import Batch, collate
 from torchgrpo.training.frozen_scorers import FrozenScorers, ModelCopy
 from torchgrpo.training.ranks import Ranks
 
 pytestmark = pytest.mark.long
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("model")
-    small_llama().save_pretrained(folder)
-    return str(folder)
-
-
-@pytest.fixture(scope="module")
-def groups() -> list[Group]:
-    examples = numbered_examples(50)[:GROUPS]
-    return sample_groups(small_llama(), examples, REPEATS, MAX_TOKENS, judge=length_verdict)
 
 
 @pytest.fixture

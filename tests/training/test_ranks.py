@@ -19,8 +19,8 @@ from config.schema.optimizer import OptimizerConfig
 from config.schema.policy import AGGREGATIONS, PRESETS, PolicyConfig, load_policy
 from config.schema.train import TrainConfig
 from envs.group import Group, Verdict
-from tests.groups import credit_groups, sample_groups
-from tests.tiny_models import numbered_examples, tiny_llama
+from tests.groups import credit_groups
+from tests.tiny_models import tiny_llama
 from torchgrpo.cluster.runtime import DeviceSlot
 from torchgrpo.plan.machine import this_machine
 from torchgrpo.plan.make_plan import make_plan
@@ -52,13 +52,6 @@ def small_llama() -> LlamaForCausalLM:
     return model
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("model")
-    small_llama().save_pretrained(folder)
-    return str(folder)
-
-
 def two_ranks() -> Ranks:
     ranks = Ranks([DeviceSlot("learner rank 0"), DeviceSlot("learner rank 1")], TWO, RankActor)
     ranks.start()
@@ -78,13 +71,6 @@ def length_verdict(group_id: int, place: int, text: str) -> Verdict:
     A rank that gets these groups alone has nothing in the loss.
     """
     return Verdict(float(len(text)), {}, "error" if group_id < 2 else "scored")
-
-
-@pytest.fixture(scope="module")
-def groups() -> list[Group]:
-    """Groups with prompts and responses of unequal length."""
-    examples = numbered_examples(50)[:GROUPS]
-    return sample_groups(small_llama(), examples, REPEATS, MAX_TOKENS, judge=length_verdict)
 
 
 def config_of(model: str, ranks: int, policy: PolicyConfig | None = None, **train: object) -> Config:

@@ -81,13 +81,14 @@ def host_uses(plan: Plan, shape: ModelShape) -> list[MemoryUse]:
 
 def _reward_model_use(config: Config) -> MemoryUse:
     """Memory of a reward model on the CPU; 0 bytes where its sizes are unknown."""
-    model, size = config.env.reward_model, 0.0
+    model, size, raw = config.env.reward_model, 0.0, None
     if model.name is not None and model.device == "cpu":
-        with suppress(ConfigError):  # an encoder, whose config.json has other names
-            raw = find_model_config(model.name, "env.reward_model.name")
+        raw = find_model_config(model.name, "env.reward_model.name")
+    if raw is not None:
+        with suppress(ConfigError):  # an encoder may lack the sizes that a decoder has
             # A classifier has no head over the vocabulary.
-            shape = None if raw is None else make_shape({**raw, "tie_word_embeddings": True}, model.name)
-            size = 0.0 if shape is None else shape.parameters * DTYPE_BYTES[model.dtype]
+            shape = make_shape({**raw, "tie_word_embeddings": True}, str(model.name))
+            size = shape.parameters * DTYPE_BYTES[model.dtype]
     return MemoryUse("reward model", size, "env.reward_model.dtype, env.reward_model.device")
 
 

@@ -120,7 +120,8 @@ def _notes(plan: Plan) -> Iterator[str]:
     reward_device = config.env.reward_model.device
     device_sets = (*plan.devices.engines, plan.devices.train, plan.devices.reference)
     used = {f"cuda:{gpu}" for gpus in device_sets for gpu in gpus}
-    if (reward_device if ":" in reward_device else f"{reward_device}:0") in used:
+    first = reward_device if ":" in reward_device else f"{reward_device}:0"
+    if first in used and not plan.devices.on_cluster:  # a cluster chooses the GPUs itself
         yield (
             f"env.reward_model.device={reward_device}: learner, reference or engines use this GPU, and their memory is "
             "estimated without the reward model; choose a GPU that they leave free, or lower "
