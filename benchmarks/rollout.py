@@ -50,9 +50,23 @@ def make_requests(options: argparse.Namespace, vocabulary: int) -> list[Request]
 
 def run_bare(engine: VLLMEngine, requests: list[Request]) -> int:
     """Runs the requests through vLLM without our engine; returns the number of tokens."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
     llm = engine._llm
     for request in requests:
-        params = engine._sampling_params(request.sampling, request.n, request.seed)
+        params = SamplingParams(
+            n=request.n,
+            seed=request.seed,
+            temperature=request.sampling.temperature,
+            max_tokens=request.sampling.max_tokens,
+            ignore_eos=True,
+            stop_token_ids=list(engine.settings.eos_token_ids),
+            logprobs=0,
+            flat_logprobs=True,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
         llm.add_request(str(request.request_id), {"prompt_token_ids": list(request.prompt)}, params)
     tokens = 0
     with torch.compiler.set_stance("force_eager"):

@@ -209,7 +209,7 @@ def test_vllm_cuts_each_request_by_its_own_stop_strings(start_engine: StartEngin
     assert check_ends(tokenizer, requests, responses, 2) >= 8
     versions = [version_changes(one) for response in responses for one in response.completions]
     assert {(0,), (0, 1)} <= set(versions) <= {(0,), (0, 1)}
-    assert not engine._request_owners and not engine._llm.has_unfinished_requests()
+    assert not engine._running and not engine._core.engine_core.scheduler.has_unfinished_requests()
 
 
 def version_changes(completion: SampledCompletion) -> tuple[int, ...]:

@@ -4,6 +4,7 @@ The faults are injected into the real vLLM (its CPU build).
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -164,10 +165,10 @@ def test_decoding_that_is_not_the_forward_pass(
     """The fixed sequences agree; only decoded completions differ."""
     run, take = PushRun(vllm_engine, tiny_llama(tied)), VLLMEngine._append_output
 
-    def off_by_a_little(engine: VLLMEngine, group: object, index: int, part: object) -> None:
-        take(engine, group, index, part)  # type: ignore[arg-type]
-        one = group.completions[index]  # type: ignore[attr-defined]
-        one.log_probs = [log_prob - 0.01 for log_prob in one.log_probs]
+    def off_by_a_little(engine: VLLMEngine, output: Any, version: str) -> None:
+        group, index = engine._running[output.request_id]
+        take(engine, output, version)
+        group.completions[index].log_probs[-1] -= 0.01
 
     monkeypatch.setattr(VLLMEngine, "_append_output", off_by_a_little)
     with pytest.raises(WeightMismatch, match=r"completions decoded at the start: .*not this model's forward pass"):

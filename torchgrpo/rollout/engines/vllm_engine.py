@@ -4,11 +4,14 @@ Only this module and `vllm_weight_receiver.py` call into a running vLLM.
 
 The engine core runs in this process (`VLLM_ENABLE_V1_MULTIPROCESSING=0`) and samples one token for every running
 request in each `step`. A weight push therefore falls between two tokens, and each token's policy version is exact.
+Each completion is a request of the core. The core's outputs are read as they are: vLLM's own output processor would
+take longer for the lists of one log-prob than for the token.
 Asynchronous scheduling samples a token before it returns the previous one, so requests in flight are finished before
 a push. Log-probs are those of the distribution that is sampled from (`processed_logprobs`), computed from float32
 logits whatever the dtype of the weights.
 """
 
+import math
 import os
 import tempfile
 import time
@@ -16,13 +19,13 @@ from collections.abc import Hashable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
 from config.schema.errors import ConfigError, DeadlineError, RunError
-from envs.group import SINGLE_ENGINE_NAME, SampledCompletion, Sampling
+from envs.group import SINGLE_ENGINE_NAME, SampledCompletion
 from torchgrpo.rollout.engines.completion_ends import CompletionEnds
 from torchgrpo.rollout.engines.interface import Request, Response, SequenceScores
 from torchgrpo.rollout.engines.vllm_engine_args import engine_arguments, inspect_model_in_process
@@ -36,14 +39,14 @@ from torchgrpo.rollout.engines.vllm_process import (
     set_environment,
     shared_memory_files_of_workers,
 )
-from torchgrpo.rollout.engines.vllm_sampling import base_seed, flat_log_probs, sampling_params, score_params
+from torchgrpo.rollout.engines.vllm_sampling import base_seed, sampling_params, score_params
 from torchgrpo.rollout.engines.vllm_settings import VLLMSettings
 from torchgrpo.rollout.weights.transports.shared_memory import SharedMemory
 from torchgrpo.rollout.weights.weight_update import WeightUpdate
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
-    from vllm.outputs import CompletionOutput, RequestOutput
+    from vllm.v1.engine import EngineCoreOutput
 
 START_REMEDIES = (
     "inference_model.backend=transformers runs models that vLLM cannot; "
@@ -51,25 +54,36 @@ START_REMEDIES = (
 )
 
 
-@dataclass
+@dataclass(slots=True)
 class _RunningGroup:
     """Submitted request with its completions so far. unfinished_indices: completions that are not finished."""
 
     request: Request
     completions: list[SampledCompletion]
-    unfinished_indices: set[int] = field(default_factory=set)
+    unfinished_indices: set[int]
 
 
-class _RequestOwner(NamedTuple):
-    """Owner of a request in vLLM.
+@dataclass(slots=True)
+class _Score:
+    """Log-probs of one scored sequence.
 
-    completion_index: of its only completion; None if it has all. vllm_id: vLLM's own id, also of a request with several
-    completions.
+    prompt: of the prompt's tokens but the first. last: of the token after the prompt; NaN until it is computed.
     """
 
-    request_id: int
-    completion_index: int | None
-    vllm_id: str
+    prompt: list[float] = field(default_factory=list)
+    last: float = math.nan
+    num_cached_tokens: int = 0
+    is_finished: bool = False
+
+    def add(self, output: "EngineCoreOutput") -> None:
+        """Adds an output of the core."""
+        if output.prefill_stats is not None:
+            self.num_cached_tokens = output.prefill_stats.num_cached_tokens
+        if output.new_prompt_logprobs_tensors is not None:
+            self.prompt += output.new_prompt_logprobs_tensors.logprobs[:, 0].tolist()
+        if output.new_logprobs is not None:
+            self.last = float(output.new_logprobs.logprobs[0, 1])  # after that of the sampled token
+        self.is_finished = output.finished
 
 
 class VLLMEngine:
@@ -87,9 +101,9 @@ class VLLMEngine:
         self._constants: dict[str, Hashable] = {}
         self._groups: dict[int, _RunningGroup] = {}
         self._finished_responses: list[Response] = []
-        self._score_outputs: dict[str, RequestOutput] = {}
-        self._request_owners: dict[str, _RequestOwner] = {}
-        self._num_requests = 0
+        self._scores: dict[str, _Score] = {}
+        self._running: dict[str, tuple[_RunningGroup, int]] = {}
+        self._num_core_requests = 0
         self._transferring = False
         self._shared_memory = SharedMemory()
         self._adapter: Any = None
@@ -112,7 +126,8 @@ class VLLMEngine:
                     f"Remedies: {remedies}{last_output(s.log)}"
                 ) from error
         self._worker_files = shared_memory_files_of_workers() - others
-        self._llm.set_weight_version("0")
+        self._core = self._llm.engine_core
+        self._core.set_weight_version("0")
 
     def _compiler_stance(self) -> Any:
         """Returns a context that applies `enforce_eager` also to small functions that vLLM compiles separately."""
@@ -142,46 +157,42 @@ class VLLMEngine:
         if request.request_id in self._groups:
             raise ValueError(f"request {request.request_id} is already in flight")
         completions = [SampledCompletion([], [], [], "abort") for _ in range(request.n)]
-        self._groups[request.request_id] = _RunningGroup(request, completions, set(range(request.n)))
-        if self._streams(request.sampling):
-            for index in range(request.n):
-                self._queue_completion(request.request_id, index)
-        else:
-            params = self._sampling_params(request.sampling, request.n, base_seed(request.seed))
-            self._add_request(request.request_id, None, list(request.prompt), params)
+        group = _RunningGroup(request, completions, set(range(request.n)))
+        for index in range(request.n):
+            self._queue_completion(group, index)
+        self._groups[request.request_id] = group
 
-    def _queue_completion(self, request_id: int, index: int) -> None:
-        """Queues one completion separately: its prompt and the tokens sampled so far."""
-        group = self._groups[request_id]
-        sampled_ids = group.completions[index].token_ids
-        seed = base_seed(group.request.seed) + index
-        params = self._sampling_params(
-            group.request.sampling, 1, base_seed(seed + len(sampled_ids)) if sampled_ids else seed, len(sampled_ids)
+    def _queue_completion(self, group: _RunningGroup, index: int) -> None:
+        """Queues a completion: its prompt and the tokens sampled so far."""
+        request, sampled_ids = group.request, group.completions[index].token_ids
+        seed = base_seed(request.seed) + index
+        if sampled_ids:
+            seed = base_seed(base_seed(request.seed) + index + len(sampled_ids))
+        params = sampling_params(request.sampling, seed, self.settings.eos_token_ids, len(sampled_ids))
+        self._running[self._add_core_request([*request.prompt, *sampled_ids], params)] = (group, index)
+
+    def _add_core_request(self, prompt: list[int], params: "SamplingParams") -> str:
+        """Adds a request to the core and returns its id there."""
+        self._num_core_requests += 1
+        name = str(self._num_core_requests)
+        tasks = self._llm.get_supported_tasks()
+        prepared = self._llm.input_processor.process_inputs(
+            name, {"prompt_token_ids": prompt}, params, supported_tasks=tasks, lora_request=self._adapter
         )
-        self._add_request(request_id, index, [*group.request.prompt, *sampled_ids], params)
-
-    def _streams(self, sampling: Sampling) -> bool:
-        """Whether each completion is a request of its own, whose tokens return one by one."""
-        return self.settings.update == "abort" or bool(sampling.stop)
-
-    def _sampling_params(self, sampling: Sampling, n: int, seed: int, num_sampled: int = 0) -> "SamplingParams":
-        end_token_ids = self.settings.eos_token_ids
-        return sampling_params(sampling, n, seed, end_token_ids, self._streams(sampling), num_sampled)
-
-    def _add_request(self, request_id: int, index: int | None, prompt: list[int], params: "SamplingParams") -> None:
-        self._num_requests += 1
-        internal = str(self._num_requests)
-        vllm_id = self._llm.add_request(internal, {"prompt_token_ids": prompt}, params, lora_request=self._adapter)
-        self._request_owners[internal] = _RequestOwner(request_id, index, vllm_id)
+        self._core.add_request(prepared)
+        return name
 
     def cancel(self, request_id: int) -> None:
         self._finished_responses = [one for one in self._finished_responses if one.request_id != request_id]
-        if self._groups.pop(request_id, None) is not None:
-            self._abort([one for one, owner in self._request_owners.items() if owner.request_id == request_id])
+        group = self._groups.pop(request_id, None)
+        if group is not None:
+            self._abort([name for name, (owner, _) in self._running.items() if owner is group])
 
-    def _abort(self, internals: list[str]) -> None:
-        """Makes vLLM drop some of its requests."""
-        self._llm.abort_request([self._request_owners.pop(internal).vllm_id for internal in internals], internal=True)
+    def _abort(self, names: list[str]) -> None:
+        """Makes the core drop some of its requests."""
+        for name in names:
+            del self._running[name]
+        self._core.abort_requests(names)
 
     def step(self, timeout: float = 0.0) -> list[Response]:
         if not self._finished_responses:
@@ -194,46 +205,43 @@ class VLLMEngine:
         if self._transferring:
             time.sleep(0.001)
             return
-        if not self._llm.has_unfinished_requests():
+        if not (self._running or self._scores):
             return
         with self._compiler_stance():
-            outputs = self._llm.step()
-        for output in outputs:
-            if output.request_id not in self._request_owners:
-                self._score_outputs[output.request_id] = output
-                continue
-            request_id, index, _ = self._request_owners[output.request_id]
-            for part in output.outputs:
-                self._append_output(self._groups[request_id], part.index if index is None else index, part)
-            if output.finished:
-                del self._request_owners[output.request_id]
-            elif index is not None and index not in self._groups[request_id].unfinished_indices:
-                self._abort([output.request_id])  # a stop string ended the completion
-            if not self._groups[request_id].unfinished_indices:
-                self._finished_responses.append(Response(request_id, self._groups.pop(request_id).completions))
+            outputs = self._core.get_output()
+        for output in outputs.outputs:
+            if output.request_id in self._running:
+                self._append_output(output, outputs.weight_version)
+            elif output.request_id in self._scores:
+                self._scores[output.request_id].add(output)
 
-    def _append_output(self, group: _RunningGroup, index: int, part: "CompletionOutput") -> None:
-        """Appends an output of vLLM to a completion.
-
-        The output is the whole completion at its end, or one token of a request that `_streams`.
-        """
+    def _append_output(self, output: "EngineCoreOutput", version: str) -> None:
+        """Appends new tokens to a completion; every running completion gets one in a step."""
+        group, index = self._running[output.request_id]
         completion, sampling = group.completions[index], group.request.sampling
-        tokens = list(part.token_ids)
-        completion.token_ids += tokens
-        completion.log_probs += [0.0] * len(tokens) if sampling.temperature == 0 else flat_log_probs(part.logprobs)
-        if self._streams(sampling):
-            completion.policy_versions += [self.policy_version] * len(tokens)
-        else:
-            for span in part.weight_versions or ():
-                completion.policy_versions += [int(span.version)] * (span.end - span.start)
-        if part.finish_reason is not None:
-            if part.finish_reason not in ("stop", "length"):
-                raise RuntimeError(f"vLLM ended a completion with finish_reason={part.finish_reason!r}")
-            completion.finish_reason = "stop" if part.finish_reason == "stop" else "length"
+        count = len(output.new_token_ids)
+        completion.token_ids += output.new_token_ids
+        completion.policy_versions += [int(version)] * count
+        if sampling.temperature == 0:
+            completion.log_probs += [0.0] * count
+        elif output.new_logprobs is not None:
+            completion.log_probs += output.new_logprobs.logprobs[:, 0].tolist()
+        if output.finished:
+            del self._running[output.request_id]
+            reason = str(output.finish_reason)
+            if reason not in ("stop", "length"):
+                raise RuntimeError(f"vLLM ended a completion with finish_reason={reason!r}")
+            completion.finish_reason = "stop" if reason == "stop" else "length"
         if sampling.stop:
             completion.finish_reason = self.ends.finish_reason(completion.token_ids, sampling)
-        if completion.finish_reason != "abort":
-            group.unfinished_indices.discard(index)
+            if completion.finish_reason != "abort" and not output.finished:
+                self._abort([output.request_id])
+        if completion.finish_reason == "abort":
+            return
+        group.unfinished_indices.discard(index)
+        if not group.unfinished_indices:
+            del self._groups[group.request.request_id]
+            self._finished_responses.append(Response(group.request.request_id, group.completions))
 
     def load(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
         """Replaces the weights or the adapter; `settings.update` decides about requests in flight.
@@ -268,7 +276,7 @@ class VLLMEngine:
                         "inference_model.request_timeout_s, or set inference_model.update=keep"
                     )
         if self.settings.update == "abort":
-            self._abort(list(self._request_owners))
+            self._abort(list(self._running))
         self._finish_async_steps()
 
     def _finish_async_steps(self) -> None:
@@ -277,8 +285,8 @@ class VLLMEngine:
         After the last token of all requests such steps, with unused results, may still run; weights must not be
         written, and memory not be released, under them.
         """
-        while self._llm.engine_core.engine_core.batch_queue:
-            self._llm.step()
+        while self._core.engine_core.batch_queue:
+            self._core.get_output()
 
     def _load_full_weights(self, weights: WeightUpdate) -> None:
         constants, self._constants = self._constants, {}
@@ -293,12 +301,12 @@ class VLLMEngine:
 
     def _set_version(self, version: int) -> None:
         self._llm.reset_prefix_cache(reset_running_requests=True)
-        self._llm.set_weight_version(str(version))
+        self._core.set_weight_version(str(version))
         self.policy_version = version
         if self.settings.update == "abort":
-            for request_id, group in self._groups.items():
+            for group in self._groups.values():
                 for index in sorted(group.unfinished_indices):
-                    self._queue_completion(request_id, index)
+                    self._queue_completion(group, index)
 
     def score(self, sequences: Sequence[Sequence[int]]) -> dict[str, SequenceScores]:
         """Scores sequences in two passes.
@@ -308,24 +316,19 @@ class VLLMEngine:
         """
         last = self._score_pass(sequences, use_cache=True)
         others = self._score_pass(sequences, use_cache=False)
-        # vLLM omits position 0 of the prompt, which has no log-prob, from the flat list.
-        scores = [
-            [*flat_log_probs(rest.prompt_logprobs), flat_log_probs(end.outputs[0].logprobs)[1]]
-            for end, rest in zip(last, others, strict=True)
-        ]
-        return {SINGLE_ENGINE_NAME: SequenceScores(scores, sum(end.num_cached_tokens or 0 for end in last))}
+        scores = [[*rest.prompt, end.last] for end, rest in zip(last, others, strict=True)]
+        return {SINGLE_ENGINE_NAME: SequenceScores(scores, sum(end.num_cached_tokens for end in last))}
 
-    def _score_pass(self, sequences: Sequence[Sequence[int]], use_cache: bool) -> list["RequestOutput"]:
-        waiting = []
+    def _score_pass(self, sequences: Sequence[Sequence[int]], use_cache: bool) -> list[_Score]:
+        scores = []
         for sequence in sequences:
-            self._num_requests += 1
-            waiting.append(f"score{self._num_requests}")
-            params = score_params(sequence[-1], use_cache)
-            prompt = {"prompt_token_ids": list(sequence[:-1])}
-            self._llm.add_request(waiting[-1], prompt, params, lora_request=self._adapter)
-        while not self._score_outputs.keys() >= set(waiting):
+            scores.append(_Score())
+            name = self._add_core_request(list(sequence[:-1]), score_params(sequence[-1], use_cache))
+            self._scores[name] = scores[-1]
+        while not all(score.is_finished for score in scores):
             self._advance()
-        return [self._score_outputs.pop(internal) for internal in waiting]
+        self._scores.clear()
+        return scores
 
     def transfer(self, call: str, **arguments: Any) -> None:
         """Executes one call of vLLM's native weight-transfer API, on request of its trainer side.
@@ -380,6 +383,6 @@ class VLLMEngine:
         if self.settings.tensor_parallel_size == 1:  # otherwise the worker processes end, with all their memory
             self._llm.collective_rpc("forget_reload_info")
         with preserve_process_state():
-            self._llm.engine_core.shutdown()
+            self._core.shutdown()
         for file in self._worker_files:
             file.unlink(missing_ok=True)
