@@ -188,9 +188,7 @@ def test_vllm_aborts_a_cancelled_request(start_engine: StartEngine, update: str)
     responses = run_with_cancellations(engine, requests, {1: 0, 2: 3, 5: 9})
     assert token_ids(responses) == {one: expected[one] for one in (0, 3, 4)}
     assert not engine._running
-    assert not engine._llm.has_unfinished_requests()
-    assert not engine._llm.output_processor.parent_requests
-    scheduler = engine._llm.engine_core.engine_core.scheduler
+    scheduler = engine._core.engine_core.scheduler
     assert scheduler.get_num_unfinished_requests() == 0
 
 
