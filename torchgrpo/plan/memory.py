@@ -22,7 +22,10 @@ CONTEXT_BYTES = 1.5 * GIB
 """CUDA context, libraries, and the captured graphs that a sleeping engine keeps."""
 MASTER_BUCKET, MASTER_BUCKET_BYTES = 1 << 26, 10
 """Parameters that the optimizer step of a bfloat16 model converts to float32 at one time, and bytes per parameter."""
-BATCH_KNOBS = "train.max_tokens_per_microbatch, gradient_accumulation_steps, inference_model.max_tokens"
+BATCH_KNOBS = (
+    "train.max_tokens_per_microbatch, gradient_accumulation_steps, train_model.context_parallel, "
+    "inference_model.max_tokens"
+)
 CHECKPOINTING = "train.gradient_checkpointing"
 HEAD_KNOBS = "train.log_prob_chunk_size"
 GATHERED_PARAMETERS, GATHERED_KNOB = "gathered parameters", "train_model.num_devices=1 gathers none"
@@ -170,10 +173,10 @@ def train_phases(
         return Phase(name, (*resident, *(use for use in uses if use.bytes)))
 
     visitor = [_reference_use(config, reference_shape)] if reference == "visiting" else []
-    score_uses = scoring_uses(config, shape, learner_widths(config, on_cpu), ranks)
+    score_uses = scoring_uses(config, shape, learner_widths(config, on_cpu), ranks, context=model.context_parallel)
     if reference != "elsewhere":
         widths = reference_widths(config, on_cpu, ranks)
-        reference_uses = scoring_uses(config, reference_shape, widths, ranks)
+        reference_uses = scoring_uses(config, reference_shape, widths, ranks, context=model.context_parallel)
         score_uses = max(score_uses, reference_uses, key=_total_bytes)
     factor = learner_widths(config, on_cpu).factor if model.lora.quantized else 0
     largest = shape.hidden_size * shape.intermediate_size
@@ -205,15 +208,20 @@ def gradient_use(config: Config, shape: ModelShape) -> MemoryUse:
 
 
 def scoring_uses(
-    config: Config, shape: ModelShape, widths: ElementWidths, ranks: int, gathered_knob: str = GATHERED_KNOB
+    config: Config,
+    shape: ModelShape,
+    widths: ElementWidths,
+    ranks: int,
+    gathered_knob: str = GATHERED_KNOB,
+    context: int = 1,
 ) -> list[MemoryUse]:
     """Returns the peak memory of a pass for log-probs without gradients.
 
     The peak is in the gathered parameters at the root, in one block, or in the output head.
     ranks: number of ranks that share a copy of the scoring model's parameters. gathered_knob: keys that change the
-    gathered bytes.
+    gathered bytes. context: number of ranks that score a microbatch together.
     """
-    batch = longest_microbatch(config, shape, on_cpu=not widths.fused_head)
+    batch = longest_microbatch(config, shape, not widths.fused_head, context)
     gathered = gathered_bytes(shape, widths, ranks)
     block = activations.block_scoring_bytes(shape, batch, widths) + batch.mask * (1 + widths.factor)
     layer = MemoryUse("one layer's activations", block, BATCH_KNOBS)
@@ -237,7 +245,8 @@ def _optimize_uses(config: Config, shape: ModelShape, on_cpu: bool, gradients: M
     first block, and the sum over ranks of the gradients outside the blocks. With one microbatch per step, gradients and
     sums over copies of the parameters grow between the backward passes of the last and the first block.
     """
-    batch, widths = longest_microbatch(config, shape, on_cpu), learner_widths(config, on_cpu)
+    batch = longest_microbatch(config, shape, on_cpu, config.train_model.context_parallel)
+    widths = learner_widths(config, on_cpu)
     gathered = gathered_bytes(shape, widths, config.train_model.ranks)
     recomputes = config.train.gradient_checkpointing
     block = activations.block_bytes(shape, batch, widths)

@@ -91,7 +91,7 @@ def _memory_lines(plan: Plan, peaks: Peaks) -> Iterator[str]:
 
 def _traffic_lines(plan: Plan, shape: ModelShape, dry_run: DryRun) -> Iterator[str]:
     expected = collective_bytes(plan, shape)
-    for name in ("all-gather", "reduce-scatter", "all-reduce"):
+    for name in ("all-gather", "reduce-scatter", "all-reduce", "all-to-all"):
         calls, size = dry_run.collective_calls[name], dry_run.sent_bytes[name]
         if calls:
             yield format_line(name, f"{format_gib(size)} in {calls} calls; in theory {format_gib(expected[name])}")
