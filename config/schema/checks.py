@@ -159,8 +159,8 @@ def check_ranks(config: Config) -> None:
         )
     if model.context_parallel > 1 and not config.train.packing:
         raise ConfigError(
-            f"train_model.context_parallel={model.context_parallel} with train.packing=false: only a packed sequence is "
-            "divided among ranks; set train.packing=true, or train_model.context_parallel=1"
+            f"train_model.context_parallel={model.context_parallel} with train.packing=false: only a packed sequence "
+            "is divided among ranks; set train.packing=true, or train_model.context_parallel=1"
         )
     if ranks > 1 and config.train.mixed_precision == "fp16":
         raise ConfigError(

@@ -43,6 +43,10 @@ class ContextGroup:
         if problem is not None:
             raise ConfigError(problem)
 
+    def padded_length(self, length: int) -> int:
+        """Returns the length of a sequence that is padded, by at least one position, to slices of equal length."""
+        return (length // self.size + 1) * self.size
+
     def exchange(self, states: Tensor) -> Tensor:
         """Exchanges [1, A, B, D] for [1, A / size, B * size, D].
 

@@ -95,9 +95,7 @@ def make_sharded_models(
         reference = ReferenceModel(scorer, scoring_context=peft_model.disable_adapter)
     elif plan.reference.home == "learner ranks":
         frozen = _shard_frozen_model(config, gathered_dtype, mesh, device, offload)
-        scorer_of_frozen = make_scorer(
-            config, frozen.model, plan.reference, unsharded_context=frozen, context=context
-        )
+        scorer_of_frozen = make_scorer(config, frozen.model, plan.reference, unsharded_context=frozen, context=context)
         reference = ReferenceModel(scorer_of_frozen)
     return LearnerModels(policy, scorer, reference, root)
 

@@ -74,7 +74,7 @@ def slice_sequence(packed: PackedSequence, context: ContextGroup) -> tuple[Packe
     int64 [m] into the targets of the whole sequence.
     """
     whole, length = packed.segments, packed.ids.shape[1]
-    padding = context.size - length % context.size  # at least one position, since no prompt is empty
+    padding = context.padded_length(length) - length
     segments = Segments(
         prompt_starts=pad(whole.prompt_starts, (0, 1), value=length),
         prompt_lengths=pad(whole.prompt_lengths, (0, 1), value=padding),
@@ -84,7 +84,7 @@ def slice_sequence(packed: PackedSequence, context: ContextGroup) -> tuple[Packe
         context=context,
     )
     width = (length + padding) // context.size
-    start = context.rank * width
+    start = width * context.rank
     targets = (packed.target_positions // width == context.rank).nonzero()[:, 0]
     ids, positions = (pad(each, (0, padding))[:, start : start + width] for each in (packed.ids, packed.positions))
     return PackedSequence(ids, positions, segments, packed.target_positions[targets] - start), targets

@@ -133,7 +133,8 @@ class ResponseScorer:
     def count_positions(self, tokens: Tokens) -> int:
         """Counts the positions that the model computes for [N] rows, padding included."""
         if self.packs:
-            return packed_positions(tokens)
+            positions = packed_positions(tokens)
+            return positions if self.context is None else self.context.padded_length(positions)
         lengths = tokens.prompt_mask.sum(1) + tokens.response_mask.sum(1)
         return len(tokens) * int(lengths.max())
 
