@@ -18,7 +18,8 @@ KNOBS = {
     "unsharded gradients": "train_model.lora.enabled",
     "gathered parameters": "model.name",
     "reference": "ref_model.num_devices, ref_model.dtype, train_model.num_devices",
-    "activations": "train.gradient_accumulation_steps, train.gradient_checkpointing, inference_model.max_tokens",
+    "activations": "train.gradient_accumulation_steps, train.gradient_checkpointing, train_model.context_parallel, "
+    "inference_model.max_tokens",
     "temporary": "train.gradient_accumulation_steps, train.log_prob_chunk_size",
 }
 """Config keys that change the memory of a kind of tensor."""
