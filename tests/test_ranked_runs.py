@@ -64,7 +64,7 @@ def test_ranks_that_are_killed_at_six_moments_lose_nothing(tmp_path: Path, monke
 
 
 def test_ranks_that_share_microbatches(tmp_path: Path) -> None:
-    """A run of two ranks that compute each microbatch together learns as one process, and resumes with equal bits."""
+    """A run of two such ranks learns as one process, and resumes with equal bits."""
     shared = (TWO_RANKS, "train_model.context_parallel=2")
     rows = train_metrics(tmp_path / "shared", *shared)
     expected = train_metrics(tmp_path / "one")

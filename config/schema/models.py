@@ -84,9 +84,9 @@ class TrainModelConfig:
     many ranks has its own copy (HSDP): more memory, less traffic between nodes. Must divide `num_devices`.
     Unset: all ranks."""
     context_parallel: int = 1
-    """Number of ranks that compute each microbatch together, for responses that one GPU has no memory for: each
-    computes a slice of the packed sequence and a part of the attention heads (Ulysses). Must divide `num_devices` and
-    the key-value heads of the model, and needs `train.packing`."""
+    """Number of ranks that compute each microbatch together, for responses that do not fit one GPU. Each computes
+    a slice of the packed sequence, and a part of the heads in attention (Ulysses). Must divide `num_devices` and
+    the model's key-value heads; needs `train.packing`."""
     offload: str = "none"
     """Tensors in host memory: `none`; `optimizer`, the optimizer states, which are copied to the GPU for the
     step; `all`, also parameters and gradients, and the step runs on the CPU. Only for GPUs: less GPU memory,

@@ -56,7 +56,7 @@ def test_collective_bytes_equal_the_theory(tiny: str, shards: int) -> None:
 
 @pytest.mark.parametrize("checkpointing", ["true", "false"])
 def test_exchanges_of_ranks_that_share_a_microbatch(tiny: str, checkpointing: str) -> None:
-    """Each layer exchanges queries, keys, values and output, once for each pass through it.
+    """Layers exchange queries, keys, values and output, once for each pass.
 
     The ranks divide the arithmetic of the layers and of attention.
     """

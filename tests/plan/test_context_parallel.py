@@ -26,7 +26,7 @@ def problem_texts(plan: Plan) -> list[str]:
 
 
 def test_each_rank_keeps_its_share_of_a_microbatch() -> None:
-    """A group has twice the completions of a rank, and each rank half of the positions."""
+    """A group has twice the completions, and each rank half of the positions."""
     alone, shared = gpu_plan(QWEN, FOUR, gpus=5), gpu_plan(QWEN, *SHARED, gpus=5)
     assert shared.learner.microbatch_rows == 2 * alone.learner.microbatch_rows
     assert shared.shape is not None
@@ -37,6 +37,12 @@ def test_each_rank_keeps_its_share_of_a_microbatch() -> None:
     long_rows = [gpu_plan(QWEN, *overrides, *limits, gpus=5) for overrides in ((FOUR,), SHARED)]
     assert activations(long_rows[1]) == activations(long_rows[0]) / 2
     assert long_rows[1].learner.microbatches == 2 * long_rows[0].learner.microbatches
+
+
+def test_the_key_is_named_where_a_microbatch_is_too_large() -> None:
+    limits = ("train.gradient_accumulation_steps=32", "inference_model.max_tokens=200000")
+    (text,) = (text for text in problem_texts(gpu_plan(QWEN, FOUR, *limits, gpus=5)) if "phase optimize needs" in text)
+    assert "train_model.context_parallel" in text
 
 
 def test_a_group_in_the_report() -> None:
@@ -63,8 +69,8 @@ def test_scorers_with_devices_of_their_own_score_whole_microbatches() -> None:
 def test_key_value_heads_that_cannot_be_divided() -> None:
     (text,) = problem_texts(gpu_plan(QWEN, FOUR, "train_model.context_parallel=4", gpus=5))
     assert text == (
-        "train_model.context_parallel=4 with model.name=Qwen/Qwen2.5-3B-Instruct: the model has 2 key-value heads, which "
-        "are divided evenly among the ranks; set train_model.context_parallel to a divisor of 2"
+        "train_model.context_parallel=4 with model.name=Qwen/Qwen2.5-3B-Instruct: the model has 2 key-value heads, "
+        "which are divided evenly among the ranks; set train_model.context_parallel to a divisor of 2"
     )
 
 

@@ -8,6 +8,7 @@ from transformers import LlamaForCausalLM
 from tests.tiny_models import tiny_llama
 from torchgrpo.batches.batch import Tokens
 from torchgrpo.training.context_parallel import ContextGroup, join_context_group
+from torchgrpo.training.packed_sequence import pack_rows, slice_sequence
 from torchgrpo.training.rank_actor import RankProcess
 from torchgrpo.training.response_scorer import ResponseScorer
 
@@ -19,7 +20,10 @@ def exact_llama() -> LlamaForCausalLM:
 def score_and_differentiate(
     tokens: Tokens, context: ContextGroup | None, checkpointing: bool
 ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """Returns log-probs, entropies and gradients of a model in float64, for rows with temperatures of their own."""
+    """Returns log-probs, entropies and gradients of a model in float64.
+
+    The rows have temperatures of their own.
+    """
     model = exact_llama()
     if checkpointing:
         model.train().gradient_checkpointing_enable()
@@ -50,8 +54,6 @@ class ContextRank(RankProcess):
 
     def count_targets(self, tokens: Tokens) -> tuple[int, int]:
         """Returns the numbers of positions and of loss tokens that this rank computes."""
-        from torchgrpo.training.packed_sequence import pack_rows, slice_sequence
-
         assert self.context is not None
         own, targets = slice_sequence(pack_rows(tokens), self.context)
         return own.ids.shape[1], len(targets)

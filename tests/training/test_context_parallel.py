@@ -62,7 +62,10 @@ def sharing_learner(
 
 
 def rows_of(prompts: list[int], responses: list[int], loss: list[range] | None = None) -> Tokens:
-    """Builds rows of random tokens by their lengths; equal neighbouring lengths of prompts share the prompt."""
+    """Builds rows of random tokens by their lengths.
+
+    Prompts of equal length are equal. loss: response tokens of each row in the loss; None: all.
+    """
     generator = torch.Generator().manual_seed(3)
     count, width = len(prompts), max(responses)
     ids = torch.randint(2, 20, (max(prompts) + 1, max(prompts)), generator=generator)
@@ -90,7 +93,7 @@ ROWS = {
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("name", ROWS)
 def test_scores_and_gradients_equal_those_of_one_process(name: str, checkpointing: bool, context_ranks: Ranks) -> None:
-    """The ranks have the same scores bit for bit, and together the gradients of one process."""
+    """The ranks have equal scores, and together the gradients of one process."""
     expected = score_and_differentiate(ROWS[name], None, checkpointing)
     first, second = call_all(context_ranks, "score", ROWS[name], checkpointing)
     for values, other in zip(first[:2], second[:2], strict=True):
@@ -103,7 +106,7 @@ def test_scores_and_gradients_equal_those_of_one_process(name: str, checkpointin
 
 
 def test_each_rank_computes_its_slice(context_ranks: Ranks) -> None:
-    """Slices have equal lengths, and each loss token is in one of them; a slice may have none."""
+    """Slices have equal lengths, and each loss token is in one of them."""
     counts = {name: call_all(context_ranks, "count_targets", ROWS[name]) for name in ROWS}
     assert counts["loss in the first slice alone"] == [(7, 3), (7, 0)]
     assert counts["loss in the last slice alone"] == [(12, 0), (12, 3)]
@@ -126,7 +129,7 @@ def test_each_rank_computes_its_slice(context_ranks: Ranks) -> None:
 def test_training_options(
     train: dict[str, object], ranks: Ranks, model: str, groups: list[Group], tmp_path: Path
 ) -> None:
-    """The loss has a reference, and two groups without a gradient have microbatches of their own."""
+    """The loss has a reference."""
     one = in_one_process(config_of(model, 1, **train), tmp_path)
     assert_equal_training(one, sharing_learner(ranks, model, tmp_path, **train), groups, count=3)
 

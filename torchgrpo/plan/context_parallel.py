@@ -5,7 +5,7 @@ The module imports no torch.
 
 
 def context_problem(size: int, packs: bool, kv_heads: int, key: str, name: str) -> str | None:
-    """Returns the reason why `size` ranks cannot compute a microbatch of a model together, or None.
+    """Returns why `size` ranks cannot compute a microbatch together, or None.
 
     packs: whether the rows of the model are packed. kv_heads: its key-value heads. key, name: the setting that names
     the model, and its value.

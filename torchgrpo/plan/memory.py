@@ -22,10 +22,7 @@ CONTEXT_BYTES = 1.5 * GIB
 """CUDA context, libraries, and the captured graphs that a sleeping engine keeps."""
 MASTER_BUCKET, MASTER_BUCKET_BYTES = 1 << 26, 10
 """Parameters that the optimizer step of a bfloat16 model converts to float32 at one time, and bytes per parameter."""
-BATCH_KNOBS = (
-    "train.max_tokens_per_microbatch, gradient_accumulation_steps, train_model.context_parallel, "
-    "inference_model.max_tokens"
-)
+BATCH_KNOBS = "train.max_tokens_per_microbatch, gradient_accumulation_steps, inference_model.max_tokens"
 CHECKPOINTING = "train.gradient_checkpointing"
 HEAD_KNOBS = "train.log_prob_chunk_size"
 GATHERED_PARAMETERS, GATHERED_KNOB = "gathered parameters", "train_model.num_devices=1 gathers none"
@@ -224,7 +221,7 @@ def scoring_uses(
     batch = longest_microbatch(config, shape, not widths.fused_head, context)
     gathered = gathered_bytes(shape, widths, ranks)
     block = activations.block_scoring_bytes(shape, batch, widths) + batch.mask * (1 + widths.factor)
-    layer = MemoryUse("one layer's activations", block, BATCH_KNOBS)
+    layer = MemoryUse("one layer's activations", block, _batch_knobs(config))
     head = MemoryUse("output head", activations.head_forward_bytes(shape, batch, widths, 1), HEAD_KNOBS)
     moments = [
         [MemoryUse(GATHERED_PARAMETERS, 2 * (gathered.outside + gathered.layer), gathered_knob)],
@@ -232,6 +229,11 @@ def scoring_uses(
         [MemoryUse(GATHERED_PARAMETERS, gathered.outside + gathered.layer, gathered_knob), head],
     ]
     return max(moments, key=_total_bytes)
+
+
+def _batch_knobs(config: Config) -> str:
+    """Returns the keys that change a microbatch; several ranks may also share one."""
+    return BATCH_KNOBS if config.train_model.ranks == 1 else f"{BATCH_KNOBS}, train_model.context_parallel"
 
 
 def _total_bytes(uses: Sequence[MemoryUse]) -> float:
@@ -258,6 +260,7 @@ def _optimize_uses(config: Config, shape: ModelShape, on_cpu: bool, gradients: M
     has_earlier_gradients = rank_microbatches(config, shape) > 1
     earlier = gradients.bytes if has_earlier_gradients else 0.0
     kept_share = kept_sum_share(config, has_earlier_gradients)
+    knobs = _batch_knobs(config)
 
     def moment(
         own_use: MemoryUse, units: float, gradient: float = earlier, layers: int = shape.num_layers
@@ -267,7 +270,7 @@ def _optimize_uses(config: Config, shape: ModelShape, on_cpu: bool, gradients: M
         return [
             MemoryUse(gradients.name, gradient, gradients.knobs),
             MemoryUse("gradients summed over copies", sums * (shape.num_layers - layers), "train_model.shard_size"),
-            MemoryUse(f"activations of {batch.positions} tokens", activations, f"{BATCH_KNOBS}, {CHECKPOINTING}"),
+            MemoryUse(f"activations of {batch.positions} tokens", activations, f"{knobs}, {CHECKPOINTING}"),
             MemoryUse("half-precision weights", copied, f"{CHECKPOINTING}, model.dtype"),
             MemoryUse(GATHERED_PARAMETERS, units, GATHERED_KNOB),
             own_use,
@@ -278,7 +281,7 @@ def _optimize_uses(config: Config, shape: ModelShape, on_cpu: bool, gradients: M
     layer_bytes = max(backward, gathered.layer_gradient + gathered.layer_sum)
 
     def layer(head_gradient: float) -> MemoryUse:
-        return MemoryUse("backward pass of one layer", layer_bytes + head_gradient, BATCH_KNOBS)
+        return MemoryUse("backward pass of one layer", layer_bytes + head_gradient, knobs)
 
     forward = MemoryUse("output head", activations.head_forward_bytes(shape, batch, widths, 2), HEAD_KNOBS)
     head_back = activations.head_backward_bytes(shape, batch, widths, 2 if config.policy.uses_entropy else 1)

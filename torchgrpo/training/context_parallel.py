@@ -36,15 +36,21 @@ class ContextGroup:
     group: dist.ProcessGroup
 
     def check_model(self, model: PreTrainedModel, packs: bool) -> None:
-        """Raises ConfigError if the group cannot compute a model together. packs: whether its rows are packed."""
-        config = model.config
-        kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        """Raises ConfigError if the group cannot compute a model together.
+
+        packs: whether the rows of the model are packed.
+        """
+        raw = model.config.to_dict()
+        kv_heads = raw.get("num_key_value_heads") or raw["num_attention_heads"]
         problem = context_problem(self.size, packs, kv_heads, "model", type(model).__name__)
         if problem is not None:
             raise ConfigError(problem)
 
     def padded_length(self, length: int) -> int:
-        """Returns the length of a sequence that is padded, by at least one position, to slices of equal length."""
+        """Returns the length of a sequence that is padded to slices of equal length.
+
+        There is at least one position of padding, so that the segment of the padding is never empty.
+        """
         return (length // self.size + 1) * self.size
 
     def exchange(self, states: Tensor) -> Tensor:
@@ -54,8 +60,8 @@ class ContextGroup:
         positions and B its heads, the result is its positions of all heads.
         """
         parts = _AllToAll.apply(states[0].unflatten(0, (self.size, -1)), self.group)  # type: ignore[no-untyped-call]
-        joined: Tensor = parts.transpose(0, 1).flatten(1, 2)[None]
-        return joined
+        result: Tensor = parts.transpose(0, 1).flatten(1, 2)[None]
+        return result
 
     def join_values(self, values: Tensor, indices: Tensor, count: int) -> Tensor:
         """Joins values [m] of each rank's tokens to the values [count] of all tokens.
@@ -63,12 +69,12 @@ class ContextGroup:
         indices: int64 [m], tokens of this rank; every token belongs to one rank. The gradient of a rank's values is
         that of its own copy of the result, which every rank has.
         """
-        joined: Tensor = _JoinValues.apply(values, indices, count, self.group)  # type: ignore[no-untyped-call]
-        return joined
+        result: Tensor = _JoinValues.apply(values, indices, count, self.group)  # type: ignore[no-untyped-call]
+        return result
 
 
 def join_context_group(size: int, timeout: timedelta | None = None) -> ContextGroup | None:
-    """Joins the group of `size` consecutive ranks to which this one belongs; None for a group of one.
+    """Joins this rank's group of `size` consecutive ranks; returns None for a group of one.
 
     Every rank calls this at once. The group has a communicator of its own, so that no gathering of parameters delays
     an exchange.
@@ -80,7 +86,10 @@ def join_context_group(size: int, timeout: timedelta | None = None) -> ContextGr
 
 
 class _AllToAll(torch.autograd.Function):
-    """Sends part i of [size, ...] to rank i; part i of the result comes from rank i."""
+    """Sends part i of a tensor [size, ...] to rank i.
+
+    Part i of the result comes from rank i.
+    """
 
     @staticmethod
     def forward(ctx: Any, parts: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -95,9 +104,9 @@ class _AllToAll(torch.autograd.Function):
 
 def _exchange(parts: Tensor, group: dist.ProcessGroup) -> Tensor:
     parts = parts.contiguous()
-    received = torch.empty_like(parts)
-    dist.all_to_all_single(received, parts, group=group)
-    return received
+    result = torch.empty_like(parts)
+    dist.all_to_all_single(result, parts, group=group)
+    return result
 
 
 class _JoinValues(torch.autograd.Function):
@@ -106,9 +115,9 @@ class _JoinValues(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, values: Tensor, indices: Tensor, count: int, group: dist.ProcessGroup) -> Tensor:
         ctx.save_for_backward(indices)
-        joined = values.new_zeros(count).index_copy_(0, indices, values)
-        dist.all_reduce(joined, group=group)
-        return joined
+        total = values.new_zeros(count).index_copy_(0, indices, values)
+        dist.all_reduce(total, group=group)
+        return total
 
     @staticmethod
     @once_differentiable

@@ -66,14 +66,14 @@ def pack_rows(tokens: Tokens) -> PackedSequence:
     )
 
 
-def slice_sequence(packed: PackedSequence, context: ContextGroup) -> tuple[PackedSequence, Tensor]:
+def slice_sequence(sequence: PackedSequence, context: ContextGroup) -> tuple[PackedSequence, Tensor]:
     """Returns this rank's slice of a packed sequence, and which targets are in it.
 
     The sequence is padded to slices of equal length by a segment that no row attends to. The segments of the slice
     are those of the whole sequence; `target_positions` are positions in the slice. The targets in it are indices
     int64 [m] into the targets of the whole sequence.
     """
-    whole, length = packed.segments, packed.ids.shape[1]
+    whole, length = sequence.segments, sequence.ids.shape[1]
     padding = context.padded_length(length) - length
     segments = Segments(
         prompt_starts=pad(whole.prompt_starts, (0, 1), value=length),
@@ -85,9 +85,9 @@ def slice_sequence(packed: PackedSequence, context: ContextGroup) -> tuple[Packe
     )
     width = (length + padding) // context.size
     start = width * context.rank
-    targets = (packed.target_positions // width == context.rank).nonzero()[:, 0]
-    ids, positions = (pad(each, (0, padding))[:, start : start + width] for each in (packed.ids, packed.positions))
-    return PackedSequence(ids, positions, segments, packed.target_positions[targets] - start), targets
+    targets = (sequence.target_positions // width == context.rank).nonzero()[:, 0]
+    ids, positions = (pad(each, (0, padding))[:, start : start + width] for each in (sequence.ids, sequence.positions))
+    return PackedSequence(ids, positions, segments, sequence.target_positions[targets] - start), targets
 
 
 def _starts_new_prompt(tokens: Tokens) -> Tensor:

@@ -54,13 +54,13 @@ def step_seconds(plan: Plan, dry_run: DryRun) -> StepSeconds:
     inside = rates.link_gib_s if shards <= devices.ranks_per_node else rates.network_gib_s
     across = rates.link_gib_s if devices.ranks == devices.ranks_per_node else rates.network_gib_s
     sharded = (sent_bytes["all-gather"] + sent_bytes["reduce-scatter"]) * (shards - 1) / shards / (inside * GIB)
-    sharing = plan.config.train_model.context_parallel
-    near = rates.link_gib_s if devices.ranks_per_node % sharing == 0 else rates.network_gib_s
-    exchanged = sent_bytes["all-to-all"] * (sharing - 1) / sharing / (near * GIB)
+    size = plan.config.train_model.context_parallel
+    near = rates.link_gib_s if devices.ranks_per_node % size == 0 else rates.network_gib_s
+    exchange_seconds = sent_bytes["all-to-all"] * (size - 1) / size / (near * GIB)
     return StepSeconds(
         arithmetic=dry_run.flops / (rates.gpu_tflops * TERA),
         memory=dry_run.moved_bytes / (rates.gpu_bandwidth_gib_s * GIB),
-        links=sharded + exchanged + 2 * sent_bytes["all-reduce"] * (groups - 1) / groups / (across * GIB),
+        links=sharded + exchange_seconds + 2 * sent_bytes["all-reduce"] * (groups - 1) / groups / (across * GIB),
         optimizer=dry_run.optimizer_moved_bytes / (rates.gpu_bandwidth_gib_s * GIB),
         microbatches=plan.learner.microbatches,
     )
@@ -83,13 +83,13 @@ def collective_bytes(plan: Plan, shape: ModelShape) -> Counter[str]:
     counts["all-gather"] = round(2 * shape.num_layers * gathered.layer + gathered.outside)
     if shards < devices.ranks:
         counts["all-reduce"] = round(sums / shards)
-    sharing = plan.config.train_model.context_parallel
-    if sharing > 1:
-        batch = longest_microbatch(plan.config, shape, devices.on_cpu, sharing)
+    size = plan.config.train_model.context_parallel
+    if size > 1:
+        batch = longest_microbatch(plan.config, shape, devices.on_cpu, size)
         heads = 2 * (shape.num_heads + shape.num_kv_heads)
         passes = 3 if plan.config.train.gradient_checkpointing else 2
-        exchanged = passes * shape.num_layers * batch.positions * heads * shape.head_dim
-        counts["all-to-all"] = round(exchanged * widths.factor)
+        elements = passes * shape.num_layers * batch.positions * heads * shape.head_dim
+        counts["all-to-all"] = round(elements * widths.factor)
         tokens = longest_microbatch_rows(plan.config, shape) * plan.config.response_tokens
         counts["all-reduce"] += 2 * tokens * FLOAT
     return counts

@@ -184,7 +184,7 @@ def _prepared_worker(plan: Plan) -> Iterator[tuple[MeasuredWorker, MicrobatchTas
 
 @contextmanager
 def _fake_process_group(plan: Plan) -> Iterator[tuple[DeviceMesh, ContextGroup | None] | None]:
-    """Yields the device mesh and the context group of a fake process group; None for one rank.
+    """Yields mesh and context group of a fake process group; None for one rank.
 
     Both must be made outside the fake mode.
     """
