@@ -150,7 +150,7 @@ def check_ranks(config: Config) -> None:
         if ranks % size:
             raise ConfigError(
                 f"train_model.{key}={size} does not divide the {ranks} learner ranks "
-                f"(train_model.num_devices); set a divisor of {ranks}"
+                f"(train_model.num_devices); set a divisor of {ranks}, or change train_model.num_devices"
             )
     if model.num_nodes > 1 and model.devices is not None:
         raise ConfigError(

@@ -53,6 +53,7 @@ class ContextGroup:
         """
         return (length // self.size + 1) * self.size
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def exchange(self, states: Tensor) -> Tensor:
         """Exchanges [1, A, B, D] for [1, A / size, B * size, D].
 
