@@ -40,7 +40,7 @@ def test_each_rank_keeps_its_share_of_a_microbatch() -> None:
 
 
 def test_the_key_is_named_where_a_microbatch_is_too_large() -> None:
-    limits = ("train.gradient_accumulation_steps=32", "inference_model.max_tokens=200000")
+    limits = ("train.gradient_accumulation_steps=32", "inference_model.max_tokens=400000")
     (text,) = (text for text in problem_texts(gpu_plan(QWEN, FOUR, *limits, gpus=5)) if "phase optimize needs" in text)
     assert "train_model.context_parallel" in text
 
