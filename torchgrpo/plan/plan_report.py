@@ -149,10 +149,10 @@ def _devices_text(devices: tuple[int, ...], on_cluster: bool = False) -> str:
 
 def _batch_lines(plan: Plan) -> list[str]:
     config, size = plan.config, plan.config.train_model.context_parallel
-    groups = config.train_model.microbatch_groups
+    sharing = config.train_model.microbatch_groups
     steps, limit = plan.learner.microbatches, config.train.max_tokens_per_microbatch
     unit = f"groups of {size} ranks" if size > 1 else "ranks"
-    shared = f"{groups} {unit} x " if groups * size > 1 else ""
+    shared = f"{sharing} {unit} x " if sharing * size > 1 else ""
     microbatches = f"{shared}{steps} microbatches x {plan.learner.microbatch_rows}"
     if limit is not None:
         microbatches = f"{shared}at least {steps} microbatches of at most {limit} positions"

@@ -195,9 +195,9 @@ def model_problems(plan: Plan, shape: ModelShape) -> Iterator[Problem]:
         models.append(("ref_model", "ref_model.name", name, reference_shape))
     size = config.train_model.context_parallel
     for line, key, model_name, one in models:
-        text = context_problem(size, uses_packing(config, one), one.num_kv_heads, key, model_name)
-        if text is not None:
-            yield Problem(line, text)
+        problem = context_problem(size, uses_packing(config, one), one.num_kv_heads, key, model_name)
+        if problem is not None:
+            yield Problem(line, problem)
 
 
 def _length_messages(shape: ModelShape, longest: int, key: str, name: str) -> Iterator[str]:
