@@ -63,6 +63,21 @@ def test_ranks_that_are_killed_at_six_moments_lose_nothing(tmp_path: Path, monke
     assert_close(undisturbed, train_metrics(tmp_path / "two", TWO_RANKS, f"train.resume={fifth}"))
 
 
+def test_ranks_that_share_microbatches(tmp_path: Path) -> None:
+    """A run of two such ranks learns as one process, and resumes with equal bits."""
+    shared = (TWO_RANKS, "train_model.context_parallel=2")
+    rows = train_metrics(tmp_path / "shared", *shared)
+    expected = train_metrics(tmp_path / "one")
+    for row in (*rows, *expected):
+        row.pop("throughput/padding")  # a shared microbatch is padded by one or two positions
+    assert_close(expected, rows)
+    third = tmp_path / "shared" / "checkpoints" / "checkpoint_000003"
+    again = train_metrics(tmp_path / "again", *shared, f"train.resume={third}")
+    for row in again:
+        row.pop("throughput/padding")
+    assert again == rows[-len(again) :]
+
+
 def test_a_dead_rank_ends_the_run_with_the_newest_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     RankKiller(monkeypatch, "learner rank 1", ("update", 4))
     monkeypatch.setattr(ranks, "_GRACE_S", 600.0)  # on a busy machine Ray may report the death late

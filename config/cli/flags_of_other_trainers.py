@@ -94,8 +94,10 @@ _TEXTS = (
     ("use policy.aggregation=token_mean", "calculate_per_token_loss"),
     ("use train.gradient_checkpointing", "recompute_granularity recompute_activations"),
     ("use train_model.shard_size: optimizer states are sharded too", "use_distributed_optimizer"),
-    ("the learner shards parameters (train_model.num_devices, train_model.shard_size) and splits nothing else",
-     "sequence_parallel pipeline_parallel_size tp_size pp_size sp_size"),
+    ("use train_model.context_parallel, for ranks that divide a sequence", "sp_size"),
+    ("the learner shards parameters (train_model.num_devices, train_model.shard_size), divides sequences "
+     "(train_model.context_parallel) and splits nothing else",
+     "sequence_parallel pipeline_parallel_size tp_size pp_size"),
     ("use train.wait_timeout_s", "distributed_timeout_minutes"),
     ("the tokenizer is that of model.name", "tokenizer_type tokenizer_model"),
     ("kernels are chosen by torch and vLLM; the settings are model.attn_implementation and train.compile",

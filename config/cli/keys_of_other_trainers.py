@@ -140,6 +140,8 @@ _NAMES = {
     "train_model.offload=all": "param_offload cpu_offload fsdp_offload_enabled",
     "train_model.offload=optimizer": "optimizer_offload adam_offload",
     "train_model.shard_size": "fsdp_size",
+    "train_model.context_parallel":
+        "ulysses_sequence_parallel_size context_parallel_size dtensor_cfg.context_parallel_size",
     "train_model.lora.alpha": "lora_alpha",
     "train_model.lora.dropout": "lora_dropout",
     "train_model.lora.enabled": "use_peft",

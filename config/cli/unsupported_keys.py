@@ -37,7 +37,6 @@ _TEXTS = (
     ("not needed: the loss never holds all logits (train.log_prob_chunk_size)", "use_liger_kernel"),
     ("prompts are built in the process of the learner; env.reward_workers processes score completions",
      "dataloader_num_workers"),
-    ("sequences are not split over devices", "ulysses_sequence_parallel_size"),
     (_NO_CRITIC, "critic_warmup critic_learning_rate critic_pretrain cliprange_value vf_coef"),
     ("policy.discount is the only discount per token; without a critic there is no lambda", "gamma lam lambd"),
     ("no batch is skipped by its mean ratio; policy.ratio_max and policy.dual_clip bound the ratio of each token",
@@ -87,10 +86,10 @@ _TEXTS = (
     ("an evaluation has no batch size; inference_model.max_num_seqs bounds the concurrent completions of an engine",
      "per_device_eval_batch_size val_batch_size eval.batch_size eval_batch_size"),
     ("every optimizer step is logged", "logging_steps logging_strategy logging_frequency"),
-    ("the learner shards parameters (train_model.num_devices, train_model.shard_size) and splits nothing else",
-     "pipeline_model_parallel_size context_parallel_size expert_model_parallel_size dtensor_cfg.tensor_parallel_size "
-     "megatron.tensor_model_parallel_size dtensor_cfg.sequence_parallel dtensor_cfg.context_parallel_size "
-     "megatron_cfg.tensor_model_parallel_size"),
+    ("the learner shards parameters (train_model.num_devices, train_model.shard_size), divides sequences "
+     "(train_model.context_parallel) and splits nothing else",
+     "pipeline_model_parallel_size expert_model_parallel_size dtensor_cfg.tensor_parallel_size "
+     "megatron.tensor_model_parallel_size dtensor_cfg.sequence_parallel megatron_cfg.tensor_model_parallel_size"),
     ("train.export sets whether models are written beside checkpoints",
      "save_hf_ckpt save_only_model save_safetensors"),
     ("DeepSpeed is not used; train_model.shard_size sets the number of GPUs that share one copy of the model",

@@ -145,16 +145,22 @@ def check_batches(config: Config) -> None:
 def check_ranks(config: Config) -> None:
     """Checks the numbers of ranks, nodes and shards, and the settings that exclude several ranks."""
     model, ranks = config.train_model, config.train_model.ranks
-    for key, size in (("num_nodes", model.num_nodes), ("shard_size", model.shards)):
+    sizes = {"num_nodes": model.num_nodes, "shard_size": model.shards, "context_parallel": model.context_parallel}
+    for key, size in sizes.items():
         if ranks % size:
             raise ConfigError(
                 f"train_model.{key}={size} does not divide the {ranks} learner ranks "
-                f"(train_model.num_devices); set a divisor of {ranks}"
+                f"(train_model.num_devices); set a divisor of {ranks}, or change train_model.num_devices"
             )
     if model.num_nodes > 1 and model.devices is not None:
         raise ConfigError(
             f"train_model.devices={model.devices} with train_model.num_nodes={model.num_nodes}: Ray chooses "
             "the GPUs on its nodes; remove train_model.devices and set train_model.num_devices"
+        )
+    if model.context_parallel > 1 and not config.train.packing:
+        raise ConfigError(
+            f"train_model.context_parallel={model.context_parallel} with train.packing=false: only a packed sequence "
+            "is divided among ranks; set train.packing=true, or train_model.context_parallel=1"
         )
     if ranks > 1 and config.train.mixed_precision == "fp16":
         raise ConfigError(

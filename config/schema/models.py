@@ -83,6 +83,10 @@ class TrainModelConfig:
     """Number of ranks that share one copy of the parameters. With fewer than `num_devices`, each group of this
     many ranks has its own copy (HSDP): more memory, less traffic between nodes. Must divide `num_devices`.
     Unset: all ranks."""
+    context_parallel: int = 1
+    """Number of ranks that compute each microbatch together, for responses that do not fit one GPU. Each computes
+    a slice of the packed sequence, and a part of the heads in attention (Ulysses). Must divide `num_devices` and
+    the model's key-value heads; needs `train.packing`."""
     offload: str = "none"
     """Tensors in host memory: `none`; `optimizer`, the optimizer states, which are copied to the GPU for the
     step; `all`, also parameters and gradients, and the step runs on the CPU. Only for GPUs: less GPU memory,
@@ -96,7 +100,7 @@ class TrainModelConfig:
 
     def __post_init__(self) -> None:
         check_choice("train_model.offload", self.offload, ("none", "optimizer", "all"))
-        for key in ("num_devices", "num_nodes", "shard_size", "num_threads"):
+        for key in ("num_devices", "num_nodes", "shard_size", "context_parallel", "num_threads"):
             check_minimum(f"train_model.{key}", vars(self)[key], 1)
 
     @property
@@ -109,6 +113,11 @@ class TrainModelConfig:
     def shards(self) -> int:
         """Number of ranks that share one copy of the parameters."""
         return self.shard_size or self.ranks
+
+    @property
+    def microbatch_groups(self) -> int:
+        """Number of groups of ranks that each compute microbatches of their own."""
+        return self.ranks // self.context_parallel
 
 
 @dataclass

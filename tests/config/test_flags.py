@@ -70,6 +70,7 @@ MEGATRON = {
     "use-distributed-optimizer": "train_model.shard_size",
     "tensor-model-parallel-size": "inference_model.tensor_parallel_size",
     "pipeline-model-parallel-size": "splits nothing else", "sequence-parallel": "splits nothing else",
+    "context-parallel-size": "train_model.context_parallel",
     "distributed-timeout-minutes": "train.wait_timeout_s", "tokenizer-type": "model.name",
     "tokenizer-model": "model.name", "num-layers": "model.name", "hidden-size": "model.name",
     "transformer-impl": "model.attn_implementation", "attention-backend": "model.attn_implementation",

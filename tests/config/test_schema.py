@@ -173,6 +173,9 @@ def test_every_field_is_read_by_code_and_documented() -> None:
     ("num_devices=8 num_nodes=3", "num_nodes=3 does not divide the 8 learner ranks"),
     ("num_devices=8 shard_size=16", "shard_size=16 does not divide the 8 learner ranks"),
     ("devices=[0,1] shard_size=3", "shard_size=3 does not divide the 2 learner ranks"),
+    ("num_devices=8 context_parallel=3", "context_parallel=3 does not divide the 8 learner ranks"),
+    ("context_parallel=2", "context_parallel=2 does not divide the 1 learner ranks (train_model.num_devices)"),
+    ("context_parallel=0", "train_model.context_parallel=0: must be at least 1"),
     ("devices=[0,1] num_nodes=2", "train_model.devices=[0, 1] with train_model.num_nodes=2"),
     ("offload=all", "train_model.offload=all with device=cpu"),
     ("offload=disk", "choose one of none, optimizer, all"),
@@ -222,7 +225,17 @@ def test_ranks_and_shards() -> None:
     assert (listed.ranks, listed.shards) == (2, 2)
     hybrid = ("train_model.num_devices=16", "train_model.num_nodes=2", "train_model.shard_size=8")
     groups = make_config("grpo_gsm8k", *hybrid).train_model
-    assert (groups.ranks, groups.shards) == (16, 8)
+    assert (groups.ranks, groups.shards, groups.microbatch_groups) == (16, 8, 16)
+    shared = make_config("grpo_gsm8k", *hybrid, "train_model.context_parallel=4").train_model
+    assert (shared.ranks, shared.shards, shared.microbatch_groups) == (16, 8, 4)
+
+
+def test_padded_rows_are_not_divided_among_ranks() -> None:
+    shared = ("train_model.num_devices=2", "train_model.context_parallel=2")
+    assert quickstart_error_message(*shared, "train.packing=false") == (
+        "train_model.context_parallel=2 with train.packing=false: only a packed sequence is divided among ranks; set "
+        "train.packing=true, or train_model.context_parallel=1"
+    )
 
 
 @pytest.mark.parametrize(("backend", "names"), [

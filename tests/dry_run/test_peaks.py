@@ -43,6 +43,8 @@ COPY_OVERRIDES = {
     "bfloat16": ("train_model.shard_size=1", "model.dtype=bfloat16"),
     "on the host": ("train_model.shard_size=2", "train_model.offload=all"),
     "one microbatch": ("train_model.shard_size=2", "train.gradient_accumulation_steps=1"),
+    "shared microbatches": ("train_model.context_parallel=2", "train_model.shard_size=2"),
+    "adapters of shared microbatches": ("train_model.context_parallel=2", "train_model.lora.enabled=true"),
     "adapters": ("train_model.shard_size=1", "train_model.lora.enabled=true"),
 }
 

@@ -1,6 +1,8 @@
 """Tests the dry run of one rank's step: traffic, FLOPs, peaks, output, exit code."""
 
 import json
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -50,6 +52,33 @@ def test_collective_bytes_equal_the_theory(tiny: str, shards: int) -> None:
     output = format_dry_run(plan, plan.shape, dry_run)
     assert f"rank             0 of 8 on 1 node(s), shards over {shards}" in output
     assert "reduce-scatter" in output and "assumed:" in output
+
+
+@pytest.mark.parametrize("checkpointing", ["true", "false"])
+def test_exchanges_of_ranks_that_share_a_microbatch(tiny: str, checkpointing: str) -> None:
+    """Layers exchange queries, keys, values and output, once for each pass.
+
+    The ranks divide the arithmetic of the layers and of attention.
+    """
+    common = (tiny, "train_model.num_devices=2", "inference_model.max_tokens=1000", "policy.kl_coef=0")
+    common = (*common, f"train.gradient_checkpointing={checkpointing}")
+    plan = plan_of(*common, "train_model.context_parallel=2")
+    assert plan.shape is not None
+    dry_run, expected = dry_run_step(plan), collective_bytes(plan, plan.shape)
+    assert set(dry_run.sent_bytes) == set(expected)
+    for name, size in expected.items():
+        assert dry_run.sent_bytes[name] == pytest.approx(size, rel=0.02), name
+    passes = 3 if checkpointing == "true" else 2
+    assert dry_run.collective_calls["all-to-all"] == 4 * passes * plan.shape.num_layers
+    assert dry_run.collective_calls["all-reduce"] == 2
+    without_exchanges = replace(dry_run, sent_bytes=dry_run.sent_bytes - Counter({"all-to-all": 1 << 60}))
+    sent_share = dry_run.sent_bytes["all-to-all"] / 2 / (plan.config.machine.link_gib_s * GIB)
+    seconds, fewer = step_seconds(plan, dry_run), step_seconds(plan, without_exchanges)
+    assert seconds.links - fewer.links == pytest.approx(sent_share)
+    assert "all-to-all" in format_dry_run(plan, plan.shape, dry_run)
+    alone = plan_of(*common)
+    assert 2 * alone.learner.microbatch_rows == plan.learner.microbatch_rows
+    assert dry_run.flops == pytest.approx(dry_run_step(alone).flops, rel=0.02)
 
 
 def test_floating_point_operations_of_a_microbatch(tiny: str) -> None:

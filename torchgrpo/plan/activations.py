@@ -23,7 +23,7 @@ class MicrobatchSizes:
 
     positions: positions that pass the layers. keys: attended keys, summed over the rows. mask: elements of the boolean
     attention mask, a byte each, which all blocks share. targets: response tokens. chunk: response tokens whose logits
-    exist at one time.
+    exist at one time. is_shared: whether the microbatch is divided among ranks.
     """
 
     positions: int
@@ -31,6 +31,7 @@ class MicrobatchSizes:
     mask: int
     targets: int
     chunk: int
+    is_shared: bool = False
 
 
 @dataclass(frozen=True)
@@ -67,12 +68,12 @@ def block_bytes(shape: ModelShape, batch: MicrobatchSizes, widths: ElementWidths
     result once for each of the five matrices that read it; without a cast the matrices share it. Attention keeps
     queries and output, keys and values repeated for every query head (kernels take a mask with equal heads only), and
     the mask as numbers. The MLP keeps both products of the gate, its activation and their product. An adapter keeps a
-    second copy of the output projection's input.
+    second copy of the output projection's input, and so does attention whose output goes to other ranks.
     """
     width, heads = shape.hidden_size, shape.num_heads * shape.head_dim
     norms = 2 * width * (FLOAT + (widths.stream if widths.trains_weights else 0))
     matrix_input_bytes = (5 if widths.has_autocast_copies else 2) * width * widths.factor
-    attention = (2 if widths.trains_weights else 3) * heads * widths.factor
+    attention = (2 + (not widths.trains_weights) + batch.is_shared) * heads * widths.factor
     mlp = (4 if shape.gated_mlp else 2) * shape.intermediate_size * widths.factor
     attended = 2 * batch.keys * heads * widths.factor + batch.mask * widths.factor
     return batch.positions * (norms + matrix_input_bytes + attention + mlp) + attended

@@ -85,10 +85,12 @@ def make_plan(config: Config, is_overlapped: bool, machine: Machine, folder: Pat
         weight_check=_weight_check(config, engine, learner, shape),
         notes=devices.notes,
     )
-    ranks, rows = config.train_model.ranks, config.optim_batch_size
-    if rows < ranks:
+    groups, rows = config.train_model.microbatch_groups, config.optim_batch_size
+    if rows < groups:
+        size = config.train_model.context_parallel
         idle = (
-            f"an optimizer step has {rows} completions, so {ranks - rows} of {ranks} learner ranks are idle: "
+            f"an optimizer step has {rows} completions, so {(groups - rows) * size} of {groups * size} learner ranks "
+            "are idle: "
             "raise train.optim_batch_size, or lower train_model.num_devices"
         )
         plan = replace(plan, notes=(*plan.notes, idle))

@@ -170,10 +170,10 @@ def train_phases(
         return Phase(name, (*resident, *(use for use in uses if use.bytes)))
 
     visitor = [_reference_use(config, reference_shape)] if reference == "visiting" else []
-    score_uses = scoring_uses(config, shape, learner_widths(config, on_cpu), ranks)
+    score_uses = scoring_uses(config, shape, learner_widths(config, on_cpu), ranks, context=model.context_parallel)
     if reference != "elsewhere":
         widths = reference_widths(config, on_cpu, ranks)
-        reference_uses = scoring_uses(config, reference_shape, widths, ranks)
+        reference_uses = scoring_uses(config, reference_shape, widths, ranks, context=model.context_parallel)
         score_uses = max(score_uses, reference_uses, key=_total_bytes)
     factor = learner_widths(config, on_cpu).factor if model.lora.quantized else 0
     largest = shape.hidden_size * shape.intermediate_size
@@ -205,18 +205,23 @@ def gradient_use(config: Config, shape: ModelShape) -> MemoryUse:
 
 
 def scoring_uses(
-    config: Config, shape: ModelShape, widths: ElementWidths, ranks: int, gathered_knob: str = GATHERED_KNOB
+    config: Config,
+    shape: ModelShape,
+    widths: ElementWidths,
+    ranks: int,
+    gathered_knob: str = GATHERED_KNOB,
+    context: int = 1,
 ) -> list[MemoryUse]:
     """Returns the peak memory of a pass for log-probs without gradients.
 
     The peak is in the gathered parameters at the root, in one block, or in the output head.
     ranks: number of ranks that share a copy of the scoring model's parameters. gathered_knob: keys that change the
-    gathered bytes.
+    gathered bytes. context: number of ranks that score a microbatch together.
     """
-    batch = longest_microbatch(config, shape, on_cpu=not widths.fused_head)
+    batch = longest_microbatch(config, shape, not widths.fused_head, context)
     gathered = gathered_bytes(shape, widths, ranks)
     block = activations.block_scoring_bytes(shape, batch, widths) + batch.mask * (1 + widths.factor)
-    layer = MemoryUse("one layer's activations", block, BATCH_KNOBS)
+    layer = MemoryUse("one layer's activations", block, _batch_knobs(config))
     head = MemoryUse("output head", activations.head_forward_bytes(shape, batch, widths, 1), HEAD_KNOBS)
     moments = [
         [MemoryUse(GATHERED_PARAMETERS, 2 * (gathered.outside + gathered.layer), gathered_knob)],
@@ -224,6 +229,11 @@ def scoring_uses(
         [MemoryUse(GATHERED_PARAMETERS, gathered.outside + gathered.layer, gathered_knob), head],
     ]
     return max(moments, key=_total_bytes)
+
+
+def _batch_knobs(config: Config) -> str:
+    """Returns the keys that change a microbatch; several ranks may also share one."""
+    return BATCH_KNOBS if config.train_model.ranks == 1 else f"{BATCH_KNOBS}, train_model.context_parallel"
 
 
 def _total_bytes(uses: Sequence[MemoryUse]) -> float:
@@ -237,7 +247,8 @@ def _optimize_uses(config: Config, shape: ModelShape, on_cpu: bool, gradients: M
     first block, and the sum over ranks of the gradients outside the blocks. With one microbatch per step, gradients and
     sums over copies of the parameters grow between the backward passes of the last and the first block.
     """
-    batch, widths = longest_microbatch(config, shape, on_cpu), learner_widths(config, on_cpu)
+    batch = longest_microbatch(config, shape, on_cpu, config.train_model.context_parallel)
+    widths = learner_widths(config, on_cpu)
     gathered = gathered_bytes(shape, widths, config.train_model.ranks)
     recomputes = config.train.gradient_checkpointing
     block = activations.block_bytes(shape, batch, widths)
@@ -249,6 +260,7 @@ def _optimize_uses(config: Config, shape: ModelShape, on_cpu: bool, gradients: M
     has_earlier_gradients = rank_microbatches(config, shape) > 1
     earlier = gradients.bytes if has_earlier_gradients else 0.0
     kept_share = kept_sum_share(config, has_earlier_gradients)
+    knobs = _batch_knobs(config)
 
     def moment(
         own_use: MemoryUse, units: float, gradient: float = earlier, layers: int = shape.num_layers
@@ -258,7 +270,7 @@ def _optimize_uses(config: Config, shape: ModelShape, on_cpu: bool, gradients: M
         return [
             MemoryUse(gradients.name, gradient, gradients.knobs),
             MemoryUse("gradients summed over copies", sums * (shape.num_layers - layers), "train_model.shard_size"),
-            MemoryUse(f"activations of {batch.positions} tokens", activations, f"{BATCH_KNOBS}, {CHECKPOINTING}"),
+            MemoryUse(f"activations of {batch.positions} tokens", activations, f"{knobs}, {CHECKPOINTING}"),
             MemoryUse("half-precision weights", copied, f"{CHECKPOINTING}, model.dtype"),
             MemoryUse(GATHERED_PARAMETERS, units, GATHERED_KNOB),
             own_use,
@@ -269,7 +281,7 @@ def _optimize_uses(config: Config, shape: ModelShape, on_cpu: bool, gradients: M
     layer_bytes = max(backward, gathered.layer_gradient + gathered.layer_sum)
 
     def layer(head_gradient: float) -> MemoryUse:
-        return MemoryUse("backward pass of one layer", layer_bytes + head_gradient, BATCH_KNOBS)
+        return MemoryUse("backward pass of one layer", layer_bytes + head_gradient, knobs)
 
     forward = MemoryUse("output head", activations.head_forward_bytes(shape, batch, widths, 2), HEAD_KNOBS)
     head_back = activations.head_backward_bytes(shape, batch, widths, 2 if config.policy.uses_entropy else 1)

@@ -23,8 +23,8 @@ def uses_packing(config: Config, shape: ModelShape | None) -> bool:
 
 
 def microbatch_rows(config: Config) -> int:
-    """Completions of one rank's microbatch without a limit on positions."""
-    shares = config.train_model.ranks * config.train.gradient_accumulation_steps
+    """Completions of one microbatch without a limit on positions."""
+    shares = config.train_model.microbatch_groups * config.train.gradient_accumulation_steps
     return math.ceil(config.optim_batch_size / shares)
 
 
@@ -33,11 +33,12 @@ def rank_microbatches(config: Config, shape: ModelShape | None) -> int:
 
     There are fewer than `train.gradient_accumulation_steps` if a rank has fewer completions.
     """
-    return math.ceil(config.optim_batch_size / (config.train_model.ranks * longest_microbatch_rows(config, shape)))
+    groups = config.train_model.microbatch_groups
+    return math.ceil(config.optim_batch_size / (groups * longest_microbatch_rows(config, shape)))
 
 
 def longest_microbatch_rows(config: Config, shape: ModelShape | None) -> int:
-    """Completions of one rank's microbatch if every prompt and response has the maximum length."""
+    """Completions of one microbatch if every prompt and response has the maximum length."""
     prompt, response = config.env.max_prompt_tokens, config.response_tokens
     positions = microbatch_tokens(config, shape)
     if uses_packing(config, shape):
@@ -59,11 +60,13 @@ def microbatch_tokens(config: Config, shape: ModelShape | None) -> int:
     return longest_positions if limit is None else min(longest_positions, max(limit, prompt + response))
 
 
-def longest_microbatch(config: Config, shape: ModelShape, on_cpu: bool) -> MicrobatchSizes:
-    """Returns the sizes of one microbatch of the longest prompts and responses.
+def longest_microbatch(config: Config, shape: ModelShape, on_cpu: bool, ranks: int = 1) -> MicrobatchSizes:
+    """Returns the sizes of one microbatch of the longest prompts and responses on a rank.
 
     In a packed microbatch keys are not repeated for every query head, and there is no mask. On a CPU, packed attention
-    gathers the keys and values of each response together with those of its prompt.
+    gathers the keys and values of each response together with those of its prompt. A rank that shares the microbatch
+    with others computes a slice of its positions, all of which may be response tokens, and a part of the keys' heads.
+    ranks: number of ranks that compute the microbatch together.
     """
     prompt, response = config.env.max_prompt_tokens, config.response_tokens
     positions, row_length = microbatch_tokens(config, shape), prompt + response
@@ -74,7 +77,8 @@ def longest_microbatch(config: Config, shape: ModelShape, on_cpu: bool) -> Micro
         if on_cpu:
             gathered_keys = targets * row_length // response + (positions - targets)
             keys = gathered_keys * shape.num_kv_heads // shape.num_heads + positions // 2
-        return MicrobatchSizes(positions, keys, 0, targets, chunk)
+        own = -(-positions // ranks)
+        return MicrobatchSizes(own, keys // ranks, 0, min(targets, own), chunk, is_shared=ranks > 1)
     rows = positions // row_length
     return MicrobatchSizes(positions, rows * row_length, rows * row_length * row_length, rows * response, chunk)
 

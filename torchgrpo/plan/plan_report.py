@@ -99,7 +99,9 @@ def _device_lines(plan: Plan) -> list[str]:
         nodes, kind = devices.ranks // devices.ranks_per_node, "no GPU" if devices.on_cpu else "a GPU"
         if devices.on_cluster:
             learner = f"{devices.ranks_per_node} on each of {nodes} node(s) of the Ray cluster, {kind} each"
-        learner = f"{devices.ranks} ranks, parameters sharded {sharded}: {learner}"
+        size = plan.config.train_model.context_parallel
+        shared = f"each microbatch on {size} of them, " if size > 1 else ""
+        learner = f"{devices.ranks} ranks, {shared}parameters sharded {sharded}: {learner}"
     lines = [format_line("train_model", learner), format_line("ref_model", _reference_text(plan))]
     kind = "in this process" if devices.in_process else "Ray actor"
     urls = plan.config.inference_model.urls
@@ -146,9 +148,11 @@ def _devices_text(devices: tuple[int, ...], on_cluster: bool = False) -> str:
 
 
 def _batch_lines(plan: Plan) -> list[str]:
-    config, ranks = plan.config, plan.config.train_model.ranks
+    config, size = plan.config, plan.config.train_model.context_parallel
+    sharing = config.train_model.microbatch_groups
     steps, limit = plan.learner.microbatches, config.train.max_tokens_per_microbatch
-    shared = f"{ranks} ranks x " if ranks > 1 else ""
+    unit = f"groups of {size} ranks" if size > 1 else "ranks"
+    shared = f"{sharing} {unit} x " if sharing * size > 1 else ""
     microbatches = f"{shared}{steps} microbatches x {plan.learner.microbatch_rows}"
     if limit is not None:
         microbatches = f"{shared}at least {steps} microbatches of at most {limit} positions"

@@ -11,12 +11,13 @@ from config.run_folder.checkpoints import checkpoint_model_path, checkpoints
 from config.schema.checks import device_setting
 from config.schema.config import Config
 from config.schema.errors import ConfigError
+from torchgrpo.plan.context_parallel import context_problem
 from torchgrpo.plan.disk import checkpoint_bytes, exported_model_bytes, max_stored_checkpoints
 from torchgrpo.plan.host_memory import host_bytes, host_uses
 from torchgrpo.plan.machine import ASSUMED_VLLM, Machine
 from torchgrpo.plan.make_plan import make_plan
 from torchgrpo.plan.memory import Phase, format_gib, kv_bytes_per_sequence, usable_bytes
-from torchgrpo.plan.microbatch_sizes import longest_row_tokens
+from torchgrpo.plan.microbatch_sizes import longest_row_tokens, uses_packing
 from torchgrpo.plan.model_shape import GIB, ModelShape, rope_limit_message
 from torchgrpo.plan.plan import Plan, count_used_gpus, kv_cache_per_device, scorer_fits_gpu, scorer_phase
 
@@ -189,6 +190,14 @@ def model_problems(plan: Plan, shape: ModelShape) -> Iterator[Problem]:
             f"inference_model.tensor_parallel_size={split} does not divide the {shape.num_heads} attention "
             f"heads of {config.model.name}: set a divisor",
         )
+    models = [("learner", "model.name", config.model.name, shape)]
+    if name is not None and reference_shape is not None and plan.reference.home == "learner ranks":
+        models.append(("ref_model", "ref_model.name", name, reference_shape))
+    size = config.train_model.context_parallel
+    for line, key, model_name, one in models:
+        problem = context_problem(size, uses_packing(config, one), one.num_kv_heads, key, model_name)
+        if problem is not None:
+            yield Problem(line, problem)
 
 
 def _length_messages(shape: ModelShape, longest: int, key: str, name: str) -> Iterator[str]:

@@ -15,6 +15,7 @@ from config.schema.errors import ConfigError
 from config.schema.models import ModelConfig
 from torchgrpo.plan.plan import LearnerPlan, Plan, ReferencePlan
 from torchgrpo.training.adapters import add_lora, peft_model_of
+from torchgrpo.training.context_parallel import ContextGroup
 from torchgrpo.training.layer_compilation import compile_layers
 from torchgrpo.training.model_loading import (
     load_frozen,
@@ -69,7 +70,9 @@ def make_models(config: Config, model: PreTrainedModel, plan: Plan) -> LearnerMo
     return LearnerModels(policy, scorer, reference)
 
 
-def make_sharded_models(config: Config, plan: Plan, mesh: DeviceMesh, device: torch.device) -> LearnerModels:
+def make_sharded_models(
+    config: Config, plan: Plan, mesh: DeviceMesh, device: torch.device, context: ContextGroup | None
+) -> LearnerModels:
     """Builds the models of a rank as shards over `mesh`.
 
     Every rank calls this at once. Rank 0 alone reads the files, except for a base in 4 bits, which every rank
@@ -84,7 +87,7 @@ def make_sharded_models(config: Config, plan: Plan, mesh: DeviceMesh, device: to
     with torch.no_grad():
         root(lambda: None)
     policy = root.model
-    scorer = make_scorer(config, policy, plan.learner, unsharded_context=root)
+    scorer = make_scorer(config, policy, plan.learner, unsharded_context=root, context=context)
     reference = None
     if plan.reference.home == "base of the LoRA policy":
         peft_model = peft_model_of(policy)
@@ -92,7 +95,8 @@ def make_sharded_models(config: Config, plan: Plan, mesh: DeviceMesh, device: to
         reference = ReferenceModel(scorer, scoring_context=peft_model.disable_adapter)
     elif plan.reference.home == "learner ranks":
         frozen = _shard_frozen_model(config, gathered_dtype, mesh, device, offload)
-        reference = ReferenceModel(make_scorer(config, frozen.model, plan.reference, unsharded_context=frozen))
+        scorer_of_frozen = make_scorer(config, frozen.model, plan.reference, unsharded_context=frozen, context=context)
+        reference = ReferenceModel(scorer_of_frozen)
     return LearnerModels(policy, scorer, reference, root)
 
 
@@ -190,6 +194,7 @@ def make_scorer(
     plan: LearnerPlan | ReferencePlan,
     autocast: torch.dtype | None = None,
     unsharded_context: UnshardedContext = no_sharding,
+    context: ContextGroup | None = None,
 ) -> ResponseScorer:
     """Builds the scorer of a model for the distribution that the engines sample from.
 
@@ -206,6 +211,7 @@ def make_scorer(
         min_p=inference.min_p,
         autocast_dtype=autocast,
         unsharded_context=unsharded_context,
+        context=context,
     )
 
 

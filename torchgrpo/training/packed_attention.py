@@ -24,6 +24,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from config.schema.errors import RunError
 from torchgrpo.plan.model_shape import plain_attention
+from torchgrpo.training.context_parallel import ContextGroup
 
 ATTENTION_NAME = "by_segments"
 PADDING_SHARE = 0.25
@@ -51,17 +52,25 @@ class Segments:
 
     prompt_starts, prompt_lengths: [P]. starts, lengths: [N], of the responses; a length may be 0.
     groups: [N], index of the prompt of each response.
+    context: ranks that compute the sequence together, each a slice of the positions; None: this process alone.
     attended_layers: number of model layers that have used these segments.
     """
 
     def __init__(
-        self, prompt_starts: Tensor, prompt_lengths: Tensor, starts: Tensor, lengths: Tensor, groups: Tensor
+        self,
+        prompt_starts: Tensor,
+        prompt_lengths: Tensor,
+        starts: Tensor,
+        lengths: Tensor,
+        groups: Tensor,
+        context: ContextGroup | None = None,
     ) -> None:
         self.prompt_starts = prompt_starts
         self.prompt_lengths = prompt_lengths
         self.starts = starts
         self.lengths = lengths
         self.groups = groups
+        self.context = context
         self.attended_layers = 0
         self._device_plans: dict[torch.device, Any] = {}
 
@@ -125,9 +134,14 @@ def _attend_by_segments(
     A compiled layer breaks its graph here, because the calls depend on the positions of the segments.
     """
     segments.attended_layers += 1
+    context = segments.context
+    if context is not None:
+        query, key, value = (context.exchange(each) for each in (query, key, value))
     if query.device.type in FLEX_DEVICE_TYPES and dropout == 0.0:
-        return _attend_with_flex(query, key, value, segments, scaling)
-    return segments.attention_calls(query.device).attend(query, key, value, scaling, dropout)
+        out = _attend_with_flex(query, key, value, segments, scaling)
+    else:
+        out = segments.attention_calls(query.device).attend(query, key, value, scaling, dropout)
+    return out if context is None else context.exchange(out)
 
 
 def _attend_with_flex(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scaling: float | None) -> Tensor:

@@ -13,8 +13,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from torchgrpo.batches.batch import Tokens
+from torchgrpo.training.context_parallel import ContextGroup
 from torchgrpo.training.packed_attention import Segments
 
 
@@ -62,6 +64,30 @@ def pack_rows(tokens: Tokens) -> PackedSequence:
         segments,
         previous[tokens.loss_mask],
     )
+
+
+def slice_sequence(sequence: PackedSequence, context: ContextGroup) -> tuple[PackedSequence, Tensor]:
+    """Returns this rank's slice of a packed sequence, and which targets are in it.
+
+    The sequence is padded to slices of equal length by a segment that no row attends to. The segments of the slice
+    are those of the whole sequence; `target_positions` are positions in the slice. The targets in it are indices
+    int64 [m] into the targets of the whole sequence.
+    """
+    whole, length = sequence.segments, sequence.ids.shape[1]
+    padding = context.padded_length(length) - length
+    segments = Segments(
+        prompt_starts=pad(whole.prompt_starts, (0, 1), value=length),
+        prompt_lengths=pad(whole.prompt_lengths, (0, 1), value=padding),
+        starts=whole.starts,
+        lengths=whole.lengths,
+        groups=whole.groups,
+        context=context,
+    )
+    width = (length + padding) // context.size
+    start = width * context.rank
+    targets = (sequence.target_positions // width == context.rank).nonzero()[:, 0]
+    ids, positions = (pad(each, (0, padding))[:, start : start + width] for each in (sequence.ids, sequence.positions))
+    return PackedSequence(ids, positions, segments, sequence.target_positions[targets] - start), targets
 
 
 def _starts_new_prompt(tokens: Tokens) -> Tensor:

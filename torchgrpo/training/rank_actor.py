@@ -20,6 +20,7 @@ from torchgrpo.batches.batch import Batch
 from torchgrpo.cluster.actor_calls import dump_own_stacks
 from torchgrpo.cluster.runtime import node_address
 from torchgrpo.plan.plan import Plan
+from torchgrpo.training.context_parallel import join_context_group
 from torchgrpo.training.forward_check import check_forward
 from torchgrpo.training.learner_models import make_sharded_models
 from torchgrpo.training.process_setup import prepare_process
@@ -135,7 +136,8 @@ class RankActor(RankProcess):
         prepare_process(config, plan.learner.num_threads, device)
         self._save_group = dist.new_group(backend="gloo", timeout=self.timeout)
         mesh = learner_mesh(device.type, plan.devices.ranks, plan.learner.shard_size)
-        models = make_sharded_models(config, plan, mesh, device)
+        context = join_context_group(config.train_model.context_parallel, self.timeout)
+        models = make_sharded_models(config, plan, mesh, device, context)
         check_forward(models.scorer, plan.weight_check.prompts, plan.weight_check.learner)
         self.worker = Worker(config, models, push_tensor_source(config, plan))
 

@@ -1,6 +1,7 @@
 """Starts a learner's ranks, and implements `Workers` by calls to them.
 
-Each rank holds a shard of every parameter, and works on a share of every batch.
+Each rank holds a shard of every parameter. Each group of `train_model.context_parallel` ranks works on a share of
+every batch: a worker in the sense of `Workers` is such a group, whose first rank answers.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -70,7 +71,8 @@ class RankWorkers:
         self.ranks: Ranks | None = ranks
         self._ranks = ranks
         ranks.wait_for_answers(ranks.begin_same_call("build", config, plan), "the model", patience=LOADING_PATIENCE)
-        self.count = plan.devices.ranks
+        self.count = config.train_model.microbatch_groups
+        self._group_size = config.train_model.context_parallel
         self.has_reference = plan.reference.home not in ("none", "own devices")
         self.packs = bool(self.call_all("packs"))
         self.vocab_size = int(self.call_all("vocab_size"))
@@ -80,15 +82,20 @@ class RankWorkers:
         return self._ranks.wait_for_answers(self._ranks.begin_same_call(method, *arguments), method)[0]
 
     def call_each(self, method: str, shares: Sequence[Sequence[Any]]) -> list[Any]:
-        calls = self._ranks.begin_call(method, [(share,) for share in shares])
-        return self._ranks.wait_for_answers(calls, method, patience=1 + max(map(len, shares)))
+        calls = self._ranks.begin_call(method, self._arguments(shares))
+        answers = self._ranks.wait_for_answers(calls, method, patience=1 + max(map(len, shares)))
+        return answers[:: self._group_size]
+
+    def _arguments(self, shares: Sequence[Sequence[Any]]) -> list[tuple[Sequence[Any]]]:
+        """Returns the arguments of every rank; the ranks of a group get the same share."""
+        return [(share,) for share in shares for _ in range(self._group_size)]
 
     def gradients(self, rounds: Iterator[list[MicrobatchTask]]) -> list[WorkerOutput]:
         step_calls = self._ranks.begin_same_call("begin_step")
-        calls = [self._ranks.begin_call("gradients", [([task],) for task in tasks]) for tasks in rounds]
+        calls = [self._ranks.begin_call("gradients", self._arguments([[task] for task in tasks])) for tasks in rounds]
         self._ranks.wait_for_answers(step_calls, "begin_step")
         outputs = [self._ranks.wait_for_answers(each, "gradients", patience=1 + len(calls)) for each in calls]
-        return [merge_outputs(own) for own in zip(*outputs, strict=True)]
+        return [merge_outputs(own) for own in zip(*(each[:: self._group_size] for each in outputs), strict=True)]
 
     def publish(self) -> list[RankTensor]:
         """Returns the tensors of a push, each gathered from its shards when read."""

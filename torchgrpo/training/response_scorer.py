@@ -16,9 +16,10 @@ from transformers import PreTrainedModel
 from config.schema.errors import RunError
 from torchgrpo.batches.batch import Tokens
 from torchgrpo.training.adapters import causal_model
+from torchgrpo.training.context_parallel import ContextGroup
 from torchgrpo.training.log_probs import selected_log_probs
 from torchgrpo.training.packed_attention import ATTENTION_NAME, supports_packing
-from torchgrpo.training.packed_sequence import pack_rows, packed_positions
+from torchgrpo.training.packed_sequence import pack_rows, packed_positions, slice_sequence
 from torchgrpo.training.sharding import UnshardedContext, no_sharding
 
 
@@ -45,6 +46,10 @@ class ResponseScorer:
             call passes the temperature of each row.
         autocast_dtype: autocast dtype of the forward pass; None: no autocast.
         unsharded_context: runs a function with unsharded parameters.
+        context: ranks that compute each packed sequence together; None: this process computes it alone.
+
+    Raises:
+        ConfigError: `context` with a model that does not support packing, or whose heads it does not divide.
     """
 
     model: nn.Module
@@ -56,6 +61,7 @@ class ResponseScorer:
     min_p: float = 0.0
     autocast_dtype: torch.dtype | None = None
     unsharded_context: UnshardedContext = no_sharding
+    context: ContextGroup | None = None
 
     def __post_init__(self) -> None:
         causal = causal_model(self.model)
@@ -63,6 +69,8 @@ class ResponseScorer:
         if self.packs:
             # Stays set, because activation checkpointing runs the attention again in the backward pass.
             causal.set_attn_implementation(ATTENTION_NAME)
+        if self.context is not None:
+            self.context.check_model(causal, self.packs)
 
     def __call__(
         self, tokens: Tokens, temperature: torch.Tensor | None = None, with_entropy: bool = False
@@ -90,6 +98,7 @@ class ResponseScorer:
         hidden_states = self._packed_hidden_states if self.packs else self._padded_hidden_states
         head = causal.get_output_embeddings()
         device = head.weight.device
+        targets = tokens.response[mask].to(device)
         divisor: float | torch.Tensor | None = self.temperature
         if divisor is None:
             assert temperature is not None, (
@@ -102,33 +111,46 @@ class ResponseScorer:
             enabled=self.autocast_dtype is not None,
             cache_enabled=False,  # each weight is used once; a cached copy would only occupy memory
         ):
-            return selected_log_probs(
-                hidden_states(causal, tokens).to(device, self.autocast_dtype),
+            hidden, own = hidden_states(causal, tokens)
+            own = None if own is None else own.to(device)
+            log_prob, entropy = selected_log_probs(
+                hidden.to(device, self.autocast_dtype),
                 head.weight,
                 head.bias,
-                tokens.response[mask].to(device),
-                temperature=divisor,
+                targets if own is None else targets[own],
+                temperature=divisor if own is None or isinstance(divisor, float) else divisor[own],
                 chunk_size=self.chunk_size,
                 with_entropy=with_entropy,
                 top_p=self.top_p,
                 top_k=self.top_k,
                 min_p=self.min_p,
             )
+        if self.context is None or own is None:
+            return log_prob, entropy
+        log_prob = self.context.join_values(log_prob, own, len(targets))
+        return log_prob, None if entropy is None else self.context.join_values(entropy, own, len(targets))
 
     def count_positions(self, tokens: Tokens) -> int:
         """Counts the positions that the model computes for [N] rows, padding included."""
         if self.packs:
-            return packed_positions(tokens)
+            positions = packed_positions(tokens)
+            return positions if self.context is None else self.context.padded_length(positions)
         lengths = tokens.prompt_mask.sum(1) + tokens.response_mask.sum(1)
         return len(tokens) * int(lengths.max())
 
-    def _packed_hidden_states(self, causal: PreTrainedModel, tokens: Tokens) -> torch.Tensor:
+    def _packed_hidden_states(
+        self, causal: PreTrainedModel, tokens: Tokens
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Computes the hidden states [M, D] that predict the loss tokens, from a packed sequence.
+
+        Also returns which of the loss tokens these are, int64 [M], if other ranks compute the others; else None.
 
         Raises:
             RunError: a layer did not attend by segments, and so mixed rows.
         """
-        packed, device = pack_rows(tokens), causal.device
+        packed, device, own = pack_rows(tokens), causal.device, None
+        if self.context is not None:
+            packed, own = slice_sequence(packed, self.context)
         hidden: torch.Tensor = causal.base_model(
             packed.ids.to(device),
             # transformers uses a four-dimensional mask unchanged instead of building an [L, L] mask from
@@ -144,9 +166,9 @@ class ResponseScorer:
                 f"only {packed.segments.attended_layers} of {layers} layers of {type(causal).__name__} used segment "
                 "attention: set train.packing=false"
             )
-        return hidden.index_select(0, packed.target_positions.to(hidden.device))
+        return hidden.index_select(0, packed.target_positions.to(hidden.device)), own
 
-    def _padded_hidden_states(self, causal: PreTrainedModel, tokens: Tokens) -> torch.Tensor:
+    def _padded_hidden_states(self, causal: PreTrainedModel, tokens: Tokens) -> tuple[torch.Tensor, None]:
         """Computes the hidden states [M, D] that predict the loss tokens, from padded rows.
 
         The padding is on the right. No token of a causal model attends to padding on its right.
@@ -156,7 +178,7 @@ class ResponseScorer:
         hidden: torch.Tensor = causal.base_model(ids, use_cache=False).last_hidden_state
         rows, columns = tokens.loss_mask.nonzero(as_tuple=True)
         predicting = prompt_lengths[rows] + columns - 1
-        return hidden[rows.to(hidden.device), predicting.to(hidden.device)]
+        return hidden[rows.to(hidden.device), predicting.to(hidden.device)], None
 
 
 def padded_rows(tokens: Tokens) -> tuple[torch.Tensor, torch.Tensor]:

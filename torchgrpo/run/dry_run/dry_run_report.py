@@ -18,7 +18,8 @@ KNOBS = {
     "unsharded gradients": "train_model.lora.enabled",
     "gathered parameters": "model.name",
     "reference": "ref_model.num_devices, ref_model.dtype, train_model.num_devices",
-    "activations": "train.gradient_accumulation_steps, train.gradient_checkpointing, inference_model.max_tokens",
+    "activations": "train.gradient_accumulation_steps, train.gradient_checkpointing, train_model.context_parallel, "
+    "inference_model.max_tokens",
     "temporary": "train.gradient_accumulation_steps, train.log_prob_chunk_size",
 }
 """Config keys that change the memory of a kind of tensor."""
@@ -91,7 +92,7 @@ def _memory_lines(plan: Plan, peaks: Peaks) -> Iterator[str]:
 
 def _traffic_lines(plan: Plan, shape: ModelShape, dry_run: DryRun) -> Iterator[str]:
     expected = collective_bytes(plan, shape)
-    for name in ("all-gather", "reduce-scatter", "all-reduce"):
+    for name in ("all-gather", "reduce-scatter", "all-reduce", "all-to-all"):
         calls, size = dry_run.collective_calls[name], dry_run.sent_bytes[name]
         if calls:
             yield format_line(name, f"{format_gib(size)} in {calls} calls; in theory {format_gib(expected[name])}")

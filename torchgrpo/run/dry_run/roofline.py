@@ -10,8 +10,10 @@ rates.
 from collections import Counter
 from dataclasses import dataclass
 
+from torchgrpo.plan.activations import FLOAT
 from torchgrpo.plan.fsdp_buffers import gathered_bytes
 from torchgrpo.plan.memory import learner_widths
+from torchgrpo.plan.microbatch_sizes import longest_microbatch, longest_microbatch_rows
 from torchgrpo.plan.model_shape import GIB, ModelShape
 from torchgrpo.plan.plan import Plan
 from torchgrpo.run.dry_run.step import DryRun
@@ -43,7 +45,8 @@ def step_seconds(plan: Plan, dry_run: DryRun) -> StepSeconds:
     """Computes the minimum seconds of an optimizer step.
 
     All-gather and reduce-scatter run in a ring over the n ranks of a shard group, and each sends (n - 1) / n of the
-    whole tensor. An all-reduce is a reduce-scatter and an all-gather over the groups.
+    whole tensor. An all-reduce is a reduce-scatter and an all-gather over the groups. In an all-to-all of n ranks,
+    each sends (n - 1) / n of its tensor.
     """
     rates, sent_bytes = plan.config.machine, dry_run.sent_bytes
     devices, shards = plan.devices, plan.learner.shard_size
@@ -51,10 +54,13 @@ def step_seconds(plan: Plan, dry_run: DryRun) -> StepSeconds:
     inside = rates.link_gib_s if shards <= devices.ranks_per_node else rates.network_gib_s
     across = rates.link_gib_s if devices.ranks == devices.ranks_per_node else rates.network_gib_s
     sharded = (sent_bytes["all-gather"] + sent_bytes["reduce-scatter"]) * (shards - 1) / shards / (inside * GIB)
+    size = plan.config.train_model.context_parallel
+    near = rates.link_gib_s if devices.ranks_per_node % size == 0 else rates.network_gib_s
+    exchange_seconds = sent_bytes["all-to-all"] * (size - 1) / size / (near * GIB)
     return StepSeconds(
         arithmetic=dry_run.flops / (rates.gpu_tflops * TERA),
         memory=dry_run.moved_bytes / (rates.gpu_bandwidth_gib_s * GIB),
-        links=sharded + 2 * sent_bytes["all-reduce"] * (groups - 1) / groups / (across * GIB),
+        links=sharded + exchange_seconds + 2 * sent_bytes["all-reduce"] * (groups - 1) / groups / (across * GIB),
         optimizer=dry_run.optimizer_moved_bytes / (rates.gpu_bandwidth_gib_s * GIB),
         microbatches=plan.learner.microbatches,
     )
@@ -64,15 +70,26 @@ def collective_bytes(plan: Plan, shape: ModelShape) -> Counter[str]:
     """Computes the theoretical bytes of each collective of a microbatch, comparable with `DryRun.sent_bytes`.
 
     Layers are gathered for the forward and for the backward pass, parameters outside the layers once. All gradients
-    are summed in float32; over shard groups their shards are summed.
+    are summed in float32; over shard groups their shards are summed. Ranks that share a microbatch exchange queries,
+    keys, values and outputs of every layer, and their gradients; they sum log-probs and entropies in float32.
     """
     devices, shards = plan.devices, plan.learner.shard_size
     if devices.ranks == 1:
         return Counter()
-    gathered = gathered_bytes(shape, learner_widths(plan.config, devices.on_cpu), devices.ranks)
+    widths = learner_widths(plan.config, devices.on_cpu)
+    gathered = gathered_bytes(shape, widths, devices.ranks)
     sums = shape.num_layers * gathered.layer_sum + gathered.outside_sum
     counts = Counter({"reduce-scatter": round(sums)})
     counts["all-gather"] = round(2 * shape.num_layers * gathered.layer + gathered.outside)
     if shards < devices.ranks:
         counts["all-reduce"] = round(sums / shards)
+    size = plan.config.train_model.context_parallel
+    if size > 1:
+        batch = longest_microbatch(plan.config, shape, devices.on_cpu, size)
+        heads = 2 * (shape.num_heads + shape.num_kv_heads)
+        passes = 3 if plan.config.train.gradient_checkpointing else 2
+        elements = passes * shape.num_layers * batch.positions * heads * shape.head_dim
+        counts["all-to-all"] = round(elements * widths.factor)
+        tokens = longest_microbatch_rows(plan.config, shape) * plan.config.response_tokens
+        counts["all-reduce"] += 2 * tokens * FLOAT
     return counts

@@ -31,6 +31,7 @@ from torchgrpo.run.dry_run.flops import attention_flops, count_visible_pairs
 from torchgrpo.run.dry_run.measured_worker import MeasuredWorker, label_tensors
 from torchgrpo.run.dry_run.tensor_tracker import BytesByKind, MemoryTracker, TrafficTracker
 from torchgrpo.training.aggregation import BatchTotals
+from torchgrpo.training.context_parallel import ContextGroup, join_context_group
 from torchgrpo.training.learner_models import make_models, make_sharded_models
 from torchgrpo.training.model_loading import load_model
 from torchgrpo.training.packed_sequence import pack_rows
@@ -122,7 +123,7 @@ def _peaks(plan: Plan, worker: MeasuredWorker, task: MicrobatchTask) -> Peaks:
 
 
 def make_longest_microbatch(plan: Plan) -> Batch:
-    """Makes one rank's microbatch in which every prompt and response has the maximum length.
+    """Makes a microbatch in which every prompt and response has the maximum length.
 
     The prompts of a group are equal.
     """
@@ -165,14 +166,14 @@ def _prepared_worker(plan: Plan) -> Iterator[tuple[MeasuredWorker, MicrobatchTas
         batch.weight = batch.penalty = torch.ones_like(batch.sample_log_prob)
     totals = BatchTotals.from_batch(policy, batch)
     task = MicrobatchTask(batch, totals, policy.entropy_coef)
-    with _fake_process_group(plan) as mesh, use_fake_tensors(imitates_gpu=not plan.devices.on_cpu):
+    with _fake_process_group(plan) as groups, use_fake_tensors(imitates_gpu=not plan.devices.on_cpu):
         device, rank_plan = torch.device("cpu"), plan
         if plan.reference.home == "own devices":
             rank_plan = replace(plan, reference=ReferencePlan("none"))
-        if mesh is None:
+        if groups is None:
             models = make_models(plan.config, load_model(plan.config.model, device), rank_plan)
         else:
-            models = make_sharded_models(plan.config, rank_plan, mesh, device)
+            models = make_sharded_models(plan.config, rank_plan, groups[0], device, groups[1])
         worker = MeasuredWorker(plan, models)
         # The first step is not measured: the optimizer makes its states, and DTensor derives the sharding of Muon's
         # operations from whole tensors, which no rank holds in a real run.
@@ -182,10 +183,10 @@ def _prepared_worker(plan: Plan) -> Iterator[tuple[MeasuredWorker, MicrobatchTas
 
 
 @contextmanager
-def _fake_process_group(plan: Plan) -> Iterator[DeviceMesh | None]:
-    """Yields the device mesh of a fake process group; None for one rank.
+def _fake_process_group(plan: Plan) -> Iterator[tuple[DeviceMesh, ContextGroup | None] | None]:
+    """Yields mesh and context group of a fake process group; None for one rank.
 
-    The mesh must be made outside the fake mode.
+    Both must be made outside the fake mode.
     """
     ranks = plan.devices.ranks
     if ranks == 1:
@@ -193,6 +194,7 @@ def _fake_process_group(plan: Plan) -> Iterator[DeviceMesh | None]:
         return
     dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
     try:
-        yield learner_mesh("cpu", ranks, plan.learner.shard_size)
+        mesh = learner_mesh("cpu", ranks, plan.learner.shard_size)
+        yield mesh, join_context_group(plan.config.train_model.context_parallel)
     finally:
         dist.destroy_process_group()

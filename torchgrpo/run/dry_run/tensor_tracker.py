@@ -155,6 +155,7 @@ COLLECTIVES = {
     "_allgather_base_": "all-gather",
     "_reduce_scatter_base_": "reduce-scatter",
     "allreduce_": "all-reduce",
+    "alltoall_base_": "all-to-all",
     "all_reduce": "all-reduce",
     "all_gather_into_tensor": "all-gather",
     "reduce_scatter_tensor": "reduce-scatter",
@@ -165,8 +166,9 @@ class TrafficTracker(_OperationObserver):
     """Tracks the bytes that operations read and write, and the bytes and calls of collectives.
 
     moved_bytes: bytes of all operations except views, each counted separately. sent_bytes: bytes by collective of the
-    whole tensor that a group of ranks gathers or sums. A rank's link carries (n - 1) / n of these bytes among n ranks,
-    twice as many for an all-reduce. collective_calls: calls by collective.
+    whole tensor that a group of ranks gathers or sums, or of the tensor that a rank exchanges with others. A rank's
+    link carries (n - 1) / n of these bytes among n ranks, twice as many for an all-reduce. collective_calls: calls by
+    collective.
     """
 
     def __init__(self) -> None:

@@ -49,7 +49,7 @@ def run(job: Job[Any]) -> RunOutcome:
 COMMAND_SETTINGS = ("run", "run_dir", "replay", "logging", "hydra")
 MACHINE_SETTINGS = ("device", "model.name", "train_model.num_threads")
 """Settings of the machine, which may differ from the run's."""
-SINGLE_RANK_OVERRIDES = ("num_devices=1", "num_nodes=1", "shard_size=null", "devices=null")
+SINGLE_RANK_OVERRIDES = ("num_devices=1", "num_nodes=1", "shard_size=null", "context_parallel=1", "devices=null")
 NO_SCORER_OVERRIDES = ("num_devices=null", "shard_size=null", "devices=null")
 """Overrides of `ref_model` that place the reference model in this process."""
 MAX_NAMED_COMPLETIONS = 8
