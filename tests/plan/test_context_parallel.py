@@ -40,8 +40,9 @@ def test_each_rank_keeps_its_share_of_a_microbatch() -> None:
 
 
 def test_the_key_is_named_where_a_microbatch_is_too_large() -> None:
-    limits = ("train.gradient_accumulation_steps=32", "inference_model.max_tokens=400000")
-    (text,) = (text for text in problem_texts(gpu_plan(QWEN, FOUR, *limits, gpus=5)) if "phase optimize needs" in text)
+    limits = ("train.gradient_accumulation_steps=1", "inference_model.max_tokens=30000")
+    plan = gpu_plan(QWEN, FOUR, *limits, "machine.gpu_memory_gib=24", gpus=5)
+    (text,) = (text for text in problem_texts(plan) if "phase optimize needs" in text)
     assert "train_model.context_parallel" in text
 
 
