@@ -115,7 +115,10 @@ def test_layers_are_fused_in_both_passes() -> None:
 
 @pytest.mark.parametrize("adapters", [False, True])
 def test_the_priced_mfu(tiny: str, adapters: bool) -> None:
-    """The backward pass of attention computes the scores a second time, which is not useful work."""
+    """Attention computes its scores a second time.
+
+    The backward pass does so, and this is not useful work.
+    """
     whole = ("train.gradient_checkpointing=false", f"train_model.lora.enabled={str(adapters).lower()}")
     plan = plan_of(tiny, *whole, gpus=2)
     dry_run, shape = dry_run_step(plan), plan.shape

@@ -1,4 +1,4 @@
-"""Tests whether an engine on the learner's GPU sleeps while the learner trains: sizes of models and cards."""
+"""Tests which models and cards keep an engine awake while the learner trains."""
 
 import pytest
 

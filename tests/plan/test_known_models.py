@@ -1,4 +1,4 @@
-"""Tests the sizes of models that a plan knows by name, and of mixtures of experts."""
+"""Tests sizes of models known by name, and of mixtures of experts."""
 
 import json
 from pathlib import Path

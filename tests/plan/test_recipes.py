@@ -1,4 +1,4 @@
-"""Tests that a plan accepts each command of docs/recipes.md on the GPU that its row names."""
+"""Tests that a plan accepts the commands of docs/recipes.md on their GPUs."""
 
 import re
 

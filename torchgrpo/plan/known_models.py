@@ -1,5 +1,6 @@
-"""Contents of config.json of common models by hub name, so that a plan or a dry run needs no download.
+"""Contents of config.json of common models by hub name.
 
+With them a plan or a dry run needs no download.
 A field that is absent has the default of its class in transformers. The number of positions is absent where it differs
 between models of one size, so it is only known from the model's own file.
 """

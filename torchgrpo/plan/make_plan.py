@@ -263,8 +263,9 @@ def _choose_reference_home(plan: Plan) -> Plan:
 
 
 def _choose_sleep(plan: Plan) -> Plan:
-    """Keeps an engine on the learner's GPU awake while the learner trains, if both fit the GPU together.
+    """Decides whether an engine on the learner's GPU sleeps while the learner trains.
 
+    The engine stays awake if both fit the GPU together.
     Weights and KV cache of an awake engine stay in place between optimizer steps. Its cache and its share of the GPU
     leave the learner's peak free. Where a size is unknown, the engine sleeps.
     """

@@ -81,7 +81,10 @@ class ModelShape:
         return self.num_layers * self._attention + self._mlps(self.active_experts)
 
     def _mlps(self, experts: int) -> int:
-        """Parameters of the MLPs of all layers with this number of routed experts, and of their routers."""
+        """Parameters of the MLPs and routers of all layers.
+
+        experts: routed experts of a layer that count.
+        """
         factors = (3 if self.gated_mlp else 2) * self.hidden_size
         router = self.hidden_size * self.num_experts if self.num_experts > 1 else 0
         layer = factors * (experts * self.intermediate_size + self.shared_size) + router
@@ -103,7 +106,10 @@ class ModelShape:
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * dtype_bytes
 
     def kv_bytes(self, tokens: int, dtype_bytes: int) -> int:
-        """Bytes of the keys and values of one sequence; a layer with a window keeps the tokens of its window."""
+        """Bytes of the keys and values of one sequence.
+
+        A layer with a window keeps the tokens of its window.
+        """
         per_layer = self.kv_bytes_per_token(dtype_bytes) // self.num_layers
         full_layers = self.num_layers - self.windowed_layers
         return per_layer * (full_layers * tokens + self.windowed_layers * min(tokens, self.window))
@@ -273,7 +279,7 @@ def _expert_sizes(raw: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _windowed_layers(raw: Mapping[str, Any]) -> int:
-    """Returns the layers with an attention window, as `layer_types` or `sliding_window_pattern` tells."""
+    """Returns the layers with an attention window, from `layer_types` or `sliding_window_pattern`."""
     if not raw.get("sliding_window"):
         return 0
     kinds, pattern = raw.get("layer_types"), raw.get("sliding_window_pattern")

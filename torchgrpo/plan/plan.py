@@ -235,6 +235,9 @@ def engine_bytes_without_cache(plan: Plan, shape: ModelShape) -> float:
 
 
 def learner_peak_bytes(plan: Plan) -> float:
-    """Bytes of the largest phase of a learner rank, with the CUDA context of an engine in another process."""
+    """Bytes of the largest phase of a learner rank.
+
+    They include the CUDA context of an engine in another process.
+    """
     peak = max((phase.bytes for phase in plan.phases), default=0.0)
     return peak if plan.devices.in_process else peak + memory.CONTEXT_BYTES

@@ -1,4 +1,4 @@
-"""Dispatch mode that prices every operation of a step alone, with the fusion of compiled layers.
+"""Dispatch mode that prices the kernels of a step, with the fusion of compiled layers.
 
     seconds of a kernel = max(FLOPs / rate of its kind, bytes / memory rate, launch)
 
