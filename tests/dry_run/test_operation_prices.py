@@ -139,7 +139,8 @@ def test_compiled_layers_have_fewer_kernels_and_equal_flops(tiny: str) -> None:
     eager, compiled = map(dry_run_step, plans)
     assert (eager.flops, eager.moved_bytes, eager.peaks) == (compiled.flops, compiled.moved_bytes, compiled.peaks)
     assert len(compiled.kernels) < len(eager.kernels)
-    for plan, dry_run, layers in zip(plans, (eager, compiled), ("layers without fusion", "compiled layers"), strict=True):
+    names = ("layers without fusion", "compiled layers")
+    for plan, dry_run, layers in zip(plans, (eager, compiled), names, strict=True):
         assert plan.shape is not None
         output = format_dry_run(plan, plan.shape, dry_run)
         assert layers in output and "priced time, not measured:" in output and "priced MFU       " in output

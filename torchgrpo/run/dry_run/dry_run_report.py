@@ -134,6 +134,6 @@ def _assumption_lines(plan: Plan) -> Iterator[str]:
         "network", f"{rates.network_gib_s:g} GiB/s of a GPU each way, to other nodes  [machine.network_gib_s]"
     )
     yield "minimum: every operation reads and writes its own bytes, no operations are fused"
-    yield f"priced: matrix products reach {PRODUCT_SHARE:.0%} of the arithmetic, kernels {BANDWIDTH_SHARE:.0%} of memory"
+    yield f"priced: products reach {PRODUCT_SHARE:.0%} of the arithmetic, other kernels {BANDWIDTH_SHARE:.0%} of memory"
     yield "attention is one kernel without a mask; its FLOPs count visible pairs of tokens only"
     yield "3% and 1.5 GiB of a GPU are kept free for fragmentation and libraries"

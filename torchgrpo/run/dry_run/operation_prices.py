@@ -32,11 +32,13 @@ BANDWIDTH_SHARE = 0.81
 LAUNCH_SECONDS = 3e-6
 """Minimum seconds of a kernel."""
 _FREE_OPERATIONS = frozenset(
-    ("detach", "alias", "lift_fresh", "_local_scalar_dense", "set_", "empty", "empty_like", "empty_strided")
-    + ("new_empty", "new_empty_strided", "_unsafe_view")
+    {
+        *("detach", "alias", "lift_fresh", "_local_scalar_dense", "set_", "_unsafe_view"),
+        *("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"),
+    }
 )
 """Operations that read and write nothing."""
-_LOOKUPS = frozenset(("gather", "embedding", "index_select", "scatter_add_", "index"))
+_LOOKUPS = frozenset({"gather", "embedding", "index_select", "scatter_add_", "index"})
 """Operations that touch only some elements of their first tensor."""
 
 
@@ -82,7 +84,7 @@ class PriceTracker(OperationObserver):
         """Ends a phase: a fused kernel has written each result that still exists."""
         super().__exit__(*error)  # type: ignore[no-untyped-call]
         self.end_kernel()
-        for storage in self._storages.values():
+        for storage in [*self._storages.values()]:
             self._write(storage)
 
     def end_kernel(self) -> None:
