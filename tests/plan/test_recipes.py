@@ -24,7 +24,8 @@ def test_a_plan_accepts_the_command(card: str, method: str, command: str) -> Non
     named = re.match(r"--config-name (\S+) (.+)", command)
     name, overrides = named.groups() if named else ("grpo_gsm8k", command)
     config = config_of(name, *overrides.split())
-    plan = make_plan(config, False, machine(1, CARD_GIB[int(card)], host_memory_gib=128.0))
+    installed = {"host_memory_gib": 128.0, "bitsandbytes": "0.50.0"}
+    plan = make_plan(config, False, machine(1, CARD_GIB[int(card)], **installed))
     assert [problem.text for problem in find_problems(plan)] == []
     assert plan.shape is not None and plan.devices.colocated
     assert config.train_model.lora.enabled == ("adapters" in method)
