@@ -70,7 +70,10 @@ class InferenceModelConfig:
     max_tokens: int = 1024
     """Maximum response length in tokens."""
     colocate: bool = False
-    """Runs engine and learner in turns on the same GPUs: the engine sleeps while the learner trains."""
+    """Runs engine and learner in turns on the same GPUs."""
+    sleep: bool | None = None
+    """Whether a vLLM engine on the learner's GPUs releases its memory while the learner trains. Unset: where engine and
+    learner do not fit the GPUs together."""
     lora: str = "merge"
     """Weights that a LoRA policy sends to the engines: `merge` sends the merged full weights, `adapter` only
     the adapter."""

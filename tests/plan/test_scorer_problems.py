@@ -10,8 +10,8 @@ from config.schema.errors import ConfigError
 from tests.plan.test_plan import config_of
 from tests.plan.test_scorers import LARGE, MIDDLE, SMALL, plan_of, ranks
 from torchgrpo.plan.host_memory import host_uses
+from torchgrpo.plan.known_models import KNOWN_MODELS
 from torchgrpo.plan.log_prob_bounds import BOUNDS
-from torchgrpo.plan.model_shape import KNOWN_MODELS
 from torchgrpo.plan.plan import Plan, scorer_phase
 from torchgrpo.plan.plan_report import format_plan, with_original_names
 from torchgrpo.plan.problems import find_problems, plan_with_problems

@@ -8,8 +8,9 @@ import pytest
 from config.schema.errors import ConfigError
 from tests.plan.test_plan import config_of, machine, text_of
 from torchgrpo.plan.host_memory import host_bytes, host_uses
+from torchgrpo.plan.known_models import KNOWN_MODELS
 from torchgrpo.plan.make_plan import make_plan
-from torchgrpo.plan.model_shape import GIB, KNOWN_MODELS, find_shape
+from torchgrpo.plan.model_shape import GIB, find_shape
 from torchgrpo.plan.plan import Plan, scorer_phase
 from torchgrpo.plan.plan_report import unused_keys
 from torchgrpo.plan.problems import check_plan, find_problems

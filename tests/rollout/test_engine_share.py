@@ -84,7 +84,7 @@ def test_vllm_refuses_what_the_plan_has_lowered() -> None:
     asked = plan.config.inference_model.gpu_memory_utilization
     with pytest.raises(ValueError, match="less than desired GPU memory utilization"):
         request_memory(memory_at_start(plan, 79.1), CacheConfig(gpu_memory_utilization=asked))
-    assert plan.engine.gpu_memory_utilization < asked
+    assert plan.engine.sleeps and plan.engine.gpu_memory_utilization < asked
     start = "inference_model.gpu_memory_utilization=0.9: the engine gets only"
     assert any(note.startswith(start) for note in plan.notes)
 
@@ -95,7 +95,8 @@ def test_an_engine_that_takes_turns_has_no_larger_cache_than_it_uses() -> None:
     one = 1536 * 36 * 2 * 2 * 128 * 2
 
     def cache(gpus: int, card: float, *overrides: str) -> int | None:
-        config = compose_run_config("model.name=Qwen/Qwen2.5-3B-Instruct", *overrides, name="grpo_gsm8k")
+        overrides = ("model.name=Qwen/Qwen2.5-3B-Instruct", "inference_model.sleep=true", *overrides)
+        config = compose_run_config(*overrides, name="grpo_gsm8k")
         machine = Machine(gpus, card, 1024.0, 4096.0, "0.32.0", gpu_ids=tuple(map(str, range(gpus))))
         return make_plan(config, False, machine).engine.kv_cache_bytes
 

@@ -28,7 +28,10 @@ from torchgrpo.plan.plan import EnginePlan, LearnerPlan, Plan, ReferencePlan, We
 AUTOCAST_DTYPES = {"fp32": None, "bf16": "bfloat16", "fp16": "float16"}
 GPU_MAX_NUM_SEQS, CPU_MAX_NUM_SEQS = 512, 256
 MAX_RESIDENT_SHARE = 0.9
-"""Share of a GPU up to which a resident reference may fill it; the rest covers errors of the estimate."""
+"""Share of a GPU up to which a resident reference or an awake engine may fill it; the rest covers errors of the
+estimate."""
+AWAKE_CACHE_FACTORS = (2, 1)
+"""Candidates for the KV cache of an engine that stays awake beside the learner, as multiples of `max_num_seqs`."""
 SLEEPING_CACHE_FACTOR, MIN_SLEEPING_CACHE = 2, GIB
 """KV cache of a sleeping engine: its sequences as a multiple of `max_num_seqs`, and the minimum bytes.
 
@@ -94,7 +97,7 @@ def make_plan(config: Config, is_overlapped: bool, machine: Machine, folder: Pat
             "raise train.optim_batch_size, or lower train_model.num_devices"
         )
         plan = replace(plan, notes=(*plan.notes, idle))
-    for complete in (_choose_reference_home, choose_shard_size, _limit_gpu_share, _limit_kv_cache):
+    for complete in (_choose_reference_home, choose_shard_size, _choose_sleep, _limit_gpu_share, _limit_kv_cache):
         plan = complete(plan)
     return replace(plan, notes=(*plan.notes, *_notes(plan)))
 
@@ -259,6 +262,39 @@ def _choose_reference_home(plan: Plan) -> Plan:
         return replace(staying, notes=(*plan.notes, f"{reason}: the reference stays on the training GPU"))
     note = f"{reason}: the reference stays in host memory and is copied to the first training GPU to score"
     return replace(plan, notes=(*plan.notes, note))
+
+
+def _choose_sleep(plan: Plan) -> Plan:
+    """Decides whether an engine on the learner's GPU sleeps while the learner trains.
+
+    The engine stays awake if both fit the GPU together.
+    Weights and KV cache of an awake engine stay in place between optimizer steps. Its cache and its share of the GPU
+    leave the learner's peak free. Where a size is unknown, the engine sleeps.
+    """
+    engine, size, shape = plan.engine, plan.machine.gpu_memory_gib, plan.shape
+    inference = plan.config.inference_model
+    if not engine.sleeps or inference.sleep:
+        return plan
+    if size is None or shape is None:
+        return replace(plan, engine=replace(engine, sleeps=inference.sleep is None))
+    peak, fixed = plans.learner_peak_bytes(plan), plans.engine_bytes_without_cache(plan, shape)
+    share = max(0.0, math.floor(100 * (1 - (peak + CONTEXT_BYTES) / (size * GIB))) / 100)
+    share = min(share, engine.gpu_memory_utilization)
+    split, one = inference.tensor_parallel_size, kv_bytes_per_sequence(plan.config, shape, engine.dtype)
+    sizes = [max(MIN_SLEEPING_CACHE, factor * engine.max_num_seqs * one) for factor in AWAKE_CACHE_FACTORS]
+    if engine.kv_cache_bytes is not None:
+        sizes = [engine.kv_cache_bytes / split]
+    limit = min(MAX_RESIDENT_SHARE * usable_bytes(size) - peak, share * size * GIB)
+    fitting = [cache for cache in sizes if fixed + cache <= limit]
+    if not fitting and inference.sleep is None:
+        return plan
+    cache = int(fitting[0] if fitting else sizes[-1])
+    engine = replace(engine, sleeps=False, kv_cache_bytes=cache * split, gpu_memory_utilization=share)
+    note = (
+        f"the engine stays awake while the learner trains: {format_gib(fixed + cache)} of the engine and at most "
+        f"{format_gib(peak)} of the learner are on the GPU together; inference_model.sleep=true frees the former"
+    )
+    return replace(plan, engine=engine, notes=(*plan.notes, note))
 
 
 def _limit_gpu_share(plan: Plan) -> Plan:

@@ -351,8 +351,7 @@ def engine_work_bytes(shape: ModelShape, batched_tokens: int, sequences: int, sp
 
 def kv_bytes_per_sequence(config: Config, shape: ModelShape, dtype: str) -> float:
     """Bytes of keys and values of one full-length sequence on one device of an engine."""
-    per_token = shape.kv_bytes_per_token(DTYPE_BYTES[dtype])
-    return config.max_model_len * per_token / config.inference_model.tensor_parallel_size
+    return shape.kv_bytes(config.max_model_len, DTYPE_BYTES[dtype]) / config.inference_model.tensor_parallel_size
 
 
 def format_gib(number: float) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from config.schema.errors import ConfigError
+from torchgrpo.plan.known_models import KNOWN_MODELS
 
 PACKAGE_DIR = Path(__file__).resolve().parents[1]
 """Folder of the package, which contains `models/quickstart`."""
@@ -29,8 +30,11 @@ _KV_BLOCK = 128
 class ModelShape:
     """Sizes of a decoder-only transformer.
 
-    tied: whether embedding and head share their weights. has_plain_attention, rope_limit, window: results of
-    `plain_attention`, `rope_limit` and `attention_window`.
+    intermediate_size: of an expert in a model with several experts. num_experts, active_experts: routed experts of a
+    layer, and those that a token passes. shared_size: intermediate size of all shared experts of a layer together.
+    dense_layers, dense_size: layers without experts, and their intermediate size. tied: whether embedding and head
+    share their weights. has_plain_attention, rope_limit, window: results of `plain_attention`, `rope_limit` and
+    `attention_window`. windowed_layers: layers whose attention is limited to `window` tokens.
     """
 
     vocab_size: int
@@ -44,9 +48,14 @@ class ModelShape:
     max_positions: int
     gated_mlp: bool = True
     num_experts: int = 1
+    active_experts: int = 1
+    shared_size: int = 0
+    dense_layers: int = 0
+    dense_size: int = 0
     has_plain_attention: bool = True
     rope_limit: int = 0
     window: int = 0
+    windowed_layers: int = 0
 
     @property
     def head_parameters(self) -> int:
@@ -55,7 +64,7 @@ class ModelShape:
     @property
     def parameters(self) -> int:
         """Number of parameters without biases, which is exact for models without biases (Llama)."""
-        layers = self.num_layers * (self._attention + self.num_experts * self._mlp + 2 * self.hidden_size)
+        layers = self.num_layers * (self._attention + 2 * self.hidden_size) + self._mlps(self.num_experts)
         return layers + self.hidden_size + self.head_parameters * (1 if self.tied else 2)
 
     @property
@@ -64,15 +73,26 @@ class ModelShape:
 
         The MLPs of a model with several experts are no linear layers.
         """
-        return self.num_layers * (self._attention + (self._mlp if self.num_experts == 1 else 0))
+        return self.num_layers * self._attention + (self._mlps(1) if self.num_experts == 1 else 0)
+
+    @property
+    def active_linear_parameters(self) -> int:
+        """Parameters of the layers that each token is multiplied with."""
+        return self.num_layers * self._attention + self._mlps(self.active_experts)
+
+    def _mlps(self, experts: int) -> int:
+        """Parameters of the MLPs and routers of all layers.
+
+        experts: routed experts of a layer that count.
+        """
+        factors = (3 if self.gated_mlp else 2) * self.hidden_size
+        router = self.hidden_size * self.num_experts if self.num_experts > 1 else 0
+        layer = factors * (experts * self.intermediate_size + self.shared_size) + router
+        return (self.num_layers - self.dense_layers) * layer + self.dense_layers * factors * self.dense_size
 
     @property
     def _attention(self) -> int:
         return self.hidden_size * self.head_dim * (2 * self.num_heads + 2 * self.num_kv_heads)
-
-    @property
-    def _mlp(self) -> int:
-        return (3 if self.gated_mlp else 2) * self.hidden_size * self.intermediate_size
 
     def lora_parameters(self, rank: int) -> int:
         """Parameters of adapters of rank `rank` on every linear layer except the head (dense MLP)."""
@@ -84,6 +104,15 @@ class ModelShape:
     def kv_bytes_per_token(self, dtype_bytes: int) -> int:
         """Bytes of the keys and values of one token in all layers."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * dtype_bytes
+
+    def kv_bytes(self, tokens: int, dtype_bytes: int) -> int:
+        """Bytes of the keys and values of one sequence.
+
+        A layer with a window keeps the tokens of its window.
+        """
+        per_layer = self.kv_bytes_per_token(dtype_bytes) // self.num_layers
+        full_layers = self.num_layers - self.windowed_layers
+        return per_layer * (full_layers * tokens + self.windowed_layers * min(tokens, self.window))
 
 
 def kv_cache_bytes(shape: ModelShape, max_model_len: int, max_num_seqs: int, dtype_bytes: int) -> int:
@@ -178,6 +207,15 @@ SIZE_ALIASES = {
     "num_attention_heads": ("n_head", "n_heads", "num_heads", "attention_heads", "decoder_attention_heads"),
 }
 """Required sizes by key of config.json, with the keys of other architectures."""
+CLASS_DEFAULTS = {
+    "gemma3_text": {"vocab_size": 262208, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256}
+}
+"""Sizes that the published config.json of a model type leaves to its class."""
+EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+ACTIVE_EXPERT_KEYS = ("num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_topk", "top_k_experts")
+SHARED_EXPERT_KEYS = ("n_shared_experts", "moe_num_shared_experts", "num_shared_experts")
+SHARED_SIZE_KEYS = ("shared_expert_intermediate_size", "shared_intermediate_size")
+DENSE_LAYER_KEYS = ("first_k_dense_replace", "moe_layer_start_index", "num_dense_layers")
 
 
 def make_shape(raw: dict[str, Any], source: str) -> ModelShape:
@@ -189,6 +227,7 @@ def make_shape(raw: dict[str, Any], source: str) -> ModelShape:
         ConfigError: a size that every decoder-only transformer has is missing.
     """
     raw = raw.get("text_config") or raw
+    raw = CLASS_DEFAULTS.get(raw.get("model_type", ""), {}) | raw
     raw = {
         name: next((raw[one] for one in (name, *others) if one in raw), None) for name, others in SIZE_ALIASES.items()
     } | raw
@@ -198,6 +237,7 @@ def make_shape(raw: dict[str, Any], source: str) -> ModelShape:
     if absent:
         raise ConfigError(f"{source}: no {', '.join(absent)}; the sizes of this architecture are not known")
     hidden, heads = raw["hidden_size"], raw["num_attention_heads"]
+    is_gemma = str(raw.get("model_type")).startswith("gemma")  # leaves both to its class
     return ModelShape(
         vocab_size=raw["vocab_size"],
         hidden_size=hidden,
@@ -206,14 +246,47 @@ def make_shape(raw: dict[str, Any], source: str) -> ModelShape:
         num_heads=heads,
         num_kv_heads=raw.get("num_key_value_heads") or heads,
         head_dim=raw.get("head_dim") or hidden // heads,
-        tied=bool(raw.get("tie_word_embeddings", False)),
+        tied=bool(raw.get("tie_word_embeddings", is_gemma)),
         max_positions=raw.get("max_position_embeddings") or 0,
-        gated_mlp=raw.get("hidden_act", "silu") in ("silu", "swish"),
-        num_experts=raw.get("num_experts") or raw.get("num_local_experts") or 1,
+        gated_mlp=is_gemma or raw.get("hidden_act", "silu") in ("silu", "swish"),
+        **_expert_sizes(raw),
         has_plain_attention=plain_attention(raw),
         rope_limit=rope_limit(raw),
         window=attention_window(raw),
+        windowed_layers=_windowed_layers(raw),
     )
+
+
+def _expert_sizes(raw: Mapping[str, Any]) -> dict[str, int]:
+    """Returns the fields of `ModelShape` about experts; the default without experts."""
+
+    def first(*keys: str) -> int:
+        """Returns the first number above 0; models may also list a number for each layer."""
+        return next((raw[key] for key in keys if isinstance(raw.get(key), int) and raw[key] > 0), 0)
+
+    experts = first(*EXPERT_KEYS)
+    if experts <= 1:
+        return {}
+    expert_size = first("moe_intermediate_size", "intermediate_size")
+    dense_layers = first(*DENSE_LAYER_KEYS) or len(raw.get("mlp_only_layers") or ())
+    return {
+        "num_experts": experts,
+        "active_experts": first(*ACTIVE_EXPERT_KEYS) or 1,
+        "shared_size": first(*SHARED_SIZE_KEYS) or first(*SHARED_EXPERT_KEYS) * expert_size,
+        "dense_layers": min(dense_layers, raw["num_hidden_layers"]),
+        "dense_size": first("intermediate_size"),
+    }
+
+
+def _windowed_layers(raw: Mapping[str, Any]) -> int:
+    """Returns the layers with an attention window, from `layer_types` or `sliding_window_pattern`."""
+    if not raw.get("sliding_window"):
+        return 0
+    kinds, pattern = raw.get("layer_types"), raw.get("sliding_window_pattern")
+    if kinds:
+        return sum(kind == "sliding_attention" for kind in kinds)
+    layers: int = raw["num_hidden_layers"]
+    return layers - layers // pattern if isinstance(pattern, int) and pattern > 0 else 0
 
 
 # fmt: off
@@ -274,33 +347,3 @@ def attention_window(config: Mapping[str, Any]) -> int:
     names = (*windows, "attention_chunk_size", "chunk_size", "mamba_chunk_size")
     sizes = [config.get(name) for name in names]
     return min((size for size in sizes if isinstance(size, int) and size > 0), default=0)
-
-
-KNOWN_MODELS = {
-    f"Qwen/Qwen2.5-{kind}{size}{suffix}": {
-        "model_type": "qwen2",
-        "hidden_size": hidden,
-        "intermediate_size": mlp,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "vocab_size": vocabulary,
-        "tie_word_embeddings": size in ("0.5B", "1.5B", "3B"),
-        "rope_theta": 1e6,
-        **({"max_position_embeddings": 32768} if suffix else {}),
-    }
-    for size, hidden, mlp, layers, heads, kv_heads, vocabulary in (
-        ("0.5B", 896, 4864, 24, 14, 2, 151936),
-        ("1.5B", 1536, 8960, 28, 12, 2, 151936),
-        ("3B", 2048, 11008, 36, 16, 2, 151936),
-        ("7B", 3584, 18944, 28, 28, 4, 152064),
-        ("14B", 5120, 13824, 48, 40, 8, 152064),
-        ("32B", 5120, 27648, 64, 40, 8, 152064),
-    )
-    for kind in ("", "Coder-")
-    for suffix in ("", "-Instruct")
-}
-"""Contents of config.json by hub name, so that a plan or a dry run needs no download.
-
-The number of positions of a base model differs by size, so it is only known from the model's own file.
-"""

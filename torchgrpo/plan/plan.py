@@ -34,7 +34,8 @@ class EnginePlan:
     as in vLLM's attention on a GPU. gpu_memory_utilization: share of a GPU for vLLM. kv_cache_bytes: cache of one
     engine on all its devices; None: the memory that the share leaves. max_num_batched_tokens: None for the engine's
     default. async_scheduling: whether vLLM prepares a step while the previous step runs, which requires that no push
-    falls between the two steps. sleeps: whether the engine sleeps while the learner works on the same GPUs.
+    falls between the two steps. sleeps: whether the engine sleeps while the learner works on the same GPUs; false if
+    learner and engine fit the GPUs together.
     """
 
     backend: str
@@ -223,7 +224,20 @@ def kv_cache_per_device(plan: Plan, shape: ModelShape) -> float | None:
     size = plan.machine.gpu_memory_gib
     if size is None:
         return None
-    weights = memory.engine_weight_bytes(plan.config, shape, plan.engine.dtype, plan.devices.on_cpu)
-    batched = plan.engine.max_num_batched_tokens or 0
-    work = memory.engine_work_bytes(shape, batched, plan.engine.max_num_seqs, split)
-    return plan.engine.gpu_memory_utilization * size * GIB - weights - work
+    return plan.engine.gpu_memory_utilization * size * GIB - engine_bytes_without_cache(plan, shape)
+
+
+def engine_bytes_without_cache(plan: Plan, shape: ModelShape) -> float:
+    """Bytes of a vLLM engine on one of its devices, without the KV cache."""
+    engine, split = plan.engine, plan.config.inference_model.tensor_parallel_size
+    weights = memory.engine_weight_bytes(plan.config, shape, engine.dtype, plan.devices.on_cpu)
+    return weights + memory.engine_work_bytes(shape, engine.max_num_batched_tokens or 0, engine.max_num_seqs, split)
+
+
+def learner_peak_bytes(plan: Plan) -> float:
+    """Bytes of the largest phase of a learner rank.
+
+    They include the CUDA context of an engine in another process.
+    """
+    peak = max((phase.bytes for phase in plan.phases), default=0.0)
+    return peak if plan.devices.in_process else peak + memory.CONTEXT_BYTES

@@ -243,6 +243,9 @@ def _generation_lines(plan: Plan) -> list[str]:
     capacity = f"{format_gib(size)} hold {size / one:.1f} full sequences; at most {engine.max_num_seqs} run"
     if not on_cpu:
         lines.append(format_line("share of a GPU", f"{engine.gpu_memory_utilization:g}"))
+    if plan.devices.colocated:
+        state = "the engine sleeps" if engine.sleeps else "the engine stays awake"
+        lines.append(format_line("while training", f"{state}  [inference_model.sleep]"))
     return [*lines, format_line("KV cache", f"{capacity}  [inference_model.{knob}, max_num_seqs]")]
 
 
@@ -290,6 +293,7 @@ def unused_keys(plan: Plan) -> list[str]:
         (vllm, "inference_model", "kv_cache_gib enforce_eager quantization", "vLLM only"),
         (vllm and gpu, "inference_model", "gpu_memory_utilization max_num_batched_tokens", "vLLM on a GPU only"),
         (gpu, "inference_model", "colocate", "there is no GPU"),
+        (vllm and plan.devices.colocated, "inference_model", "sleep", "engine and learner share no GPU"),
         (plan.is_overlapped, "inference_model", "update", "nothing is in flight when grpo.py pushes"),
         (plan.is_overlapped, "train", asynchronous, "grpo_async.py only"),
         (scores, "ref_model", "name dtype num_devices shard_size devices", no_score),

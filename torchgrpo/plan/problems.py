@@ -19,7 +19,15 @@ from torchgrpo.plan.make_plan import make_plan
 from torchgrpo.plan.memory import Phase, format_gib, kv_bytes_per_sequence, usable_bytes
 from torchgrpo.plan.microbatch_sizes import longest_row_tokens, uses_packing
 from torchgrpo.plan.model_shape import GIB, ModelShape, rope_limit_message
-from torchgrpo.plan.plan import Plan, count_used_gpus, kv_cache_per_device, scorer_fits_gpu, scorer_phase
+from torchgrpo.plan.plan import (
+    Plan,
+    count_used_gpus,
+    engine_bytes_without_cache,
+    kv_cache_per_device,
+    learner_peak_bytes,
+    scorer_fits_gpu,
+    scorer_phase,
+)
 
 
 @dataclass(frozen=True)
@@ -288,6 +296,17 @@ def _largest(phases: list[Phase]) -> str:
 
 def _cache_problems(plan: Plan, shape: ModelShape) -> Iterator[Problem]:
     cache = kv_cache_per_device(plan, shape) if plan.engine.backend == "vllm" else None
+    size = plan.machine.gpu_memory_gib
+    stays_awake = plan.devices.colocated and not plan.engine.sleeps
+    if stays_awake and cache is not None and size is not None:
+        needed = learner_peak_bytes(plan) + engine_bytes_without_cache(plan, shape) + cache
+        if needed > usable_bytes(size):
+            yield Problem(
+                "KV cache",
+                f"inference_model.sleep=false: learner and engine need {format_gib(needed)} together and a GPU has "
+                f"{size:.2f} GiB, of which {format_gib(usable_bytes(size))} are usable: leave inference_model.sleep "
+                "unset, so that the engine sleeps while the learner trains, or lower inference_model.kv_cache_gib",
+            )
     one = kv_bytes_per_sequence(plan.config, shape, plan.engine.dtype)
     if cache is not None and cache < one:
         share = plan.engine.gpu_memory_utilization

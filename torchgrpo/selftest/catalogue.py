@@ -12,7 +12,10 @@ RAY_ACTOR = "ray.enabled=true"
 BF16 = "train.mixed_precision=bf16"
 FLOAT32_ENGINE = ["inference_model.dtype=float32"]
 CUDA_GRAPHS = "inference_model.enforce_eager=false"
-SHARED_GPU = ["inference_model.gpu_memory_utilization=0.9", "inference_model.kv_cache_gib=2"]
+SHARED_GPU = [
+    *("inference_model.gpu_memory_utilization=0.9", "inference_model.kv_cache_gib=2"),
+    "inference_model.sleep=true",
+]
 NO_REFERENCE = "policy.kl_coef=0"
 SEPARATE_GPUS = ["inference_model.devices=[1]", "train_model.devices=[0]", NO_REFERENCE]
 """Learner and engine on a GPU each."""

@@ -8,7 +8,8 @@ from torchgrpo.plan.model_shape import GIB, ModelShape
 from torchgrpo.plan.plan import Plan
 from torchgrpo.plan.plan_report import format_line
 from torchgrpo.plan.problems import Problem
-from torchgrpo.run.dry_run.roofline import TERA, collective_bytes, step_seconds
+from torchgrpo.run.dry_run.operation_prices import BANDWIDTH_SHARE, PRODUCT_SHARE, TERA
+from torchgrpo.run.dry_run.roofline import collective_bytes, priced_step, step_seconds
 from torchgrpo.run.dry_run.step import DryRun, Peaks, peak_bytes, peak_phase
 
 KNOBS = {
@@ -55,7 +56,8 @@ def format_dry_run(plan: Plan, shape: ModelShape, dry_run: DryRun) -> str:
         "one learner rank": _rank_lines(plan, shape),
         "memory": _memory_lines(plan, dry_run.peaks),
         "sent in a microbatch": _traffic_lines(plan, shape, dry_run),
-        "time of an optimizer step": _time_lines(plan, dry_run),
+        "minimum time of an optimizer step": _time_lines(plan, dry_run),
+        "priced time, not measured": _priced_lines(plan, shape, dry_run),
         "assumed": _assumption_lines(plan),
     }
     return "\n".join("\n".join([f"{name}:", *(f"  {row}" for row in lines)]) for name, lines in sections.items())
@@ -112,6 +114,18 @@ def _time_lines(plan: Plan, dry_run: DryRun) -> Iterator[str]:
     yield format_line("together", f"{seconds.total:.1f} s: {seconds.microbatches} microbatches, bound by {bound}")
 
 
+def _priced_lines(plan: Plan, shape: ModelShape, dry_run: DryRun) -> Iterator[str]:
+    priced, is_compiled = priced_step(plan, shape, dry_run), plan.config.train.compile
+    layers = "compiled layers" if is_compiled else "layers without fusion"
+    yield format_line(
+        "microbatch", f"{priced.microbatch:.3f} s in {len(dry_run.kernels)} kernels, {layers}  [train.compile]"
+    )
+    yield format_line("products", f"{priced.products:.3f} s of it in matrix products and attention")
+    yield format_line("optimizer", f"{priced.optimizer:.3f} s in {len(dry_run.optimizer_kernels)} kernels")
+    useful = f"{priced.useful_flops / TERA:.1f} useful TFLOP of {dry_run.flops / TERA:.1f} in a microbatch"
+    yield format_line("priced MFU", f"{100 * priced.mfu:.1f}%: {useful}")
+
+
 def _assumption_lines(plan: Plan) -> Iterator[str]:
     rates = plan.config.machine
     yield format_line("arithmetic", f"{rates.gpu_tflops:g} TFLOP/s, fully used  [machine.gpu_tflops]")
@@ -120,6 +134,7 @@ def _assumption_lines(plan: Plan) -> Iterator[str]:
     yield format_line(
         "network", f"{rates.network_gib_s:g} GiB/s of a GPU each way, to other nodes  [machine.network_gib_s]"
     )
-    yield "every operation reads and writes its own bytes: no operations are fused"
+    yield "minimum: every operation reads and writes its own bytes, no operations are fused"
+    yield f"priced: products reach {PRODUCT_SHARE:.0%} of the arithmetic, other kernels {BANDWIDTH_SHARE:.0%} of memory"
     yield "attention is one kernel without a mask; its FLOPs count visible pairs of tokens only"
     yield "3% and 1.5 GiB of a GPU are kept free for fragmentation and libraries"

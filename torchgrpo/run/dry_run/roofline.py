@@ -1,10 +1,10 @@
-"""Minimum seconds of an optimizer step by the roofline model, and theoretical bytes of collectives.
+"""Minimum and priced seconds of an optimizer step, priced MFU, and theoretical bytes of collectives.
 
     a microbatch = max(FLOPs / arithmetic, bytes moved / memory, bytes sent / link)
     an optimizer step = all microbatches, plus the bytes that the optimizer moves / memory
 
-The result is the minimum time if all work overlaps; real kernels are slower. The `machine.*` settings contain the
-rates.
+The result is the minimum time if all work overlaps; real kernels are slower. A priced time sums the kernels of
+`operation_prices.py` at reachable rates. The `machine.*` settings contain the rates.
 """
 
 from collections import Counter
@@ -16,9 +16,8 @@ from torchgrpo.plan.memory import learner_widths
 from torchgrpo.plan.microbatch_sizes import longest_microbatch, longest_microbatch_rows
 from torchgrpo.plan.model_shape import GIB, ModelShape
 from torchgrpo.plan.plan import Plan
+from torchgrpo.run.dry_run.operation_prices import TERA
 from torchgrpo.run.dry_run.step import DryRun
-
-TERA = 1e12
 
 
 @dataclass(frozen=True)
@@ -64,6 +63,49 @@ def step_seconds(plan: Plan, dry_run: DryRun) -> StepSeconds:
         optimizer=dry_run.optimizer_moved_bytes / (rates.gpu_bandwidth_gib_s * GIB),
         microbatches=plan.learner.microbatches,
     )
+
+
+@dataclass(frozen=True)
+class PricedStep:
+    """Priced seconds of the work of one rank.
+
+    microbatch, optimizer: seconds of one microbatch, and of clipping and optimizer update. products: part of
+    `microbatch` in matrix products and attention. useful_flops: result of `useful_flops`. mfu: share of
+    `machine.gpu_tflops` that useful FLOPs take in an optimizer step.
+    """
+
+    microbatch: float
+    products: float
+    optimizer: float
+    useful_flops: int
+    mfu: float
+
+
+def priced_step(plan: Plan, shape: ModelShape, dry_run: DryRun) -> PricedStep:
+    """Prices an optimizer step. Collectives overlap with kernels, so the longer of the two counts."""
+    rates, microbatches = plan.config.machine, plan.learner.microbatches
+    microbatch = sum(kernel.seconds(rates) for kernel in dry_run.kernels)
+    optimizer = sum(kernel.seconds(rates) for kernel in dry_run.optimizer_kernels)
+    useful = useful_flops(plan, shape, dry_run)
+    total = microbatches * max(microbatch, step_seconds(plan, dry_run).links) + optimizer
+    return PricedStep(
+        microbatch=microbatch,
+        products=sum(kernel.seconds(rates) for kernel in dry_run.kernels if kernel.flops),
+        optimizer=optimizer,
+        useful_flops=useful,
+        mfu=microbatches * useful / (total * rates.gpu_tflops * TERA),
+    )
+
+
+def useful_flops(plan: Plan, shape: ModelShape, dry_run: DryRun) -> int:
+    """Counts the FLOPs of a microbatch that training needs, without recomputation.
+
+    A linear parameter has two FLOPs per position in the forward pass and four in the backward pass, or two if it is
+    frozen. The head counts for response tokens only, and attention for visible pairs of tokens.
+    """
+    sizes, factor = dry_run.sizes, 4 if plan.config.train_model.lora.enabled else 6
+    products = shape.active_linear_parameters * sizes.positions + shape.head_parameters * sizes.targets
+    return factor * products + 12 * sizes.pairs * shape.num_heads * shape.head_dim * shape.num_layers
 
 
 def collective_bytes(plan: Plan, shape: ModelShape) -> Counter[str]:

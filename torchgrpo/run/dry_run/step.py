@@ -21,7 +21,6 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from torch.utils.flop_counter import FlopCounterMode
 
 from torchgrpo.batches.batch import Batch, CompletionRewards, Tokens
 from torchgrpo.plan.microbatch_sizes import longest_microbatch_rows
@@ -29,13 +28,14 @@ from torchgrpo.plan.plan import Plan, ReferencePlan
 from torchgrpo.run.dry_run.fake_tensors import use_fake_tensors
 from torchgrpo.run.dry_run.flops import attention_flops, count_visible_pairs
 from torchgrpo.run.dry_run.measured_worker import MeasuredWorker, label_tensors
+from torchgrpo.run.dry_run.operation_prices import Kernel, PriceTracker, fuse_layers
 from torchgrpo.run.dry_run.tensor_tracker import BytesByKind, MemoryTracker, TrafficTracker
 from torchgrpo.training.aggregation import BatchTotals
 from torchgrpo.training.context_parallel import ContextGroup, join_context_group
 from torchgrpo.training.learner_models import make_models, make_sharded_models
 from torchgrpo.training.model_loading import load_model
 from torchgrpo.training.packed_sequence import pack_rows
-from torchgrpo.training.sharding import learner_mesh
+from torchgrpo.training.sharding import decoder_layers, learner_mesh
 from torchgrpo.training.worker import MicrobatchTask
 
 Peaks = dict[str, BytesByKind]
@@ -43,21 +43,37 @@ Peaks = dict[str, BytesByKind]
 
 
 @dataclass(frozen=True)
+class PackedSizes:
+    """Sizes of a packed microbatch.
+
+    positions: positions that pass the layers. targets: response tokens. pairs: visible pairs of query and key.
+    """
+
+    positions: int
+    targets: int
+    pairs: int
+
+
+@dataclass(frozen=True)
 class DryRun:
     """Memory and work of one rank in an optimizer step.
 
     peaks: peak memory by phase. flops: operations of one microbatch, forward and backward. moved_bytes: bytes that the
-    operations of one microbatch read and write, without fusion. sent_bytes, collective_calls: bytes and calls of one
-    microbatch by collective, as `TrafficTracker` counts them. optimizer_moved_bytes: bytes that clipping and the
-    optimizer read and write.
+    operations of one microbatch read and write, without fusion. kernels: kernels of one microbatch, with the fusion of
+    compiled layers. sent_bytes, collective_calls: bytes and calls of one microbatch by collective, as `TrafficTracker`
+    counts them. optimizer_moved_bytes, optimizer_kernels: bytes that clipping and the optimizer read and write, and
+    their kernels. sizes: sizes of the microbatch.
     """
 
     peaks: Peaks
+    sizes: PackedSizes
     flops: int
     moved_bytes: int
+    kernels: list[Kernel]
     sent_bytes: Counter[str]
     collective_calls: Counter[str]
     optimizer_moved_bytes: int
+    optimizer_kernels: list[Kernel]
 
 
 def peak_phase(peaks: Peaks) -> str:
@@ -76,31 +92,42 @@ def dry_run_step(plan: Plan) -> DryRun:
     plan: the plan of a model whose config.json is known.
     """
     traffic: dict[str, TrafficTracker] = {}
-    flops: Counter[str] = Counter()
     with _prepared_worker(plan) as (worker, task):
-        attention = attention_flops(count_visible_pairs(pack_rows(task.batch.tokens).segments))
+        sizes = _packed_sizes(task.batch)
+        formulas = attention_flops(sizes.pairs)
+        microbatch, update = PriceTracker(formulas), PriceTracker(formulas)
+        prices = {"forward": microbatch, "backward": microbatch, "clip": update, "optimizer step": update}
 
         @contextmanager
         def count_phase(phase: str) -> Iterator[None]:
             traffic[phase] = TrafficTracker()
-            counter = FlopCounterMode(display=False, custom_mapping=attention)
-            with traffic[phase], counter:
+            with traffic[phase], prices[phase]:
                 yield
-            flops[phase] = counter.get_total_flops()
 
+        compiled = decoder_layers(worker.model) if plan.config.train.compile else ()
         with patch.object(worker, "measure_phase", count_phase):
-            worker.gradients([task])
+            with fuse_layers(microbatch, compiled):
+                worker.gradients([task])
             worker.update()
         peaks = _peaks(plan, worker, task)
     forward, backward = traffic["forward"], traffic["backward"]
     return DryRun(
         peaks=peaks,
-        flops=flops["forward"] + flops["backward"],
+        sizes=sizes,
+        flops=sum(kernel.flops for kernel in microbatch.kernels),
         moved_bytes=forward.moved_bytes + backward.moved_bytes,
+        kernels=microbatch.kernels,
         sent_bytes=forward.sent_bytes + backward.sent_bytes,
         collective_calls=forward.collective_calls + backward.collective_calls,
         optimizer_moved_bytes=traffic["clip"].moved_bytes + traffic["optimizer step"].moved_bytes,
+        optimizer_kernels=update.kernels,
     )
+
+
+def _packed_sizes(batch: Batch) -> PackedSizes:
+    segments = pack_rows(batch.tokens).segments
+    assert batch.mask is not None, "`make_longest_microbatch` sets the mask"
+    return PackedSizes(segments.total, int(batch.mask.sum()), count_visible_pairs(segments))
 
 
 def dry_run_peaks(plan: Plan) -> Peaks:

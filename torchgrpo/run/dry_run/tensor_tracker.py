@@ -32,7 +32,7 @@ def is_device_query(func: Any, args: tuple[Any, ...]) -> bool:
     return func is torch.ops.prim.device.default and isinstance(args[0], FakeTensor)
 
 
-class _OperationObserver(TorchDispatchMode):
+class OperationObserver(TorchDispatchMode):
     """Receives every operation on plain tensors; operations on a sharded tensor arrive for its shards."""
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class _OperationObserver(TorchDispatchMode):
         raise NotImplementedError
 
 
-class MemoryTracker(_OperationObserver):
+class MemoryTracker(OperationObserver):
     """Tracks the bytes of all live storages by kind, without those of `HOST_KIND`.
 
     kind: kind of new tensors. peaks: peak bytes by phase and kind.
@@ -162,7 +162,7 @@ COLLECTIVES = {
 }
 
 
-class TrafficTracker(_OperationObserver):
+class TrafficTracker(OperationObserver):
     """Tracks the bytes that operations read and write, and the bytes and calls of collectives.
 
     moved_bytes: bytes of all operations except views, each counted separately. sent_bytes: bytes by collective of the
