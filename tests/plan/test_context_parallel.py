@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from tests.dry_run.test_tensor_tracker import TINY
-from tests.plan.test_plan import gpu_plan, text_of
+from tests.plan.test_plan import config_of, gpu_plan, machine, text_of
+from torchgrpo.plan.make_plan import make_plan
 from torchgrpo.plan.microbatch_sizes import longest_microbatch, microbatch_tokens
 from torchgrpo.plan.plan import Plan
 from torchgrpo.plan.problems import find_problems
@@ -41,7 +42,7 @@ def test_each_rank_keeps_its_share_of_a_microbatch() -> None:
 
 def test_the_key_is_named_where_a_microbatch_is_too_large() -> None:
     limits = ("train.gradient_accumulation_steps=1", "inference_model.max_tokens=30000")
-    plan = gpu_plan(QWEN, FOUR, *limits, "machine.gpu_memory_gib=24", gpus=5)
+    plan = make_plan(config_of("grpo_gsm8k", QWEN, FOUR, *limits), False, machine(5, 24.0))
     (text,) = (text for text in problem_texts(plan) if "phase optimize needs" in text)
     assert "train_model.context_parallel" in text
 
