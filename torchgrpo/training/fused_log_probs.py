@@ -91,7 +91,7 @@ class _Head:
         self.targets, self.sampling, self.buffer = targets, sampling, buffer
         self.chunks = row_chunks(len(hidden_states), rows)
         divisor = 1.0 if sampling.restricts else sampling.temperature
-        self.divisor = torch.ones(len(targets), dtype=self.dtype, device=targets.device) * divisor
+        self.divisor = torch.ones(len(targets), dtype=self.dtype, device=targets.device).mul_(divisor)
 
     def logits(self, chunk: slice) -> Tensor:
         """Computes the logits [C, V] of the rows `chunk`; of a restricted distribution, those of that distribution."""
