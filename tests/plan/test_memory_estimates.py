@@ -84,7 +84,10 @@ def test_constants_equal_those_of_the_learner() -> None:
 
 
 def test_chunk_sizes() -> None:
-    """On a GPU a chunk has a whole number of matrix tiles, and half as many elements as the head at least."""
+    """A chunk on a GPU has a whole number of matrix tiles.
+
+    It has at least half as many logits as the head has elements.
+    """
     gsm8k, small = (
         compose_run_config(name="grpo_gsm8k"),
         compose_run_config("train.log_prob_chunk_size=7", name="grpo_gsm8k"),

@@ -29,7 +29,7 @@ STATISTICS = "torchgrpo::token_statistics"
 
 
 @pytest.fixture
-def fused(monkeypatch: pytest.MonkeyPatch) -> None:
+def fused_head(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs the GPU's function on a CPU."""
     monkeypatch.setattr(log_probs, "fuses_logits", lambda device: True)
 
@@ -37,7 +37,7 @@ def fused(monkeypatch: pytest.MonkeyPatch) -> None:
 def score_and_differentiate(
     inputs: tuple[Tensor, ...], temperature: float | Tensor, chunk_size: int | None, **restriction: Any
 ) -> list[Tensor]:
-    """Returns log-probs, entropies, and the gradients of a sum of both for rows, head and bias."""
+    """Returns log-probs, entropies, and gradients of rows, head and bias."""
     log_prob, entropy = selected_log_probs(*inputs, temperature, chunk_size, True, **restriction)
     assert entropy is not None
     slopes = torch.linspace(-1, 2, len(log_prob), dtype=log_prob.dtype)
@@ -60,7 +60,7 @@ def test_equals_the_function_of_a_cpu(
 
 
 @pytest.mark.parametrize("restriction", [{}, *RESTRICTIONS])
-def test_gradients_by_finite_differences(restriction: dict[str, Any], fused: None) -> None:
+def test_gradients_by_finite_differences(restriction: dict[str, Any], fused_head: None) -> None:
     hidden_states, weight, bias, targets = make_inputs(rows=5, width=3, vocabulary=9)
 
     def log_prob_and_entropy(*inputs: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -75,9 +75,10 @@ def test_gradients_by_finite_differences(restriction: dict[str, Any], fused: Non
 @pytest.mark.parametrize("with_entropy", [True, False])
 @pytest.mark.parametrize("size", [1.0, 1e-5])
 def test_half_precision_gives_the_gradients_of_full_logits(dtype: torch.dtype, with_entropy: bool, size: float) -> None:
-    """A GPU multiplies half-precision factors; a simulated one converts them to float32 first, with equal results.
+    """Compares gradients of half-precision rows with those of full logits in float64.
 
-    Likely targets, whose gradient nearly cancels, are included. Slopes of `size` stay in the range of float16.
+    A GPU multiplies half-precision factors; a simulated one converts them to float32 first, with equal results.
+    Likely targets, whose gradient nearly cancels, are included, and slopes below the range of float16.
     """
     inputs = make_inputs(rows=64, width=32, vocabulary=50, dtype=dtype)
     with torch.no_grad():
@@ -104,7 +105,7 @@ def test_half_precision_gives_the_gradients_of_full_logits(dtype: torch.dtype, w
         torch.testing.assert_close(narrow.double(), wide, rtol=unit, atol=unit * wide.abs().max().item())
 
 
-def test_a_frozen_head_and_no_rows(fused: None) -> None:
+def test_a_frozen_head_and_no_rows(fused_head: None) -> None:
     hidden_states, weight, bias, targets = make_inputs()
     selected_log_probs(hidden_states, weight.detach(), bias.detach(), targets)[0].sum().backward()
     assert hidden_states.grad is not None
@@ -114,7 +115,7 @@ def test_a_frozen_head_and_no_rows(fused: None) -> None:
     assert weight.grad.eq(0).all()
 
 
-def test_a_second_backward_pass_gives_the_same_gradients(fused: None) -> None:
+def test_a_second_backward_pass_gives_the_same_gradients(fused_head: None) -> None:
     inputs = make_inputs()
     log_prob, _ = selected_log_probs(*inputs, 0.8, 5)
     first = torch.autograd.grad(log_prob.sum(), inputs[:3], retain_graph=True)
@@ -142,7 +143,7 @@ class _LogitBytes(_OperationObserver):
 
 
 @pytest.mark.parametrize("count", [3532, 15360])
-def test_passes_over_the_logits(count: int, fused: None) -> None:
+def test_passes_over_the_logits(count: int, fused_head: None) -> None:
     """Forward and backward pass read and write few times the bytes of all float32 logits."""
     with FakeTensorMode():
         hidden_states = torch.empty(count, WIDTH, dtype=torch.bfloat16, requires_grad=True)
@@ -195,7 +196,7 @@ def test_compiled_operations_equal_float64() -> None:
 
 
 def compile_and_run(function: Callable[..., Any], *inputs: Any) -> tuple[Any, int]:
-    """Returns the results of the compiled function, and the number of [C, V] tensors that it allocates."""
+    """Returns the results of the compiled function, and its number of [C, V] tensors."""
     torch.compiler.reset()
     compile_operation.cache_clear()
     with fresh_cache():

@@ -1,4 +1,4 @@
-"""Log-probs and entropies of sampled tokens on a GPU, with few passes over each chunk of logits.
+"""Log-probs and entropies of tokens on a GPU, in few passes over the logits.
 
     forward     product with the head, one kernel for log-prob, log-sum-exp and entropy
     backward    product again (not for the last chunk), one kernel for the gradient of the logits in the dtype of the
@@ -62,7 +62,7 @@ class FusedLogProbs(torch.autograd.Function):
             if last_logits is None:
                 logits = head.logits(chunk)
             else:
-                logits, last_logits = last_logits, None
+                logits, last_logits = last_logits[: len(hidden_states[chunk])], None
             of_rows = (each[chunk] for each in (targets, head.divisor, log_normaliser, entropy, slope, entropy_slope))
             gradients.add(chunk, logit_gradient(logits, *of_rows, tokens, hidden_states.dtype))
         return (gradients.hidden_states, gradients.weight, gradients.bias, None, None, None, None)
@@ -94,21 +94,25 @@ class _Head:
         self.divisor = torch.ones(len(targets), dtype=self.dtype, device=targets.device).mul_(divisor)
 
     def logits(self, chunk: slice) -> Tensor:
-        """Computes the logits [C, V] of the rows `chunk`; of a restricted distribution, those of that distribution."""
+        """Computes the logits [C, V] of the rows `chunk`.
+
+        A restricted distribution is already applied to them.
+        """
         inputs = self.hidden_states[chunk]
         if self.buffer is None:
             largest = max(one.stop - one.start for one in self.chunks)
             self.buffer = inputs.new_empty((largest, len(self.weight)), dtype=self.dtype)
-        logits = multiply(inputs, self.weight.T, self.buffer[: len(inputs)])
+        logits = multiply_matrices(inputs, self.weight.T, self.buffer[: len(inputs)])
         if self.bias is not None:
             logits.add_(self.bias)
         return self.sampling.apply(logits, self.targets, chunk) if self.sampling.restricts else logits
 
 
 class _HeadGradients:
-    """Gradients of the head's inputs, collected chunk by chunk; None for an input that needs none.
+    """Gradients of the head's inputs, collected chunk by chunk.
 
-    scale: [M], factor of each row's gradient of logits.
+    hidden_states, weight, bias: the gradients; None for an input that needs none. scale: [M], by which the gradients
+    of logits are divided.
     """
 
     def __init__(self, head: _Head, scale: Tensor, needs_grad: tuple[bool, ...]) -> None:
@@ -119,26 +123,26 @@ class _HeadGradients:
         self.bias = torch.zeros_like(head.bias) if head.bias is not None and needs_grad[2] else None
 
     def add(self, chunk: slice, gradient: Tensor) -> None:
-        """Adds the gradients of the rows `chunk`, whose gradient of logits is `gradient` [C, V] times `scale`.
+        """Adds the gradients of the rows `chunk`; the last chunk comes first.
 
-        The last chunk is the first one that is added.
+        gradient: [C, V]; `scale` times `gradient` is the gradient of the logits.
         """
         head, scale = self.head, self.scale[chunk, None]
         if self.hidden_states is not None:
             back = gradient.new_empty((len(gradient), head.weight.shape[1]), dtype=head.dtype)
-            self.hidden_states[chunk] = multiply(gradient, head.weight, back).mul_(scale)
+            self.hidden_states[chunk] = multiply_matrices(gradient, head.weight, back).mul_(scale)
         if self.weight is not None:
             inputs = (head.hidden_states[chunk] * scale).to(gradient.dtype)
             if chunk is head.chunks[-1]:
-                multiply(gradient.T, inputs, self.weight)
+                multiply_matrices(gradient.T, inputs, self.weight)
             else:
                 add_product(self.weight, gradient.T, inputs)
         if self.bias is not None:
             total = torch.empty_like(self.bias)[:, None]
-            self.bias += multiply(gradient.T, scale.to(gradient.dtype), total)[:, 0]
+            self.bias += multiply_matrices(gradient.T, scale.to(gradient.dtype), total)[:, 0]
 
 
-def multiply(left: Tensor, right: Tensor, out: Tensor) -> Tensor:
+def multiply_matrices(left: Tensor, right: Tensor, out: Tensor) -> Tensor:
     """Writes the product of two matrices to `out`, summed in its dtype."""
     if left.dtype == out.dtype:
         return torch.mm(left, right, out=out)

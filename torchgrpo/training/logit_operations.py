@@ -1,4 +1,4 @@
-"""Operations on a chunk of logits that read it in few passes: one compiled kernel each on a GPU.
+"""Operations on a chunk of logits, compiled on a GPU to few passes.
 
 A custom operation has one name for autograd, for fake tensors and for counters of bytes. Its definition is the
 function below; on CUDA that function runs compiled by `torch.compile`, so no intermediate [C, V] tensor exists.
@@ -61,6 +61,15 @@ def compile_operation(function: Callable[..., Any]) -> Callable[..., Any]:
     return torch.compile(function, dynamic=True)
 
 
+def run_compiled(function: Callable[..., Any], *inputs: Any) -> Any:
+    """Runs the compiled function on copies of the vectors among its inputs.
+
+    Vectors that begin at another element of their storage would be compiled anew.
+    """
+    copies = (each.clone() if isinstance(each, Tensor) and each.dim() == 1 else each for each in inputs)
+    return compile_operation(function)(*copies)
+
+
 @torch.library.custom_op(f"{NAMESPACE}::token_statistics", mutates_args=())
 def token_statistics(logits: Tensor, targets: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Computes `compute_token_statistics`."""
@@ -69,7 +78,7 @@ def token_statistics(logits: Tensor, targets: Tensor, temperature: Tensor) -> tu
 
 @token_statistics.register_kernel("cuda")
 def _(*inputs: Tensor) -> Any:
-    return compile_operation(compute_token_statistics)(*inputs)
+    return run_compiled(compute_token_statistics, *inputs)
 
 
 @token_statistics.register_fake
@@ -97,7 +106,7 @@ def logit_gradient(
 
 @logit_gradient.register_kernel("cuda")
 def _(*inputs: Any) -> Any:
-    return compile_operation(compute_logit_gradient)(*inputs)
+    return run_compiled(compute_logit_gradient, *inputs)
 
 
 @logit_gradient.register_fake
