@@ -2,11 +2,13 @@
 
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo.utils import counters
 from torch._inductor.utils import fresh_cache, run_and_get_code
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
@@ -15,12 +17,13 @@ from tests.pretend_gpu import pretend_gpus
 from tests.training.test_log_probs import RESTRICTIONS, full_logits_reference, make_inputs
 from torchgrpo.plan.microbatch_sizes import automatic_chunk_size
 from torchgrpo.run.dry_run.tensor_tracker import _OperationObserver
-from torchgrpo.training import log_probs
+from torchgrpo.training import fused_log_probs, log_probs
 from torchgrpo.training.log_probs import selected_log_probs
 from torchgrpo.training.logit_operations import (
     compile_operation,
     compute_logit_gradient,
     compute_token_statistics,
+    run_compiled,
 )
 
 WIDTH, VOCABULARY = 2048, 151936
@@ -193,6 +196,22 @@ def test_compiled_operations_equal_float64() -> None:
         assert compiled.dtype == dtype
         unit = max(torch.finfo(dtype).eps, 1e-5)
         torch.testing.assert_close(compiled.double(), gradient, rtol=unit, atol=1e-5)
+
+
+@pytest.mark.long
+def test_all_chunks_share_one_compiled_graph(monkeypatch: pytest.MonkeyPatch, fused_head: None) -> None:
+    """Chunks of other sizes and places do not compile again."""
+    torch.compiler.reset()
+    compile_operation.cache_clear()
+    for name, function in (("token_statistics", compute_token_statistics), ("logit_gradient", compute_logit_gradient)):
+        monkeypatch.setattr(fused_log_probs, name, partial(run_compiled, function))
+    counters.clear()
+    for rows, chunk_size in ((20, 8), (23, 8), (17, 9), (8, 8)):
+        inputs = make_inputs(rows=rows, vocabulary=31)
+        log_prob, entropy = selected_log_probs(*inputs, 0.7, chunk_size, with_entropy=True)
+        assert entropy is not None
+        (log_prob.sum() + entropy.sum()).backward()
+    assert counters["stats"]["unique_graphs"] == 2
 
 
 def compile_and_run(function: Callable[..., Any], *inputs: Any) -> tuple[Any, int]:

@@ -62,7 +62,7 @@ class FusedLogProbs(torch.autograd.Function):
             if last_logits is None:
                 logits = head.logits(chunk)
             else:
-                logits, last_logits = last_logits[: len(hidden_states[chunk])], None
+                logits, last_logits = last_logits, None
             of_rows = (each[chunk] for each in (targets, head.divisor, log_normaliser, entropy, slope, entropy_slope))
             gradients.add(chunk, logit_gradient(logits, *of_rows, tokens, hidden_states.dtype))
         return (gradients.hidden_states, gradients.weight, gradients.bias, None, None, None, None)
@@ -72,7 +72,7 @@ class _Head:
     """Output head applied to chunks of rows; logits are float32 (float64 for float64 rows).
 
     weight: [V, D] in the dtype of the rows. divisor: [M] temperatures that the logits are not yet divided by. buffer:
-    the logits [rows, V] of the last call of `logits`; its memory is reused.
+    the logits [C, V] of the last call of `logits`. A chunk of as many rows reuses its memory.
     """
 
     def __init__(
@@ -99,10 +99,10 @@ class _Head:
         A restricted distribution is already applied to them.
         """
         inputs = self.hidden_states[chunk]
-        if self.buffer is None:
-            largest = max(one.stop - one.start for one in self.chunks)
-            self.buffer = inputs.new_empty((largest, len(self.weight)), dtype=self.dtype)
-        logits = multiply_matrices(inputs, self.weight.T, self.buffer[: len(inputs)])
+        if self.buffer is None or len(self.buffer) != len(inputs):
+            self.buffer = None  # frees its memory first
+            self.buffer = inputs.new_empty((len(inputs), len(self.weight)), dtype=self.dtype)
+        logits = multiply_matrices(inputs, self.weight.T, self.buffer)
         if self.bias is not None:
             logits.add_(self.bias)
         return self.sampling.apply(logits, self.targets, chunk) if self.sampling.restricts else logits
