@@ -66,8 +66,8 @@ def test_equals_the_function_of_a_cpu(
 def test_gradients_by_finite_differences(restriction: dict[str, Any], fused_head: None) -> None:
     hidden_states, weight, bias, targets = make_inputs(rows=5, width=3, vocabulary=9)
 
-    def log_prob_and_entropy(*inputs: Tensor) -> tuple[Tensor, Tensor | None]:
-        return selected_log_probs(*inputs, targets, 0.7, 2, True, **restriction)
+    def log_prob_and_entropy(hidden_states: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor | None]:
+        return selected_log_probs(hidden_states, weight, bias, targets, 0.7, 2, True, **restriction)
 
     assert torch.autograd.gradcheck(log_prob_and_entropy, (hidden_states, weight, bias))
     assert torch.autograd.gradcheck(lambda *inputs: log_prob_and_entropy(*inputs)[0], (hidden_states, weight, bias))
@@ -100,7 +100,7 @@ def test_half_precision_gives_the_gradients_of_full_logits(dtype: torch.dtype, w
     with pretend_gpus(1):
         moved = [tensor.detach().to("cuda:0", torch.float32 if i == 1 else None) for i, tensor in enumerate(inputs)]
         of = [tensor.requires_grad_() for tensor in moved[:3]]
-        log_prob, entropy = selected_log_probs(*of, moved[3], 1.0, 5, with_entropy)
+        log_prob, entropy = selected_log_probs(of[0], of[1], of[2], moved[3], 1.0, 5, with_entropy)
         assert log_prob.dtype == torch.float32
         ours = [gradient.cpu() for gradient in gradients(log_prob, entropy, of)]
     for narrow, wide in zip(ours, theirs, strict=True):
@@ -189,7 +189,7 @@ def test_compiled_operations_equal_float64() -> None:
     assert matrices == 0
     for ours, theirs in zip(statistics, exact, strict=True):
         torch.testing.assert_close(ours.double(), theirs, rtol=1e-5, atol=1e-5)
-    gradient = compute_logit_gradient(*wide, *exact[1:], *wide_more, torch.float64)
+    gradient = partial(compute_logit_gradient, *wide, *exact[1:])(*wide_more, torch.float64)
     for dtype in (torch.bfloat16, torch.float32):
         compiled, matrices = compile_and_run(compute_logit_gradient, *inputs, *statistics[1:], *more, dtype)
         assert matrices == 1, "the result"
