@@ -189,7 +189,8 @@ def test_compiled_operations_equal_float64() -> None:
     assert matrices == 0
     for ours, theirs in zip(statistics, exact, strict=True):
         torch.testing.assert_close(ours.double(), theirs, rtol=1e-5, atol=1e-5)
-    gradient = partial(compute_logit_gradient, *wide, *exact[1:])(*wide_more, torch.float64)
+    gradient_inputs: list[Any] = [*wide, *exact[1:], *wide_more, torch.float64]
+    gradient = compute_logit_gradient(*gradient_inputs)
     for dtype in (torch.bfloat16, torch.float32):
         compiled, matrices = compile_and_run(compute_logit_gradient, *inputs, *statistics[1:], *more, dtype)
         assert matrices == 1, "the result"
