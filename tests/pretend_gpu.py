@@ -41,6 +41,9 @@ _true_device = torch._C.TensorBase.device.__get__
 CUDA_ONLY: dict[Any, Callable[..., Tensor]] = {
     aten.mm.dtype: lambda left, right, dtype: torch.mm(left.to(dtype), right.to(dtype)),
     aten.mm.dtype_out: lambda left, right, dtype, out: torch.mm(left.to(dtype), right.to(dtype), out=out),
+    aten.addmm.dtype_out: lambda total, left, right, dtype, out: torch.addmm(
+        total, left.to(dtype), right.to(dtype), out=out
+    ),
 }
 """Operations without a kernel for the CPU, each expressed by others."""
 

@@ -10,16 +10,14 @@ from pathlib import Path
 import pytest
 
 from tests.script_runner import compose_run_config
-from torchgrpo.plan.activations import FLOAT
 from torchgrpo.plan.disk import checkpoint_bytes
 from torchgrpo.plan.machine import Machine
 from torchgrpo.plan.make_plan import make_plan
 from torchgrpo.plan.memory import MASTER_BUCKET, Phase, resident_phase, train_phases
-from torchgrpo.plan.microbatch_sizes import CHUNK_BYTES, chunk_size
+from torchgrpo.plan.microbatch_sizes import chunk_size
 from torchgrpo.plan.model_shape import KNOWN_MODELS, find_shape
 from torchgrpo.plan.plan import Plan
 from torchgrpo.run.dry_run.step import Peaks, dry_run_peaks
-from torchgrpo.training.log_probs import CHUNK_ELEMENTS
 from torchgrpo.training.master_weights import BUCKET_ELEMENTS
 
 CLOSE = 0.15
@@ -82,14 +80,21 @@ def test_every_phase_of_a_model_of_real_width(size: str, name: str, overrides: t
 
 
 def test_constants_equal_those_of_the_learner() -> None:
-    assert {device: number // FLOAT for device, number in CHUNK_BYTES.items()} == CHUNK_ELEMENTS
     assert MASTER_BUCKET == BUCKET_ELEMENTS
+
+
+def test_chunk_sizes() -> None:
+    """A chunk on a GPU has a whole number of matrix tiles.
+
+    It has at least half as many logits as the head has elements.
+    """
     gsm8k, small = (
         compose_run_config(name="grpo_gsm8k"),
         compose_run_config("train.log_prob_chunk_size=7", name="grpo_gsm8k"),
     )
-    assert chunk_size(gsm8k, SHAPES["7B"], on_cpu=False) == 896
-    assert chunk_size(gsm8k, SHAPES["1.5B"], on_cpu=False) == 883
+    assert chunk_size(gsm8k, SHAPES["7B"], on_cpu=False) == 1792
+    assert chunk_size(gsm8k, SHAPES["1.5B"], on_cpu=False) == 1664
+    assert chunk_size(gsm8k, SHAPES["1.5B"], on_cpu=True) == 384
     assert chunk_size(small, SHAPES["7B"], on_cpu=False) == 7
 
 

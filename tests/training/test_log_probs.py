@@ -132,38 +132,6 @@ def test_half_precision_sums_in_float32(dtype: torch.dtype) -> None:
         torch.testing.assert_close(narrow.grad.double(), exact_input.grad, rtol=2 * unit, atol=2 * unit)
 
 
-@pytest.mark.parametrize("with_entropy", [True, False])
-def test_the_arithmetic_of_a_gpu_gives_the_gradients_of_full_logits(
-    with_entropy: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The GPU's arithmetic gives the gradients of full logits.
-
-    A GPU multiplies rounded factors; this test converts them to float32 first, with equal results.
-    """
-
-    def product(head: log_probs._Head, left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
-        left, right = (factor.to(head.factor_dtype).to(head.dtype) for factor in (left, right))
-        return torch.mm(left, right, out=out)
-
-    monkeypatch.setattr(log_probs, "_multiplies_half", lambda device: True)
-    monkeypatch.setattr(log_probs._Head, "product", product)
-    inputs = make_inputs(rows=64, width=32, vocabulary=50, dtype=torch.bfloat16)
-    exact = [tensor.detach().double().requires_grad_() for tensor in inputs[:3]]
-    log_prob_gradient = torch.linspace(-1, 2, 64, dtype=torch.float64)
-    ours = selected_log_probs(*inputs, chunk_size=5, with_entropy=with_entropy)
-    theirs = full_logits_reference(exact[0], exact[1], exact[2], inputs[3], 1.0)
-    gradients = []
-    for (log_prob, entropy), of in ((ours, inputs[:3]), (theirs, exact)):
-        scalar = (log_prob * log_prob_gradient).sum()
-        if with_entropy:
-            assert entropy is not None
-            scalar = scalar + (entropy * log_prob_gradient.flip(0)).sum()
-        gradients.append(torch.autograd.grad(scalar, of))
-    for narrow, wide in zip(*gradients, strict=True):
-        unit = 2 * torch.finfo(torch.bfloat16).eps
-        torch.testing.assert_close(narrow.double(), wide, rtol=unit, atol=unit * wide.abs().max().item())
-
-
 @pytest.mark.parametrize("chunk_size", [5, 64])
 @pytest.mark.parametrize("with_entropy", [True, False])
 @pytest.mark.parametrize("rounds", [True, False])

@@ -40,8 +40,8 @@ class ElementWidths:
 
     stream: bytes of an element of the weights, and so of the residual stream. factor: bytes of an element of matrix
     factors, 2 under autocast. trains_weights: whether the weights themselves are trained; false under LoRA.
-    fused_head: whether half-precision factors of the output head are summed in float32 without a wider copy, as on a
-    GPU. gathered_width: bytes of an element of a layer's parameters when ranks gather them.
+    fused_head: whether the output head is that of a GPU: no copies of logits, and half-precision factors are summed in
+    float32 without a wider copy. gathered_width: bytes of an element of a layer's parameters when ranks gather them.
     """
 
     stream: int
@@ -115,29 +115,29 @@ def head_forward_bytes(shape: ModelShape, batch: MicrobatchSizes, widths: Elemen
     """Bytes of the output head's forward pass.
 
     They are the last norm, the scored rows, chunks of float32 logits, and a copy of the head in the factors' dtype.
-    buffers: 2 with the entropy, else 1.
+    buffers: chunks of logits on a CPU, 2 with the entropy, else 1. A GPU has one.
     """
     norm = batch.positions * shape.hidden_size * (FLOAT + 2 * widths.stream)
     rows = batch.targets * shape.hidden_size * widths.factor
-    return norm + rows + buffers * _logits(shape, batch) + _head_copy(shape, widths)
+    chunks = 1 if widths.fused_head else buffers
+    return norm + rows + chunks * _logits(shape, batch) + _head_copy(shape, widths)
 
 
 def head_backward_bytes(shape: ModelShape, batch: MicrobatchSizes, widths: ElementWidths, buffers: int) -> float:
     """Bytes of the output head's backward pass.
 
-    They are the last norm, the rows and their float32 gradient, chunks of logits (in half precision a second time as
-    factors), and, if the head is trained, its float32 gradient, to which the gradient of each chunk is added.
-    buffers: 2 with the entropy in the loss, else 1.
+    They are the last norm, the rows and their gradient, chunks of logits, and, if the head is trained, its float32
+    gradient, to which each chunk adds. A GPU has one chunk, the gradient of its logits, and the gradient of the rows,
+    both in the dtype of the rows.
+    buffers: chunks of logits on a CPU, 2 with the entropy in the loss, else 1.
     """
+    chunks, row_gradient = float(buffers), FLOAT
+    if widths.fused_head:
+        chunks, row_gradient = 1 + widths.factor / FLOAT, widths.factor
     norm = batch.positions * shape.hidden_size * (FLOAT + widths.stream)
-    rows = batch.targets * shape.hidden_size * (FLOAT + widths.factor)
-    logits = buffers * _logits(shape, batch)
-    gradient = 0.0
-    if widths.trains_weights:
-        gradient = shape.head_parameters * FLOAT * (2 if widths.has_half_precision_head else 1)
-    if widths.has_half_precision_head:
-        logits += _logits(shape, batch) * widths.factor / FLOAT
-    return norm + rows + logits + gradient + _head_copy(shape, widths)
+    rows = batch.targets * shape.hidden_size * (row_gradient + widths.factor)
+    gradient = shape.head_parameters * FLOAT if widths.trains_weights else 0.0
+    return norm + rows + chunks * _logits(shape, batch) + gradient + _head_copy(shape, widths)
 
 
 def delayed_head_gradient_bytes(shape: ModelShape, widths: ElementWidths, ranks: int) -> float:

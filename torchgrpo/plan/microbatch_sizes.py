@@ -9,7 +9,10 @@ from config.schema.config import Config
 from torchgrpo.plan.activations import FLOAT, MicrobatchSizes
 from torchgrpo.plan.model_shape import ModelShape
 
-CHUNK_BYTES = {"cpu": (1 << 24) * FLOAT, "cuda": (1 << 27) * FLOAT}
+CPU_CHUNK_BYTES, GPU_CHUNK_BYTES = 1 << 26, 1 << 30
+"""Default size of a chunk of float32 logits."""
+ROW_TILE = 128
+"""Rows of a GPU's matrix tile, of which a chunk on a GPU has a whole number."""
 
 
 def longest_row_tokens(config: Config) -> int:
@@ -86,10 +89,21 @@ def longest_microbatch(config: Config, shape: ModelShape, on_cpu: bool, ranks: i
 def chunk_size(config: Config, shape: ModelShape, on_cpu: bool) -> int:
     """Response tokens whose logits exist at one time.
 
-    The number is `train.log_prob_chunk_size` if set. Otherwise the chunk fills `CHUNK_BYTES`, but has at least a
-    quarter of the hidden size in tokens, since each chunk reads the whole head.
+    The number is `train.log_prob_chunk_size` if set, else `automatic_chunk_size`.
     """
     if config.train.log_prob_chunk_size is not None:
         return config.train.log_prob_chunk_size
-    rows = CHUNK_BYTES["cpu" if on_cpu else "cuda"] // (FLOAT * shape.vocab_size)
-    return max(1, rows, shape.hidden_size // 4)
+    return automatic_chunk_size(shape.vocab_size, shape.hidden_size, on_cpu)
+
+
+def automatic_chunk_size(vocabulary: int, width: int, on_cpu: bool) -> int:
+    """Returns the default number of rows whose logits exist at one time.
+
+    Each chunk reads the whole head [vocabulary, width] and adds to its gradient, which only pays off for many rows.
+    So the chunk's logits are at least a quarter of the size of the head on a CPU, and half of it on a GPU.
+    """
+    row_bytes = vocabulary * FLOAT
+    if on_cpu:
+        return max(1, CPU_CHUNK_BYTES // row_bytes, width // 4)
+    rows = max(GPU_CHUNK_BYTES // row_bytes, width // 2)
+    return max(ROW_TILE, rows // ROW_TILE * ROW_TILE)

@@ -136,7 +136,7 @@ def check_mixed_precision(workspace: CheckWorkspace, mixed_precision: str, overr
 
 
 def check_output_head(workspace: CheckWorkspace) -> str:
-    """Compares the chunked output head in three dtypes with a float64 softmax."""
+    """Compares the output head in three dtypes with a softmax in float64."""
     generator, worst = torch.Generator().manual_seed(0), 0.0
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         hidden = torch.randn(64, 64, generator=generator).to(dtype)
@@ -144,10 +144,13 @@ def check_output_head(workspace: CheckWorkspace) -> str:
         targets = torch.randint(0, 512, (64,), generator=generator)
         ours = [tensor.to(workspace.device, copy=True).requires_grad_() for tensor in (hidden, weight)]
         theirs = [tensor.double().requires_grad_() for tensor in (hidden, weight)]
-        log_prob, _ = selected_log_probs(ours[0], ours[1], None, targets.to(workspace.device), chunk_size=9)
-        expected = (theirs[0] @ theirs[1].T).log_softmax(-1).gather(1, targets[:, None])[:, 0]
-        torch.testing.assert_close(log_prob.double().cpu(), expected, rtol=1e-3, atol=1e-3)
-        mine, plain = torch.autograd.grad(log_prob.sum(), ours), torch.autograd.grad(expected.sum(), theirs)
+        head = selected_log_probs(ours[0], ours[1], None, targets.to(workspace.device), 0.7, 9, with_entropy=True)
+        distribution = torch.distributions.Categorical(logits=theirs[0] @ theirs[1].T / 0.7)
+        log_prob_and_entropy = torch.stack([value for value in head if value is not None])
+        expected = torch.stack((distribution.log_prob(targets), distribution.entropy()))
+        torch.testing.assert_close(log_prob_and_entropy.double().cpu(), expected, rtol=1e-3, atol=1e-3)
+        mine = torch.autograd.grad(log_prob_and_entropy.sum(), ours)
+        plain = torch.autograd.grad(expected.sum(), theirs)
         difference = max(relative_difference(one.double().cpu(), other) for one, other in zip(mine, plain, strict=True))
         bound = 1e-4 if dtype == torch.float32 else 3e-2
         assert difference < bound, f"{dtype}: gradient differs by {difference:.2g}"

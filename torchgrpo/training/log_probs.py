@@ -3,10 +3,10 @@
 Rows go through the output head in chunks of logits. The forward pass keeps only [M] numbers and the log-probs
 of the last chunk. The backward pass begins with this chunk and recomputes the logits of all others: it needs
 one more matrix product than with stored logits, but no memory that grows with M times V.
+
+A GPU has a function of its own, `training/fused_log_probs.py`. The function below runs on a CPU.
 """
 
-import math
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -14,59 +14,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-CHUNK_ELEMENTS = {"cpu": 1 << 24, "cuda": 1 << 27}
-"""Default number of logits in a chunk by device type: 64 MiB of float32 on a CPU, 512 MiB on a GPU."""
-
-
-@dataclass(frozen=True)
-class _Sampling:
-    """Sampling distribution: temperature first, then min-p, top-k, and top-p among the tokens that are left."""
-
-    temperature: float | Tensor
-    top_k: int
-    top_p: float
-    min_p: float
-
-    @property
-    def restricts(self) -> bool:
-        """Whether min-p, top-k or top-p excludes tokens."""
-        return self.min_p > 0 or self.has_top_filter
-
-    @property
-    def has_top_filter(self) -> bool:
-        return self.top_k > 0 or self.top_p < 1.0
-
-    def apply(self, logits: Tensor, targets: Tensor, chunk: slice) -> Tensor:
-        """Applies the distribution to the logits [C, V] of the rows `chunk`, in place.
-
-        Logits are divided by the temperature; tokens outside min-p, top-k and top-p get -inf. The target token is never
-        excluded: it was sampled, and its log-prob must stay finite even if rounding or newer weights would
-        exclude it.
-        """
-        if isinstance(self.temperature, Tensor):
-            logits.div_(self.temperature[chunk, None])
-        elif self.temperature != 1.0:
-            logits.div_(self.temperature)
-        if self.restricts:
-            indices = targets[chunk, None]
-            target_logits = logits.gather(1, indices)
-            if self.min_p > 0:
-                logits.masked_fill_(logits < logits.amax(1, keepdim=True) + math.log(self.min_p), -torch.inf)
-            if self.has_top_filter:
-                self._mask_outside_top(logits)
-            logits.scatter_(1, indices, target_logits)
-        return logits
-
-    def _mask_outside_top(self, logits: Tensor) -> None:
-        """Sets logits outside top-k and top-p to -inf, in place."""
-        vocabulary = logits.shape[1]
-        count = min(self.top_k, vocabulary) if self.top_k > 0 else vocabulary
-        ordered, order = logits.topk(count, dim=1) if count < vocabulary else logits.sort(dim=1, descending=True)
-        if self.top_p < 1.0:
-            probabilities = ordered.softmax(dim=1)
-            before = probabilities.cumsum(dim=1) - probabilities
-            ordered = ordered.masked_fill(before >= self.top_p, -torch.inf)
-        logits.fill_(-torch.inf).scatter_(1, order, ordered)
+from torchgrpo.plan.microbatch_sizes import automatic_chunk_size
+from torchgrpo.training.fused_log_probs import FusedLogProbs
+from torchgrpo.training.sampling_distribution import SamplingDistribution, row_chunks
 
 
 def selected_log_probs(
@@ -99,27 +49,21 @@ def selected_log_probs(
     """
     if not (temperature.gt(0).all() if isinstance(temperature, Tensor) else temperature > 0):
         raise ValueError(f"temperature={temperature}: log-probs need a temperature above 0")
-    sampling = _Sampling(temperature, top_k, top_p, min_p)
-    rows = chunk_size or automatic_chunk_size(weight.shape[0], weight.shape[1], hidden_states.device)
+    sampling = SamplingDistribution(temperature, top_k, top_p, min_p)
+    fuses = fuses_logits(hidden_states.device)
+    rows = chunk_size or automatic_chunk_size(weight.shape[0], weight.shape[1], on_cpu=not fuses)
     needs_backward = torch.is_grad_enabled() and (hidden_states.requires_grad or weight.requires_grad)
+    inputs = (hidden_states, weight, bias, targets, sampling, rows, needs_backward)
     with torch.autocast(hidden_states.device.type, enabled=False):
-        log_prob, entropy = _SelectedLogProbs.apply(  # type: ignore[no-untyped-call]
-            hidden_states, weight, bias, targets, sampling, rows, with_entropy, needs_backward
-        )
+        if fuses:
+            log_prob, entropy = FusedLogProbs.apply(*inputs)  # type: ignore[no-untyped-call]
+        else:
+            log_prob, entropy = _SelectedLogProbs.apply(*inputs, with_entropy)  # type: ignore[no-untyped-call]
     return log_prob, entropy if with_entropy else None
 
 
-def automatic_chunk_size(vocabulary: int, width: int, device: torch.device) -> int:
-    """Returns the number of rows per chunk.
-
-    The logits of a chunk fill `CHUNK_ELEMENTS` of the device, or a quarter of the size of the head if that is
-    more: each chunk reads the whole head and its gradient, which only pays off for many rows.
-    """
-    return max(1, CHUNK_ELEMENTS.get(device.type, 1 << 24) // vocabulary, width // 4)
-
-
-def _multiplies_half(device: torch.device) -> bool:
-    """Whether half-precision factors can be summed in float32."""
+def fuses_logits(device: torch.device) -> bool:
+    """Whether the passes over logits are fused, and half-precision factors are summed in float32."""
     return device.type == "cuda"
 
 
@@ -134,7 +78,7 @@ def _rounds_gradients(hidden_states: Tensor) -> bool:
 
 
 class _SelectedLogProbs(torch.autograd.Function):
-    """Autograd function of `selected_log_probs`."""
+    """Autograd function of `selected_log_probs` on a CPU."""
 
     @staticmethod
     def forward(
@@ -143,10 +87,10 @@ class _SelectedLogProbs(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         targets: Tensor,
-        sampling: _Sampling,
+        sampling: SamplingDistribution,
         rows: int,
-        with_entropy: bool,
         needs_backward: bool,
+        with_entropy: bool,
     ) -> tuple[Tensor, Tensor]:
         head = _Head(hidden_states, weight, bias, sampling, rows)
         log_prob = hidden_states.new_empty(len(hidden_states), dtype=head.dtype)
@@ -204,9 +148,8 @@ class _SelectedLogProbs(torch.autograd.Function):
 class _Head:
     """Output head applied to chunks of rows, in float32 (float64 for float64 inputs).
 
-    For half-precision rows the head is rounded to their dtype. A GPU multiplies the half-precision factors and
-    sums in float32; on a CPU the factors are first converted to float32, with equal results. Two buffers of one
-    chunk's logits are reused for all chunks, because allocating new ones is slow on a CPU.
+    For half-precision rows the head is rounded to their dtype, and the factors of products are converted to float32.
+    Two buffers of one chunk's logits are reused for all chunks, because allocating new ones is slow on a CPU.
 
     weight_in_row_dtype: the head [V, D] in the dtype of the rows, if these are half precision.
     half_weight: the same tensor, for gradients of rows, where `_rounds_gradients`.
@@ -217,35 +160,29 @@ class _Head:
         hidden_states: Tensor,
         weight: Tensor,
         bias: Tensor | None,
-        sampling: _Sampling,
+        sampling: SamplingDistribution,
         rows: int,
         buffer: Tensor | None = None,
     ) -> None:
         self.dtype = torch.promote_types(hidden_states.dtype, torch.float32)
         half = hidden_states.dtype in (torch.float16, torch.bfloat16)
-        self.multiplies_half = half and _multiplies_half(hidden_states.device)
-        self.factor_dtype = hidden_states.dtype if self.multiplies_half else self.dtype
         self.hidden_states = hidden_states
         self.weight_in_row_dtype = weight.to(hidden_states.dtype) if half else weight
-        self.half_weight = (
-            self.weight_in_row_dtype if not self.multiplies_half and _rounds_gradients(hidden_states) else None
-        )
+        self.half_weight = self.weight_in_row_dtype if _rounds_gradients(hidden_states) else None
         self.bias = None if bias is None else bias.to(self.dtype)
         self.sampling = sampling
-        # Only the first chunk may be smaller; the backward pass does not recompute the last one.
-        ends = range(len(hidden_states), 0, -rows)
-        self.chunks = [slice(max(0, end - rows), end) for end in reversed(ends)]
+        self.chunks = row_chunks(len(hidden_states), rows)
         self._rows = min(rows, len(hidden_states))
         self.buffer = buffer
         self._spare_buffer: Tensor | None = None
 
     @cached_property
     def weight(self) -> Tensor:
-        """Head [V, D] in the dtype of the factors, created lazily.
+        """Head [V, D] in `dtype`, created lazily.
 
         A backward pass over a single chunk needs only `half_weight`.
         """
-        return self.weight_in_row_dtype.to(self.factor_dtype)
+        return self.weight_in_row_dtype.to(self.dtype)
 
     def logits(self, chunk: slice, targets: Tensor) -> Tensor:
         """Computes the logits [C, V] of the rows `chunk`.
@@ -261,11 +198,8 @@ class _Head:
         return self.sampling.apply(logits, targets, chunk)
 
     def product(self, left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
-        """Multiplies two matrices in the dtype of the factors, with a sum in `dtype`."""
-        left, right = left.to(self.factor_dtype), right.to(self.factor_dtype)
-        if not self.multiplies_half:
-            return torch.mm(left, right, out=out)
-        return torch.mm(left, right, out_dtype=self.dtype, out=out)
+        """Multiplies two matrices in `dtype`."""
+        return torch.mm(left.to(self.dtype), right.to(self.dtype), out=out)
 
     def row_gradients(self, logit_gradient: Tensor) -> Tensor:
         """Computes gradients [C, D] of rows from gradients [C, V] of their logits."""
@@ -325,7 +259,7 @@ class _HeadGradients:
         """
         head = self.head
         inputs = head.hidden_states[chunk].to(head.dtype)
-        if head.multiplies_half or head.half_weight is not None:
+        if head.half_weight is not None:
             own = slope if logit_slope is None else torch.ones_like(slope)
             logit_gradient.scatter_add_(1, targets[:, None], -own[:, None])
         else:
@@ -340,12 +274,8 @@ class _HeadGradients:
         if self.bias is not None:
             slopes = torch.ones_like(logit_gradient[:, 0]) if logit_slope is None else logit_slope
             self.bias.addmv_(logit_gradient.T, slopes, alpha=-1)
-        if head.multiplies_half:
-            logit_gradient = logit_gradient.to(head.factor_dtype)  # once for both products
         if self.hidden_states is not None:
             back = head.row_gradients(logit_gradient)
             self.hidden_states[chunk] -= back if logit_slope is None else back.mul_(logit_slope[:, None])
-        if self.weight is not None and not head.multiplies_half:
+        if self.weight is not None:
             self.weight.addmm_(logit_gradient.T, inputs, alpha=-1)
-        elif self.weight is not None:
-            self.weight -= head.product(logit_gradient.T, inputs)

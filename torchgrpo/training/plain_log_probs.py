@@ -31,7 +31,7 @@ def plain_log_probs(
     for index, sequence in enumerate(sequences):
         indices_by_length.setdefault(len(sequence), []).append(index)
     half = torch.autocast(causal.device.type, autocast, enabled=autocast is not None)
-    with half, evaluation_mode(model), torch.compiler.set_stance("force_eager"):
+    with half, evaluation_mode(model):
         for indices in indices_by_length.values():
             ids = torch.tensor([list(sequences[index]) for index in indices], device=causal.device)
             log_probs = unsharded_context(partial(_log_probs, causal, ids, temperature))
@@ -40,9 +40,13 @@ def plain_log_probs(
 
 
 def _log_probs(causal: PreTrainedModel, ids: torch.Tensor, temperature: float) -> torch.Tensor:
-    """Computes the log-probs float32 [N, L - 1] of ids [N, L]."""
+    """Computes the log-probs float32 [N, L - 1] of ids [N, L].
+
+    The layers run uncompiled. Uncompiled operations of a GPU's output head would hold several copies of its logits.
+    """
     head = causal.get_output_embeddings()
-    hidden = causal.base_model(ids, use_cache=False).last_hidden_state[:, :-1].flatten(0, 1)
+    with torch.compiler.set_stance("force_eager"):
+        hidden = causal.base_model(ids, use_cache=False).last_hidden_state[:, :-1].flatten(0, 1)
     targets = ids[:, 1:].flatten().to(head.weight.device)
     log_probs, _ = selected_log_probs(hidden.to(head.weight.device), head.weight, head.bias, targets, temperature)
     return log_probs.view(len(ids), -1).float()

@@ -151,8 +151,7 @@ def use_fake_tensors(imitates_gpu: bool) -> Iterator[None]:
 
     Code that needs tensor values is disabled: checks and digests of loaded weights, and the whole model from which
     shards are filled.
-    imitates_gpu: whether packed attention is one kernel, and half-precision factors of the output head are summed
-        without a wider copy.
+    imitates_gpu: whether packed attention is one kernel, and the output head is that of a GPU.
     """
     with ExitStack() as exit_stack:
         for module, name, replacement in (
@@ -170,7 +169,7 @@ def use_fake_tensors(imitates_gpu: bool) -> Iterator[None]:
         swap = partial(_swap_tensors, torch.utils.swap_tensors)
         exit_stack.enter_context(patch.object(torch.utils, "swap_tensors", swap))
         if imitates_gpu:
-            exit_stack.enter_context(patch.object(log_probs, "_multiplies_half", lambda device: True))
+            exit_stack.enter_context(patch.object(log_probs, "fuses_logits", lambda device: True))
             exit_stack.enter_context(patch.object(packed_attention, "FLEX_DEVICE_TYPES", ("cpu",)))
             exit_stack.enter_context(patch.object(packed_attention, "_attend_with_flex", attend_in_one_kernel))
         exit_stack.enter_context(FastFakeTensorMode(allow_non_fake_inputs=True))
