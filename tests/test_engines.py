@@ -110,7 +110,7 @@ def test_engines_with_gpus_of_their_own_never_sleep() -> None:
 
 
 def test_an_engine_that_stays_awake_on_the_learners_gpu_is_only_pushed_to() -> None:
-    """Where both fit on the GPU, no memory is released between rollouts and training."""
+    """Releases no memory between rollouts and training, where both fit on the GPU."""
     plan = gpu_plan(unknown_model_config(), ("0",))
     assert plan.devices.colocated and plan.engine.sleeps
     plan = replace(plan, engine=replace(plan.engine, sleeps=False))

@@ -139,7 +139,10 @@ def test_engines_in_turns_score_fixed_sequences_when_due(
     engine_calls: list[str],
     tmp_path: Path,
 ) -> None:
-    """Sampled tokens verify the other pushes; where these do not suffice, fixed sequences do before the next samples."""
+    """Sampled tokens verify the other pushes.
+
+    Where these tokens do not suffice, fixed sequences are compared before the engines sample.
+    """
     train_and_close(grpo, compose_run_config(*settings), tmp_path, take_turns)
     assert compared_versions == expected
     assert [engine_calls.count(name) for name in ("load", "sleep", "wake", "score")] == [5, 4, 4, len(expected)]

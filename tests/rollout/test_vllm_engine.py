@@ -20,7 +20,6 @@ from torchgrpo.rollout.engines.vllm_engine import VLLMEngine
 from torchgrpo.rollout.engines.vllm_engine_args import engine_arguments
 from torchgrpo.rollout.engines.vllm_process import check_version, preserve_process_state
 from torchgrpo.rollout.engines.vllm_settings import AdapterShape
-from torchgrpo.rollout.weights.weight_update import WeightUpdate
 
 
 def perturbed_copy(model: LlamaForCausalLM, scale: float = 0.1) -> LlamaForCausalLM:
@@ -374,31 +373,6 @@ def test_memory_taken_by_another_process_is_one_message(
     monkeypatch.setattr(vllm_engine._llm, "sleep", sleep)
     with pytest.raises(RunError, match=r"increased after sleeping\. Another process uses memory of this GPU"):
         vllm_engine.sleep()
-
-
-def test_the_cache_wakes_after_the_weights_have_arrived(
-    vllm_engine: VLLMEngine, tied: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Temporary tensors of a load never exist beside the cache. vLLM's CPU build keeps the memory itself."""
-    executor = vllm_engine._llm.model_executor
-    asleep_at_load: list[set[str]] = []
-    load = vllm_engine._load_full_weights
-
-    def record_load(weights: WeightUpdate) -> None:
-        asleep_at_load.append(set(executor.sleeping_tags))
-        load(weights)
-
-    monkeypatch.setattr(vllm_engine, "_load_full_weights", record_load)
-    for version in (1, 2):
-        vllm_engine.sleep()
-        assert executor.sleeping_tags == {"weights", "kv_cache"}
-        vllm_engine.wake()
-        vllm_engine.load(tiny_llama(tied).state_dict().items(), version)
-        assert not vllm_engine._llm.is_sleeping()
-    assert asleep_at_load == [{"kv_cache"}] * 2
-    assert max_log_prob_gap(tiny_llama(tied), vllm_engine, [random_tokens(50, 1)]) < 1e-4
-    vllm_engine.load(tiny_llama(tied).state_dict().items(), 3)
-    assert asleep_at_load[2:] == [set()]
 
 
 def test_an_untested_version_is_announced(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Tests of pushes that are copied into the live tensors of vLLM, as on a GPU.
+"""Tests of pushes copied into the live tensors of vLLM, as on a GPU.
 
 vLLM's CPU build packs matrices; the tests switch the packing off, so that its parameters are those of a GPU.
 """
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from tests.log_capture import LogCapture
 from tests.rollout.conftest import StartEngine, score_single_engine, tiny_llama
+from tests.rollout.log_prob_comparison import max_log_prob_gap
 from torchgrpo.rollout.engines import vllm_live_weights
 from torchgrpo.rollout.engines.vllm_engine import VLLMEngine
 from torchgrpo.rollout.engines.vllm_live_weights import LiveWeights, UnmappableModelError
@@ -61,9 +62,9 @@ def lose_parameters(engine: VLLMEngine) -> None:
             parameter.fill_(torch.nan)
 
 
-def assert_same_bits(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    assert found.keys() == expected.keys()
-    for name, tensor in found.items():
+def assert_same_bits(parameters: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert parameters.keys() == expected.keys()
+    for name, tensor in parameters.items():
         assert torch.equal(tensor, expected[name]), name
 
 
@@ -205,6 +206,36 @@ def test_a_layout_that_vllm_changed_is_reloaded(
     messages = [message for message in log_capture.messages if "reloads the weights at every push" in message]
     assert len(messages) == 1
     assert messages[0].endswith("vLLM changed the layout of model.layers.1.mlp.down_proj.weight after loading")
+
+
+def test_the_cache_wakes_after_the_weights_have_arrived(
+    engine: VLLMEngine, tied: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Temporary tensors of a load never exist beside the cache.
+
+    vLLM's CPU build keeps the memory itself.
+    """
+    executor = engine._llm.model_executor
+    asleep_at_load: list[set[str]] = []
+    load = engine._load_full_weights
+
+    def record_load(weights: WeightUpdate) -> None:
+        asleep_at_load.append(set(executor.sleeping_tags))
+        load(weights)
+
+    monkeypatch.setattr(engine, "_load_full_weights", record_load)
+    model = tiny_llama(tied, seed=8)
+    for version in (1, 2):
+        engine.sleep()
+        assert executor.sleeping_tags == {"weights", "kv_cache"}
+        engine.wake()
+        lose_parameters(engine)
+        engine.load(model.state_dict().items(), version)
+        assert not engine._llm.is_sleeping()
+    assert asleep_at_load == [{"kv_cache"}] * 2
+    assert max_log_prob_gap(model, engine, SEQUENCES) < 1e-4
+    engine.load(model.state_dict().items(), 3)
+    assert asleep_at_load[2:] == [set()]
 
 
 # --- loading code that is no copy -----------------------------------------------------------------------

@@ -130,7 +130,10 @@ class WeightTarget(Protocol):
         ...
 
     def wake(self) -> None:
-        """Prepares a sleeping engine for the next `load`; the engine samples and scores only after that load."""
+        """Prepares a sleeping engine for the next `load`.
+
+        The engine samples and scores only after that load.
+        """
         ...
 
 

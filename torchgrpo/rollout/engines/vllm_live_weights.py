@@ -1,4 +1,4 @@
-"""Map of pushed names to views of a vLLM model's live parameters, and the copy of a push through the map.
+"""Map of pushed names to views of a vLLM model's live parameters.
 
     once    model.load_weights(meta tensors) ──recorded copies──▶ name: views of parameters
     push    check names and shapes ─▶ make the tensors ─▶ one foreach copy, casts included
@@ -42,12 +42,12 @@ class _Copy:
     stride: tuple[int, ...]
     offset: int
 
-    def source(self, pushed: Tensor) -> Tensor:
+    def source(self, tensor: Tensor) -> Tensor:
         """Returns the part of a pushed tensor that this copy reads."""
-        if self.size == pushed.shape:
-            return pushed
-        pushed = pushed.contiguous()
-        return pushed.as_strided(self.size, self.stride, pushed.storage_offset() + self.offset)
+        if self.size == tensor.shape:
+            return tensor
+        tensor = tensor.contiguous()
+        return tensor.as_strided(self.size, self.stride, tensor.storage_offset() + self.offset)
 
 
 @dataclass(frozen=True)
@@ -104,11 +104,11 @@ class LiveWeights:
             copies = [one for one in self.copies[tensor.name] if (one.parameter, one.begin) not in done]
             if not copies:
                 continue  # the second name of a tied tensor, or a tensor that the model ignores
-            pushed = update.make(tensor)
+            made_tensor = update.make(tensor)
             for one in copies:
                 done.add((one.parameter, one.begin))
                 views.append(one.view)
-                sources.append(one.source(pushed))
+                sources.append(one.source(made_tensor))
             waiting_bytes += nbytes(tensor)
             if waiting_bytes >= _MAX_COPY_BYTES:
                 torch._foreach_copy_(views, sources)

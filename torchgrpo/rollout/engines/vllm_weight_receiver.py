@@ -49,7 +49,7 @@ class WeightReceiver:
             self.copy_pushed_weights(model, WeightUpdate.from_pairs(weights))
 
     def copy_pushed_weights(self: Any, model: nn.Module, update: WeightUpdate) -> None:
-        """Copies pushed weights into the live tensors, or reloads a model whose tensors have no map."""
+        """Copies pushed weights into the live tensors, or reloads a model without a map."""
         if self.live_weights is not None and not self.live_weights.is_for(model, update.names):
             self.live_weights = None
         if self.live_weights is None and self.reload_reason is None:
