@@ -105,7 +105,6 @@ class VLLMEngine:
         self._running: dict[str, tuple[_RunningGroup, int]] = {}
         self._num_core_requests = 0
         self._transferring = False
-        self._is_cache_asleep = False
         self._shared_memory = SharedMemory()
         self._adapter: Any = None
         self._adapter_folder: tempfile.TemporaryDirectory[str] | None = None
@@ -301,9 +300,8 @@ class VLLMEngine:
         self._constants = weights.constants
 
     def _set_version(self, version: int) -> None:
-        if self._is_cache_asleep:
+        if self._llm.is_sleeping():
             self._llm.wake_up(tags=["kv_cache"])
-            self._is_cache_asleep = False
         self._llm.reset_prefix_cache(reset_running_requests=True)
         self._core.set_weight_version(str(version))
         self.policy_version = version
@@ -363,7 +361,6 @@ class VLLMEngine:
             raise RuntimeError(f"the engine cannot sleep: {len(self._groups)} requests are in flight")
         self._finish_async_steps()
         self._constants = {}
-        self._is_cache_asleep = True
         try:
             self._llm.sleep(level=2 if self.settings.adapter is None else 1)
         except AssertionError as error:
