@@ -4,6 +4,8 @@ Where GPUs are shared, the order of waking, pushing and sleeping is tested. No G
 check are fakes that record calls, and plans are made for machines that have GPUs.
 """
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -105,6 +107,20 @@ def test_engines_with_gpus_of_their_own_never_sleep() -> None:
     pusher.sleep_engines()
     pusher.push()
     assert not {"sleep", "wake"} & set(recorder.calls)
+
+
+def test_an_engine_that_stays_awake_on_the_learners_gpu_is_only_pushed_to() -> None:
+    """Releases no memory between rollouts and training, where both fit on the GPU."""
+    plan = gpu_plan(unknown_model_config(), ("0",))
+    assert plan.devices.colocated and plan.engine.sleeps
+    plan = replace(plan, engine=replace(plan.engine, sleeps=False))
+    assert not make_vllm_settings(plan.config, (2,), plan).sleep
+    recorder = CallRecorder()
+    pusher = build_weight_pusher(plan.config, recorder, recorder, plan)  # type: ignore[arg-type]
+    for _ in range(3):
+        pusher.push()
+        pusher.sleep_engines()
+    assert recorder.calls == ["push 0: weight", "push 1: weight", "push 2: weight"]
 
 
 # --- settings of a plan -------------------------------------------------------------------------------------

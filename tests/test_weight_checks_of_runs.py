@@ -91,6 +91,73 @@ def test_fixed_sequences_are_compared_when_due_and_where_too_little_was_sampled(
     assert compared_versions == expected
 
 
+@pytest.fixture
+def engine_calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Returns a list that records some calls of engines, and simulates their sleep.
+
+    A sleeping engine fails if it is used.
+    """
+    calls: list[str] = []
+
+    def record_calls(name: str, method: Callable[..., Any] | None) -> Callable[..., Any]:
+        def record_call(engine: TransformersEngine, *args: Any) -> Any:
+            is_asleep = [call for call in calls if call in ("sleep", "wake")][-1:] == ["sleep"]
+            assert (name == "wake") == is_asleep, f"{name} is called, and the engine {'sleeps' * is_asleep}"
+            calls.append(name)
+            return method(engine, *args) if method else None
+
+        return record_call
+
+    for name in ("score", "submit", "load"):
+        monkeypatch.setattr(TransformersEngine, name, record_calls(name, getattr(TransformersEngine, name)))
+    for name in ("sleep", "wake"):
+        monkeypatch.setattr(TransformersEngine, name, record_calls(name, None))
+    return calls
+
+
+def take_turns(run: LockstepRun) -> None:
+    run.rollout_components.weight_pusher.is_time_shared = True
+
+
+DROPOUT = ("train_model.lora.enabled=true", "train_model.lora.dropout=0.2")
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (LARGE_BATCHES, [0]),
+        ((*LARGE_BATCHES, "train.weight_check_every=2"), [0, 2, 4]),
+        (SMALL_BATCHES, [0, 1, 2, 3, 4]),
+        ((*LARGE_BATCHES, *DROPOUT), [0, 1, 2, 3, 4]),
+    ],
+    ids=["large", "every second push", "small", "dropout"],
+)
+def test_engines_in_turns_score_fixed_sequences_when_due(
+    settings: tuple[str, ...],
+    expected: list[int],
+    compared_versions: list[int],
+    engine_calls: list[str],
+    tmp_path: Path,
+) -> None:
+    """Sampled tokens verify the other pushes.
+
+    Where these tokens do not suffice, fixed sequences are compared before the engines sample.
+    """
+    train_and_close(grpo, compose_run_config(*settings), tmp_path, take_turns)
+    assert compared_versions == expected
+    assert [engine_calls.count(name) for name in ("load", "sleep", "wake", "score")] == [5, 4, 4, len(expected)]
+
+
+@pytest.mark.parametrize("size", [LARGE_BATCHES, SMALL_BATCHES])
+def test_a_lost_push_to_an_engine_in_turns_is_found(
+    size: tuple[str, ...], engine_calls: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lose_pushes(2, monkeypatch)
+    with pytest.raises(WeightMismatch, match=r"policy version 2.*Cause: old weights"):
+        train_and_close(grpo, compose_run_config(*size), tmp_path, take_turns)
+    assert engine_calls.count("wake") == 2
+
+
 @pytest.mark.parametrize("age", [1, 2])
 def test_a_batch_of_earlier_weights_has_fixed_sequences_compared(
     age: int, compared_versions: list[int], tmp_path: Path

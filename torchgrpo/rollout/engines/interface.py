@@ -130,7 +130,10 @@ class WeightTarget(Protocol):
         ...
 
     def wake(self) -> None:
-        """Allocates GPU memory again; the weights are undefined until the next `load`."""
+        """Prepares a sleeping engine for the next `load`.
+
+        The engine samples and scores only after that load.
+        """
         ...
 
 

@@ -300,6 +300,8 @@ class VLLMEngine:
         self._constants = weights.constants
 
     def _set_version(self, version: int) -> None:
+        if self._llm.is_sleeping():
+            self._llm.wake_up(tags=["kv_cache"])
         self._llm.reset_prefix_cache(reset_running_requests=True)
         self._core.set_weight_version(str(version))
         self.policy_version = version
@@ -371,7 +373,8 @@ class VLLMEngine:
             ) from error
 
     def wake(self) -> None:
-        self._llm.wake_up()
+        """Allocates the weights; the next push allocates the cache, after its temporary tensors are freed."""
+        self._llm.wake_up(tags=["weights"])
 
     def close(self) -> None:
         """Ends the engine and vLLM's state, also for other engines in this process."""

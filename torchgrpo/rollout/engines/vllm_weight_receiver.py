@@ -1,6 +1,7 @@
 """Worker extension of vLLM that loads pushed weights in place or by vLLM's reload.
 
-    on a CPU, plain layers only     an unpacked tensor ───────────────────▶ written in place
+    plain layers                    one foreach copy into the live tensors (`vllm_live_weights.py`)
+    plain layers, packed on a CPU   an unpacked tensor ───────────────────▶ written in place
                                     a matrix that exists packed only ─────▶ scratch, packed after its last shard
     everything else                 vLLM's layer-wise reload: every tensor made anew, processed, copied back
 
@@ -9,27 +10,58 @@ checkpoint. vLLM's reload needs two more copies of the model, and packs embeddin
 """
 
 import inspect
+import logging
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
+from torchgrpo.rollout.engines.vllm_live_weights import LiveWeights, UnmappableModelError
 from torchgrpo.rollout.weights.transports.shared_memory import MappedWeights
-from torchgrpo.rollout.weights.weight_update import NamedTensors
+from torchgrpo.rollout.weights.weight_update import NamedTensors, WeightUpdate
+
+log = logging.getLogger(__name__)
 
 
 class WeightReceiver:
-    """Worker extension of vLLM (`worker_extension_cls`) that loads pushed weights."""
+    """Worker extension of vLLM (`worker_extension_cls`) that loads pushed weights.
+
+    live_weights: map of the live tensors, made at the first push into plain layers.
+    reload_reason: reason why a model of plain layers has no such map.
+    """
+
+    live_weights: LiveWeights | None = None
+    reload_reason: str | None = None
 
     @torch.no_grad()
     def receive_pushed_weights(self: Any, weights: NamedTensors) -> None:
-        """Loads pushed weights. Raises RuntimeError if a matrix received some of its shards only."""
+        """Loads pushed weights.
+
+        Raises RuntimeError if a matrix received some of its shards only, or if a name or a shape does not fit.
+        """
         model = self.get_model()
-        if _is_plain(model, self.vllm_config):
+        if not _is_plain(model, self.vllm_config):
+            self.reload_weights(weights_iterator=iter(weights))
+        elif _has_packed_matrices(model):
             _load_in_place(model, weights)
         else:
-            self.reload_weights(weights_iterator=iter(weights))
+            self.copy_pushed_weights(model, WeightUpdate.from_pairs(weights))
+
+    def copy_pushed_weights(self: Any, model: nn.Module, update: WeightUpdate) -> None:
+        """Copies pushed weights into the live tensors, or reloads a model without a map."""
+        if self.live_weights is not None and not self.live_weights.is_for(model, update.names):
+            self.live_weights = None
+        if self.live_weights is None and self.reload_reason is None:
+            try:
+                self.live_weights = LiveWeights.from_model(model, update.tensors)
+            except UnmappableModelError as error:
+                self.reload_reason = str(error)
+                log.warning("vLLM reloads the weights at every push, which is slower than a copy: %s", error)
+        if self.live_weights is None:
+            self.reload_weights(weights_iterator=iter(update))
+        else:
+            self.live_weights.copy(update)
 
     def receive_mapped_weights(self: Any, handle: MappedWeights, names: frozenset[str]) -> None:
         """Loads pushed weights of the given names from shared memory."""
@@ -53,7 +85,6 @@ def _is_plain(model: nn.Module, config: Any) -> bool:
     from vllm.model_executor.layers.layernorm import RMSNorm
     from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
     from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod, VocabParallelEmbedding
-    from vllm.platforms import current_platform
 
     def plain(layer: Any) -> bool:
         if isinstance(layer, LinearBase):
@@ -67,7 +98,16 @@ def _is_plain(model: nn.Module, config: Any) -> bool:
         return not layer._parameters and layer._buffers.keys() <= layer._non_persistent_buffers_set
 
     alone = config.parallel_config.world_size == 1 and config.lora_config is None
-    return current_platform.is_cpu() and alone and all(map(plain, model.modules()))
+    return alone and all(map(plain, model.modules()))
+
+
+def _has_packed_matrices(model: nn.Module) -> bool:
+    """Whether vLLM's CPU build computes with other matrices than the parameters.
+
+    Its layers then have a function `cpu_linear` over a packed matrix.
+    """
+    functions = (vars(layer).get("cpu_linear") for layer in model.modules())
+    return any(function not in (None, nn.functional.linear) for function in functions)
 
 
 def _load_in_place(model: Any, weights: NamedTensors) -> None:

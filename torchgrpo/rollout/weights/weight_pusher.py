@@ -2,6 +2,8 @@
 
 wake ─▶ learner.publish() ─▶ target.load() ─▶ weight check, if due ─▶ generation ─▶ sleep_engines ─▶ training
 (if learner and engines take turns on a GPU)                                        (in this case too)
+
+Engines that stay awake beside the learner are never woken, and no memory is released for them.
 """
 
 import time
@@ -20,7 +22,8 @@ class WeightPusher:
     Version 0 has the initial weights of a run; every later push adds 1.
 
     is_time_shared: engines sleep while the learner trains, because they share its GPUs.
-    pushed_at_step: optimizer steps of the learner at the last push.
+    pushed_at_step: optimizer steps of the learner at the last push. must_check_pushes: a check was needed while the
+    engines slept, so that every later push is checked before they sample.
     """
 
     learner: Learner
@@ -30,6 +33,7 @@ class WeightPusher:
     engines_asleep: bool = False
     version: int = -1
     pushed_at_step: int = -1
+    must_check_pushes: bool = False
 
     def push(self) -> None:
         """Pushes all weights as the next policy version."""
@@ -48,18 +52,22 @@ class WeightPusher:
 
     def check_push(self) -> dict[str, float]:
         """Runs `check` if it is due at this push; returns metrics."""
-        return self.check() if self.weight_check.is_due(self.version) else {}
+        is_due = self.must_check_pushes or self.weight_check.is_due(self.version)
+        return self.check() if is_due else {}
 
     def check(self) -> dict[str, float]:
         """Compares engines and learner, at most once for a push; returns metrics.
 
-        Raises WeightMismatch with its cause.
+        Sleeping engines are compared at their next pushes instead. Raises WeightMismatch with its cause.
         """
+        if self.engines_asleep:
+            self.must_check_pushes = True
+            return {}
         is_checked = (self.weight_check.version, self.weight_check.engine_pids) == (
             self.version,
             self.target.engine_pids,
         )
-        if is_checked or self.engines_asleep or not self.is_current:
+        if is_checked or not self.is_current:
             return {}
         began = time.perf_counter()
         comparison_metrics = self.weight_check.compare(self.version)
