@@ -14,9 +14,10 @@ and the rules:
     torch.cuda and others   counts, current device, streams, memory, autocast                 pretend_cuda.py
 
 Differences from real GPUs: kernels are the CPU's, `torch.autocast("cuda")` is the CPU's autocast, memory has
-no limit, and nothing runs asynchronously (`SimulatedGPUs.synchronized_devices` records every wait). A tensor
-that a C++ formula of the backward pass creates from nothing belongs to the first device that it meets. A
-gradient on the wrong device raises in the first operation that mixes it, not where it was created.
+no limit, and nothing runs asynchronously. `SimulatedGPUs.waits` records every place where CUDA makes the host wait
+(pretend_host_waits.py). A tensor that a C++ formula of the backward pass creates from nothing belongs to the first
+device that it meets. A gradient on the wrong device raises in the first operation that mixes it, not where it was
+created.
 """
 
 import importlib
@@ -34,6 +35,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.pretend_cuda import cuda_patches
 from tests.pretend_device_rules import ANYWHERE, CPU, check_generator, common_device
+from tests.pretend_host_waits import calling_line, waiting_operation
 
 aten = torch.ops.aten
 _true_device = torch._C.TensorBase.device.__get__
@@ -43,6 +45,10 @@ CUDA_ONLY: dict[Any, Callable[..., Tensor]] = {
     aten.mm.dtype_out: lambda left, right, dtype, out: torch.mm(left.to(dtype), right.to(dtype), out=out),
 }
 """Operations without a kernel for the CPU, each expressed by others."""
+
+
+FROM_HOST_VALUES = (torch.tensor, torch.as_tensor, torch.asarray)
+"""Factories that copy values of the host to the device."""
 
 
 def tensors_in(value: Any) -> list[Tensor]:
@@ -75,7 +81,10 @@ class SimulatedGPUs:
         self.count = count
         self.free_bytes = free_bytes
         self.synchronized_devices: list[torch.device] = []
+        self.waits: list[str] = []
+        """Reason and line of every wait of the host for a GPU."""
         self._devices: dict[int, tuple[StorageWeakRef, torch.device]] = {}
+        self._pinned: dict[int, StorageWeakRef] = {}
         self.thread = threading.local()
         self._purge_at = 10_000
 
@@ -123,6 +132,33 @@ class SimulatedGPUs:
             self._devices = {key: entry for key, entry in self._devices.items() if not entry[0].expired()}
             self._purge_at = 2 * len(self._devices) + 10_000
 
+    def pin(self, tensor: Tensor) -> Tensor:
+        """Marks the memory of `tensor` as pinned, and returns the tensor."""
+        with torch._C.DisableTorchFunction():
+            storage = tensor.untyped_storage()
+            self._pinned[storage._cdata] = StorageWeakRef(storage)
+        return tensor
+
+    def is_pinned(self, tensor: Tensor) -> bool:
+        """Whether `tensor` lies in pinned host memory."""
+        with torch._C.DisableTorchFunction():
+            return tensor.untyped_storage()._cdata in self._pinned
+
+    def record_wait(self, reason: str) -> None:
+        """Records a wait of the host at the current line of the project."""
+        self.waits.append(f"{reason} at {calling_line()}")
+
+    def record_copy(self, tensor: Tensor, target: torch.device, non_blocking: bool) -> None:
+        """Records the wait of a copy to another device, unless it is asynchronous.
+
+        A copy between host and GPU is asynchronous if it does not block and the host memory is pinned.
+        """
+        source = self.device_of(tensor)
+        if source.type == "cuda" and target.type == "cpu":
+            self.record_wait("copy to the host")
+        elif source.type == "cpu" and target.type == "cuda" and not (non_blocking and self.is_pinned(tensor)):
+            self.record_wait("copy from pageable memory" if non_blocking else "blocking copy from the host")
+
     def has_device(self, tensor: Tensor) -> bool:
         """Whether the storage of `tensor` is on a simulated GPU."""
         with torch._C.DisableTorchFunction():
@@ -158,13 +194,14 @@ class _Calls(TorchFunctionMode):
             ),
             tensor_class.grad.__set__: self._set_grad,
             tensor_class.to: self._to,
-            tensor_class.cuda: lambda _, tensor, device="cuda", *rest, **more: self._move(
-                tensor, gpus.parse_device(device)
+            tensor_class.cuda: lambda _, tensor, device="cuda", non_blocking=False, **more: self._move(
+                tensor, gpus.parse_device(device), non_blocking
             ),
             tensor_class.cpu: lambda _, tensor, *rest, **more: self._move(tensor, CPU),
             tensor_class.numpy: self._refuse_gpu,
             tensor_class.__array__: self._refuse_gpu,
             tensor_class.pin_memory: self._pin,
+            tensor_class.is_pinned: lambda _, tensor, *rest: gpus.is_pinned(tensor),
             tensor_class.record_stream: lambda _, tensor, stream: None,
             tensor_class.__deepcopy__: self._deepcopy,
             torch.device: _parse_torch_device,
@@ -198,6 +235,8 @@ class _Calls(TorchFunctionMode):
         input_storages = {value.untyped_storage()._cdata for value in tensors_in(args)}
         if created.untyped_storage()._cdata in input_storages:  # as_tensor
             return self._move(created, device)
+        if func in FROM_HOST_VALUES:
+            self.gpus.record_copy(created, device, non_blocking=False)
         self.gpus.set_device(created, device)
         return self._pin(func, created) if kwargs.get("pin_memory") else created
 
@@ -205,11 +244,12 @@ class _Calls(TorchFunctionMode):
         if (args and isinstance(args[0], Tensor)) or "other" in kwargs:
             other = kwargs.pop("other", None) if "other" in kwargs else args[0]
             requested, dtype = self.gpus.device_of(other), other.dtype
+            non_blocking = kwargs.get("non_blocking", False)
         else:
             args = tuple(torch.device("cuda", one) if type(one) is int else one for one in args)
             if type(kwargs.get("device")) is int:
                 kwargs["device"] = torch.device("cuda", kwargs["device"])
-            requested, dtype, _, _ = torch._C._nn._parse_to(*args, **kwargs)
+            requested, dtype, non_blocking, _ = torch._C._nn._parse_to(*args, **kwargs)
         if requested is not None and requested.type == "meta":
             return tensor.to(*args, copy=copy, **kwargs)
         source = self.gpus.device_of(tensor)
@@ -217,14 +257,15 @@ class _Calls(TorchFunctionMode):
         with self.operations.tensors_created_on(source):
             cast = tensor if dtype is None else tensor.to(dtype)
             if device != source:
-                return self._move(cast, device)
+                return self._move(cast, device, non_blocking)
             return cast.clone() if copy and cast is tensor else cast
 
-    def _move(self, tensor: Tensor, device: torch.device) -> Tensor:
+    def _move(self, tensor: Tensor, device: torch.device, non_blocking: bool = False) -> Tensor:
         if tensor.is_meta:
             raise NotImplementedError("Cannot copy out of meta tensor; no data!")
         if self.gpus.device_of(tensor) == device:
             return tensor
+        self.gpus.record_copy(tensor, device, non_blocking)
         moved: Tensor = _Move.apply(tensor, device, self.gpus)  # type: ignore[no-untyped-call]
         return moved
 
@@ -240,7 +281,7 @@ class _Calls(TorchFunctionMode):
     def _pin(self, func: Any, tensor: Tensor, *args: Any) -> Tensor:
         if self.gpus.device_of(tensor).type != "cpu":
             raise RuntimeError(f"cannot pin '{self.gpus.device_of(tensor)}': only dense CPU tensors can be pinned")
-        return tensor.clone()
+        return self.gpus.pin(tensor.clone())
 
     def _set_grad(self, func: Any, tensor: Tensor, gradient: Tensor | None) -> None:
         if gradient is not None and self.gpus.device_of(gradient) != self.gpus.device_of(tensor):
@@ -289,6 +330,7 @@ class _Operations(TorchDispatchMode):
             operands = tensors_in(args) + tensors_in(kwargs)
             device = common_device(self.gpus.device_of, func, args, operands) if operands else self.default_device
             check_generator(kwargs.get("generator"), device)
+            self._record_waits(func, args, kwargs)
             result = (CUDA_ONLY.get(func, func) if device.type == "cuda" else func)(*args, **kwargs)
             if device.type == "cpu":
                 return result
@@ -298,6 +340,20 @@ class _Operations(TorchDispatchMode):
                     self.gpus.set_device(output, device)
             self._assign_devices(operands, device)
             return result
+
+    def _record_waits(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        """Records the waits of an operation, which depend on the device of its first tensor."""
+        first = next(iter(tensors_in(args)), None)
+        if first is None:
+            return
+        if func.overloadpacket in (aten.copy_, aten._foreach_copy_):
+            targets, sources = (tensors_in([each]) for each in args[:2])
+            for target, source in zip(targets, sources, strict=True):
+                self.gpus.record_copy(source, self.gpus.device_of(target), bool(kwargs.get("non_blocking", args[2:])))
+        elif self.gpus.device_of(first).type == "cuda":
+            reason = waiting_operation(func, args, kwargs)
+            if reason is not None:
+                self.gpus.record_wait(reason)
 
     def _assign_devices(self, operands: Iterable[Tensor], device: torch.device) -> None:
         """Puts operands without a device on the device of the operation."""

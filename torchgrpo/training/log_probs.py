@@ -85,8 +85,8 @@ def selected_log_probs(
     """Computes the log-prob of each target and, if requested, the entropy of each distribution.
 
     hidden_states: [M, D]. weight: [V, D] and bias: [V] or None, of the output head. targets: [M] int64.
-    temperature (a number, or [M]), top_k (0: all), top_p (1: all), min_p (0: all): of the distribution that the
-        targets were sampled from.
+    temperature (a number, or [M] that `check_temperature` accepts), top_k (0: all), top_p (1: all), min_p (0: all):
+        of the distribution that the targets were sampled from.
     chunk_size: rows whose logits exist at one time; None: `automatic_chunk_size`.
     with_entropy: also return the entropy in nats.
 
@@ -95,10 +95,10 @@ def selected_log_probs(
     gradient of the head is summed over chunks in float32.
 
     Raises:
-        ValueError: a temperature that is not above 0.
+        ValueError: a number as temperature that is not above 0.
     """
-    if not (temperature.gt(0).all() if isinstance(temperature, Tensor) else temperature > 0):
-        raise ValueError(f"temperature={temperature}: log-probs need a temperature above 0")
+    if not isinstance(temperature, Tensor):  # to check a tensor on a GPU, the host would wait for it
+        check_temperature(temperature)
     sampling = _Sampling(temperature, top_k, top_p, min_p)
     rows = chunk_size or automatic_chunk_size(weight.shape[0], weight.shape[1], hidden_states.device)
     needs_backward = torch.is_grad_enabled() and (hidden_states.requires_grad or weight.requires_grad)
@@ -107,6 +107,16 @@ def selected_log_probs(
             hidden_states, weight, bias, targets, sampling, rows, with_entropy, needs_backward
         )
     return log_prob, entropy if with_entropy else None
+
+
+def check_temperature(temperature: float | Tensor) -> None:
+    """Refuses temperatures that are not above 0.
+
+    Raises:
+        ValueError: a temperature is not above 0.
+    """
+    if not (temperature.gt(0).all() if isinstance(temperature, Tensor) else temperature > 0):
+        raise ValueError(f"temperature={temperature}: log-probs need a temperature above 0")
 
 
 def automatic_chunk_size(vocabulary: int, width: int, device: torch.device) -> int:
