@@ -113,14 +113,18 @@ class GRPOLoss(LossModule):
         """Does nothing: there is no value estimator to forward renamed keys to."""
 
     def forward(
-        self, tensordict: TensorDictBase | Batch, totals: BatchTotals | None = None, entropy_coef: float | None = None
+        self,
+        tensordict: TensorDictBase | Batch | LossBatch,
+        totals: BatchTotals | None = None,
+        entropy_coef: float | None = None,
     ) -> TensorDict:
         """Computes the loss terms of a batch, and their metrics.
 
         Terms are scalars, 0 for terms that the policy does not use.
 
         Args:
-            tensordict: [N] token sequences, in the order of groups; see `_AcceptedKeys`.
+            tensordict: [N] token sequences, in the order of groups, see `_AcceptedKeys`; or the output of `prepare`, on
+                the device of the scorer.
             totals: of the global batch, if this is a microbatch; terms and metrics then sum over microbatches. All rows
                 of a completion are in the same microbatch.
             entropy_coef: replaces the policy's coefficient for this batch.
@@ -128,10 +132,37 @@ class GRPOLoss(LossModule):
         Raises:
             KeyError: the input lacks one of `in_keys`.
         """
-        return self.compute(copy_to_device(self.prepare(tensordict, totals), self.scorer.device), entropy_coef)
+        inputs = tensordict
+        if not isinstance(inputs, LossBatch):
+            inputs = copy_to_device(self.prepare(inputs, totals), self.scorer.device)
+        policy = self.policy if entropy_coef is None else replace(self.policy, entropy_coef=entropy_coef)
+        scores = self.scorer.score(inputs.scoring, with_entropy=True)
+        terms, metrics, advantage = loss_terms(
+            policy,
+            scores.log_prob,
+            inputs.sample_log_prob,
+            inputs.old_log_prob,
+            inputs.ref_log_prob,
+            inputs.advantage,
+            inputs.mask,
+            entropy=scores.entropy,
+            environment=inputs.environment,
+            totals=inputs.totals,
+            weights=inputs.weights,
+            episodes=inputs.episodes,
+        )
+        assert scores.entropy is not None  # `with_entropy` is set
+        named = {name.replace("/", "_"): term for name, term in terms.items()}
+        zero = scores.log_prob.new_zeros(())
+        return TensorDict(
+            {name: named.get(name, zero) for name in LOSS_KEYS}
+            | {"ESS": effective_sample_size(metrics["ess"])}
+            | {"log_prob": scores.log_prob.detach(), "entropy": scores.entropy.detach()}
+            | {"advantage": advantage, "metrics": TensorDict(metrics)}
+        )
 
     def prepare(self, tensordict: TensorDictBase | Batch, totals: BatchTotals | None = None) -> LossBatch:
-        """Prepares the inputs of `compute` on the device of the batch; the arguments are those of `forward`.
+        """Prepares the inputs of the loss on the device of the batch; the arguments are those of `forward`.
 
         Raises:
             KeyError: the input lacks one of `in_keys`.
@@ -161,34 +192,6 @@ class GRPOLoss(LossModule):
             environment=environment,
             episodes=episodes,
             totals=totals,
-        )
-
-    def compute(self, inputs: LossBatch, entropy_coef: float | None = None) -> TensorDict:
-        """Computes the output of `forward` from inputs on the device of the scorer."""
-        policy = self.policy if entropy_coef is None else replace(self.policy, entropy_coef=entropy_coef)
-        scores = self.scorer.score(inputs.scoring, with_entropy=True)
-        terms, metrics, advantage = loss_terms(
-            policy,
-            scores.log_prob,
-            inputs.sample_log_prob,
-            inputs.old_log_prob,
-            inputs.ref_log_prob,
-            inputs.advantage,
-            inputs.mask,
-            entropy=scores.entropy,
-            environment=inputs.environment,
-            totals=inputs.totals,
-            weights=inputs.weights,
-            episodes=inputs.episodes,
-        )
-        assert scores.entropy is not None  # `with_entropy` is set
-        named = {name.replace("/", "_"): term for name, term in terms.items()}
-        zero = scores.log_prob.new_zeros(())
-        return TensorDict(
-            {name: named.get(name, zero) for name in LOSS_KEYS}
-            | {"ESS": effective_sample_size(metrics["ess"])}
-            | {"log_prob": scores.log_prob.detach(), "entropy": scores.entropy.detach()}
-            | {"advantage": advantage, "metrics": TensorDict(metrics)}
         )
 
     @staticmethod

@@ -35,10 +35,6 @@ FLEX_DEVICE_TYPES = ("cuda",)
 """Device types for which flex attention has a kernel with a backward pass."""
 BLOCK_SIZE = 128
 """Positions of a block of flex attention; the kernel skips pairs of blocks without visible positions."""
-BLOCK_TENSORS = tuple(
-    prefix + name for prefix in ("", "full_") for name in ("kv_num_blocks", "kv_indices", "q_num_blocks", "q_indices")
-)
-"""Names of the tensors of a `BlockMask` whose blocks are computed partly or fully."""
 NEUTRAL_KEYWORDS = frozenset({"position_ids", "cache_position", "use_cache"})
 """Attention keywords that do not change which tokens are visible; a packed sequence allows no others."""
 
@@ -339,18 +335,20 @@ def block_mask_tensors(segments: Segments) -> BlockMaskTensors:
     groups[responses] = segments.groups.cpu().repeat_interleave(segments.lengths.cpu())
     rows[responses] = torch.arange(len(segments.starts)).repeat_interleave(segments.lengths.cpu())
 
-    blocks = -(-length // BLOCK_SIZE)
-    prompt_overlaps = _block_overlaps(segments.prompt_starts, segments.prompt_lengths, blocks)
-    response_overlaps = _block_overlaps(segments.starts, segments.lengths, blocks)
+    count = -(-length // BLOCK_SIZE)
+    prompt_overlaps = _block_overlaps(segments.prompt_starts, segments.prompt_lengths, count)
+    response_overlaps = _block_overlaps(segments.starts, segments.lengths, count)
     own = torch.cat([prompt_overlaps, response_overlaps])
     # Visible (query, key) pairs of each pair of blocks, float64 [B, B].
     pairs = (own.T @ own).tril(-1) + torch.diag((own * (own + 1) / 2).sum(0))
     pairs = pairs + response_overlaps.T @ prompt_overlaps[segments.groups.cpu()]
     fully_visible = pairs == BLOCK_SIZE**2
-    mask = BlockMask.from_kv_blocks(
-        *_ordered_blocks((pairs > 0) & ~fully_visible), *_ordered_blocks(fully_visible), BLOCK_SIZE=BLOCK_SIZE
-    )
-    return BlockMaskTensors(groups, rows, {name: getattr(mask, name) for name in BLOCK_TENSORS})
+    blocks = {"": (pairs > 0) & ~fully_visible, "full_": fully_visible}
+    tensors: dict[str, Tensor] = {}
+    for kind, visible in blocks.items():
+        for side, ordered in (("kv", _ordered_blocks(visible)), ("q", _ordered_blocks(visible.T))):
+            tensors[f"{kind}{side}_num_blocks"], tensors[f"{kind}{side}_indices"] = ordered
+    return BlockMaskTensors(groups, rows, tensors)
 
 
 def _block_mask(tensors: BlockMaskTensors) -> BlockMask:

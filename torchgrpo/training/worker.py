@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from config.schema.config import Config
 from torchgrpo.batches.batch import Batch
@@ -208,7 +208,7 @@ class Worker(PolicyWeights):
     def _loss(self, task: MicrobatchTask) -> tuple[Tensor, Metrics, TokenScores]:
         """Computes the loss of a microbatch, its metrics, and the scores of its tokens."""
         inputs, age = copy_to_device((self.loss.prepare(task.batch, task.totals), task.batch.age), self.scorer.device)
-        out = self.loss.compute(inputs, task.entropy_coef)
+        out = self.loss(inputs, entropy_coef=task.entropy_coef)
         sample, indices = inputs.sample_log_prob, inputs.mask_indices
         old_log_prob = out["log_prob"] if inputs.old_log_prob is None else inputs.old_log_prob
         metrics = dict(out["metrics"].items())
