@@ -70,7 +70,7 @@ def test_under_autocast_the_head_multiplies_halves_and_sums_in_float32(precision
     scores = half(batch.tokens)
     tokens = batch.tokens
     with torch.no_grad(), torch.autocast("cpu", precision):
-        hidden = half._padded_hidden_states(model, tokens)
+        hidden = half._padded_hidden_states(model, half.prepare(tokens))
     assert hidden.dtype == torch.float32
     logits = hidden.to(precision).double() @ model.lm_head.weight.to(precision).double().T
     expected = logits.log_softmax(-1).gather(1, tokens.response[tokens.loss_mask][:, None])[:, 0]

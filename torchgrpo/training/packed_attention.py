@@ -346,7 +346,7 @@ def block_mask_tensors(segments: Segments) -> BlockMaskTensors:
     blocks = {"": (pairs > 0) & ~fully_visible, "full_": fully_visible}
     tensors: dict[str, Tensor] = {}
     for kind, visible in blocks.items():
-        for side, ordered in (("kv", _ordered_blocks(visible)), ("q", _ordered_blocks(visible.T))):
+        for side, ordered in (("kv", _ordered_blocks(visible)), ("q", _ordered_blocks(visible.T.contiguous()))):
             tensors[f"{kind}{side}_num_blocks"], tensors[f"{kind}{side}_indices"] = ordered
     return BlockMaskTensors(groups, rows, tensors)
 
