@@ -35,7 +35,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.pretend_cuda import cuda_patches
 from tests.pretend_device_rules import ANYWHERE, CPU, check_generator, common_device
-from tests.pretend_host_waits import calling_line, waiting_operation
+from tests.pretend_host_waits import HostWaits, tensors_in
 
 aten = torch.ops.aten
 _true_device = torch._C.TensorBase.device.__get__
@@ -46,45 +46,22 @@ CUDA_ONLY: dict[Any, Callable[..., Tensor]] = {
 }
 """Operations without a kernel for the CPU, each expressed by others."""
 
-
 FROM_HOST_VALUES = (torch.tensor, torch.as_tensor, torch.asarray)
 """Factories that copy values of the host to the device."""
 
 
-def tensors_in(value: Any) -> list[Tensor]:
-    """Returns the tensors among arguments or results.
-
-    Searches nested lists and tuples, and a dictionary only at the top level.
-    """
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, dict):
-        value = value.values()
-    elif not isinstance(value, list | tuple):
-        return []
-    found = []
-    for item in value:
-        if isinstance(item, Tensor):
-            found.append(item)
-        elif isinstance(item, list | tuple):
-            found += tensors_in(item)
-    return found
-
-
-class SimulatedGPUs:
+class SimulatedGPUs(HostWaits):
     """Devices of all storages, and recorded calls of torch.cuda.
 
     A storage's entry holds a weak reference, so that no other storage gets its address.
     """
 
     def __init__(self, count: int, free_bytes: int) -> None:
+        super().__init__()
         self.count = count
         self.free_bytes = free_bytes
         self.synchronized_devices: list[torch.device] = []
-        self.waits: list[str] = []
-        """Reason and line of every wait of the host for a GPU."""
         self._devices: dict[int, tuple[StorageWeakRef, torch.device]] = {}
-        self._pinned: dict[int, StorageWeakRef] = {}
         self.thread = threading.local()
         self._purge_at = 10_000
 
@@ -131,33 +108,6 @@ class SimulatedGPUs:
         if len(self._devices) > self._purge_at:
             self._devices = {key: entry for key, entry in self._devices.items() if not entry[0].expired()}
             self._purge_at = 2 * len(self._devices) + 10_000
-
-    def pin(self, tensor: Tensor) -> Tensor:
-        """Marks the memory of `tensor` as pinned, and returns the tensor."""
-        with torch._C.DisableTorchFunction():
-            storage = tensor.untyped_storage()
-            self._pinned[storage._cdata] = StorageWeakRef(storage)
-        return tensor
-
-    def is_pinned(self, tensor: Tensor) -> bool:
-        """Whether `tensor` lies in pinned host memory."""
-        with torch._C.DisableTorchFunction():
-            return tensor.untyped_storage()._cdata in self._pinned
-
-    def record_wait(self, reason: str) -> None:
-        """Records a wait of the host at the current line of the project."""
-        self.waits.append(f"{reason} at {calling_line()}")
-
-    def record_copy(self, tensor: Tensor, target: torch.device, non_blocking: bool) -> None:
-        """Records the wait of a copy to another device, unless it is asynchronous.
-
-        A copy between host and GPU is asynchronous if it does not block and the host memory is pinned.
-        """
-        source = self.device_of(tensor)
-        if source.type == "cuda" and target.type == "cpu":
-            self.record_wait("copy to the host")
-        elif source.type == "cpu" and target.type == "cuda" and not (non_blocking and self.is_pinned(tensor)):
-            self.record_wait("copy from pageable memory" if non_blocking else "blocking copy from the host")
 
     def has_device(self, tensor: Tensor) -> bool:
         """Whether the storage of `tensor` is on a simulated GPU."""
@@ -330,7 +280,7 @@ class _Operations(TorchDispatchMode):
             operands = tensors_in(args) + tensors_in(kwargs)
             device = common_device(self.gpus.device_of, func, args, operands) if operands else self.default_device
             check_generator(kwargs.get("generator"), device)
-            self._record_waits(func, args, kwargs)
+            self.gpus.record_operation(func, args, kwargs)
             result = (CUDA_ONLY.get(func, func) if device.type == "cuda" else func)(*args, **kwargs)
             if device.type == "cpu":
                 return result
@@ -340,20 +290,6 @@ class _Operations(TorchDispatchMode):
                     self.gpus.set_device(output, device)
             self._assign_devices(operands, device)
             return result
-
-    def _record_waits(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-        """Records the waits of an operation, which depend on the device of its first tensor."""
-        first = next(iter(tensors_in(args)), None)
-        if first is None:
-            return
-        if func.overloadpacket in (aten.copy_, aten._foreach_copy_):
-            targets, sources = (tensors_in([each]) for each in args[:2])
-            for target, source in zip(targets, sources, strict=True):
-                self.gpus.record_copy(source, self.gpus.device_of(target), bool(kwargs.get("non_blocking", args[2:])))
-        elif self.gpus.device_of(first).type == "cuda":
-            reason = waiting_operation(func, args, kwargs)
-            if reason is not None:
-                self.gpus.record_wait(reason)
 
     def _assign_devices(self, operands: Iterable[Tensor], device: torch.device) -> None:
         """Puts operands without a device on the device of the operation."""

@@ -1,6 +1,6 @@
-"""Waits of the host for a simulated GPU in an optimizer step: their number does not depend on the microbatches.
+"""The host waits for a GPU in an optimizer step, not in each microbatch.
 
-See tests/pretend_host_waits.py.
+tests/pretend_host_waits.py defines the waits of simulated GPUs.
 """
 
 from collections import Counter
@@ -42,7 +42,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 
 
 def attend_densely(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scaling: float | None) -> Tensor:
-    """Computes the result of flex attention, which has no kernel for simulated GPUs, from its block mask."""
+    """Computes attention from the block mask, since simulated GPUs have no flex attention."""
     positions = torch.arange(segments.total, device=query.device)
     zero = positions.new_zeros(())
     visible = segments.block_mask(query.device).mask_mod(zero, zero, positions[:, None], positions)
@@ -52,7 +52,7 @@ def attend_densely(query: Tensor, key: Tensor, value: Tensor, segments: Segments
 
 @pytest.fixture(autouse=True)
 def flex_attention_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replaces the kernel of flex attention, so that layers read the block mask as on a GPU."""
+    """Replaces the kernel of flex attention."""
     monkeypatch.setattr(packed_attention, "_attend_with_flex", attend_densely)
 
 

@@ -68,14 +68,14 @@ def flags(device: str) -> Tensor:
     return torch.ones(4, device=device) > 0
 
 
-def pinned(device: str) -> Tensor:
+def pinned_floats(device: str) -> Tensor:
     return floats("cpu").pin_memory()
 
 
 WAITS: dict[str, tuple[Callable[[str], Tensor], Callable[[Tensor], object]]] = {
     "blocking copy from the host": (lambda device: floats("cpu"), lambda x: x.to("cuda:1")),
     "copy from pageable memory": (lambda device: floats("cpu"), lambda x: x.to("cuda:1", non_blocking=True)),
-    "blocking copy of pinned memory": (pinned, lambda x: x.cuda()),
+    "blocking copy of pinned memory": (pinned_floats, lambda x: x.cuda()),
     "copy_ from the host": (lambda device: floats("cpu"), lambda x: torch.empty(4, 6, device="cuda:1").copy_(x)),
     "values of the host": (floats, lambda x: torch.tensor([1, 2], device="cuda:1")),
     "copy to the host": (floats, lambda x: x.cpu()),
@@ -90,9 +90,9 @@ WAITS: dict[str, tuple[Callable[[str], Tensor], Callable[[Tensor], object]]] = {
 """Tensor on a GPU or on the host and operation, by the name of the wait of the operation."""
 
 ASYNCHRONOUS: dict[str, tuple[Callable[[str], Tensor], Callable[[Tensor], object]]] = {
-    "pinned copy": (pinned, lambda x: x.to("cuda:1", non_blocking=True)),
-    "pinned copy_": (pinned, lambda x: torch.empty(4, 6, device="cuda:1").copy_(x, non_blocking=True)),
-    "view of pinned memory": (pinned, lambda x: x[1:3].to("cuda:1", non_blocking=True)),
+    "pinned copy": (pinned_floats, lambda x: x.to("cuda:1", non_blocking=True)),
+    "pinned copy_": (pinned_floats, lambda x: torch.empty(4, 6, device="cuda:1").copy_(x, non_blocking=True)),
+    "view of pinned memory": (pinned_floats, lambda x: x[1:3].to("cuda:1", non_blocking=True)),
     "copy between GPUs": (floats, lambda x: x.to("cuda:0")),
     "index": (rows, lambda x: x[x // 2]),
     "index_put": (rows, lambda x: x.index_put((x // 2,), x)),

@@ -82,3 +82,10 @@ def test_under_autocast_the_head_multiplies_halves_and_sums_in_float32(precision
     scores.log_prob.sum().backward()
     assert model.lm_head.weight.grad is not None
     assert model.lm_head.weight.grad.dtype == torch.float32
+
+
+def test_a_temperature_of_zero_is_refused_before_the_forward_pass() -> None:
+    batch = sampled_batch()
+    batch.temperature[3] = 0.0
+    with pytest.raises(ValueError, match="temperature above 0"):
+        make_scorer(tiny_llama(), True, temperature=None).prepare(batch.tokens, batch.temperature)

@@ -1,6 +1,8 @@
-"""Copies the tensors of nested dataclasses to another device together, so that the host does not wait for each.
+"""Copies nested tensors to another device in one block.
 
 host tensors ──▶ one pinned block ──one asynchronous copy──▶ views of a block on the GPU
+
+The host waits for every copy from memory that is not pinned, and for every copy from a GPU.
 """
 
 from collections.abc import Callable, Sequence
@@ -56,7 +58,7 @@ def _block_view(block: Tensor, tensor: Tensor, start: int) -> Tensor:
 
 
 def _map_tensors(values: T, function: Callable[[Tensor], Tensor]) -> T:
-    """Applies a function to each tensor of nested dataclasses, dictionaries, lists and tuples, in their order."""
+    """Applies a function to each tensor in nested values, in their order."""
     mapped: Any = values
     if isinstance(values, Tensor):
         mapped = function(values)

@@ -1,8 +1,8 @@
 """TorchRL loss module that scores a microbatch's tokens and calls `loss_terms`.
 
-batch ──prepare──▶ LossBatch ──copy──▶ on the device ──scorer──▶ log-probs ──loss_terms──▶ loss_objective + loss_kl + ...
+batch ──prepare──▶ inputs ──scorer──▶ log-probs ──loss_terms──▶ loss_objective + loss_kl + ... ──total──▶ backward
 
-The loss of a batch is its sum, `total`.
+The inputs are computed on the host, and copied to the device of the scorer together.
 """
 
 from dataclasses import dataclass, replace
@@ -162,7 +162,9 @@ class GRPOLoss(LossModule):
         )
 
     def prepare(self, tensordict: TensorDictBase | Batch, totals: BatchTotals | None = None) -> LossBatch:
-        """Prepares the inputs of the loss on the device of the batch; the arguments are those of `forward`.
+        """Prepares the inputs of the loss on the device of the batch.
+
+        The arguments are those of `forward`.
 
         Raises:
             KeyError: the input lacks one of `in_keys`.

@@ -51,10 +51,10 @@ def attends_with_copied_blocks(device: torch.device) -> bool:
 
 @dataclass(frozen=True)
 class BlockMaskTensors:
-    """Tensors of the block mask of flex attention for a packed sequence of L positions and B blocks.
+    """Tensors of the block mask of a packed sequence.
 
     groups, rows: int64 [L], number of the prompt and of the response of each position; row -1 is a prompt.
-    blocks: the tensors of `BlockMask` by name, int32 [1, 1, B] and [1, 1, B, B].
+    blocks: the tensors of `BlockMask` by name, int32 [1, 1, B] and [1, 1, B, B] for B blocks.
     """
 
     groups: Tensor
@@ -102,7 +102,7 @@ class Segments:
         return self._device_plans[device]  # type: ignore[no-any-return]
 
     def set_block_mask(self, tensors: BlockMaskTensors) -> None:
-        """Sets the block mask for the device of `tensors`, which are those of `block_mask_tensors`."""
+        """Sets the block mask for the device of `tensors`."""
         self._device_plans[tensors.groups.device] = _block_mask(tensors)
 
 
@@ -352,7 +352,7 @@ def block_mask_tensors(segments: Segments) -> BlockMaskTensors:
 
 
 def _block_mask(tensors: BlockMaskTensors) -> BlockMask:
-    """Builds the block mask of flex attention from its tensors, without other operations on their device."""
+    """Builds the block mask of flex attention from its tensors."""
     groups, rows = tensors.groups, tensors.rows
 
     def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:

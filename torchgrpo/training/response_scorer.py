@@ -109,10 +109,10 @@ class ResponseScorer:
         return self.score(copy_to_device(self.prepare(tokens, temperature), self.device), with_entropy)
 
     def prepare(self, tokens: Tokens, temperature: torch.Tensor | None = None) -> ScoringInputs:
-        """Prepares the inputs of `score` on the device of the tokens, as `__call__` has them.
+        """Prepares the inputs of `score` on the device of the tokens.
 
-        On the host, all that depends on the number of tokens in a mask is computed without a wait for the model's
-        device.
+        The arguments are those of `__call__`. Tensors whose shapes depend on masks are computed here: on a GPU, the
+        host would wait for the shapes.
 
         Raises:
             ValueError: a temperature is not above 0.
@@ -237,9 +237,9 @@ def padded_rows(tokens: Tokens) -> tuple[torch.Tensor, torch.Tensor]:
     return ids.gather(1, order)[:, :longest], tokens.prompt_mask.sum(1)
 
 
-def _predicting_states(hidden: torch.Tensor, inputs: ScoringInputs) -> torch.Tensor:
+def _predicting_states(states: torch.Tensor, inputs: ScoringInputs) -> torch.Tensor:
     """Selects the states [M, D] that predict the targets from those of all positions."""
-    return hidden.flatten(0, 1).index_select(0, inputs.predicting.to(hidden.device))
+    return states.flatten(0, 1).index_select(0, inputs.predicting.to(states.device))
 
 
 def _place_targets(values: torch.Tensor, inputs: ScoringInputs) -> torch.Tensor:

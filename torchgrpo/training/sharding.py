@@ -131,7 +131,10 @@ def local_shard(tensor: Tensor) -> Tensor:
 
 
 def compute_device(parameter: Tensor) -> torch.device:
-    """Returns the device on which a model computes with a parameter, whose shards may be in host memory."""
+    """Returns the device on which a model computes with a parameter.
+
+    The shards of the parameter may be in host memory.
+    """
     return torch.device(parameter.device_mesh.device_type) if isinstance(parameter, DTensor) else parameter.device
 
 
