@@ -148,6 +148,7 @@ class _Calls(TorchFunctionMode):
                 tensor, gpus.parse_device(device), non_blocking
             ),
             tensor_class.cpu: lambda _, tensor, *rest, **more: self._move(tensor, CPU),
+            tensor_class.tolist: self._read_list,
             tensor_class.numpy: self._refuse_gpu,
             tensor_class.__array__: self._refuse_gpu,
             tensor_class.pin_memory: self._pin,
@@ -218,6 +219,10 @@ class _Calls(TorchFunctionMode):
         self.gpus.record_copy(tensor, device, non_blocking)
         moved: Tensor = _Move.apply(tensor, device, self.gpus)  # type: ignore[no-untyped-call]
         return moved
+
+    def _read_list(self, func: Any, tensor: Tensor) -> Any:
+        self.gpus.record_copy(tensor, CPU, non_blocking=False)
+        return func(tensor)
 
     def _refuse_gpu(self, func: Any, tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
         device = self.gpus.device_of(tensor)

@@ -132,9 +132,11 @@ class GRPOLoss(LossModule):
         Raises:
             KeyError: the input lacks one of `in_keys`.
         """
-        inputs = tensordict
-        if not isinstance(inputs, LossBatch):
-            inputs = copy_to_device(self.prepare(inputs, totals), self.scorer.device)
+        inputs: LossBatch = (
+            tensordict
+            if isinstance(tensordict, LossBatch)
+            else copy_to_device(self.prepare(tensordict, totals), self.scorer.device)
+        )
         policy = self.policy if entropy_coef is None else replace(self.policy, entropy_coef=entropy_coef)
         scores = self.scorer.score(inputs.scoring, with_entropy=True)
         terms, metrics, advantage = loss_terms(

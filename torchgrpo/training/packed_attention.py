@@ -360,7 +360,8 @@ def _block_mask(tensors: BlockMaskTensors) -> BlockMask:
         return same & ((rows[key] == -1) | (rows[query] == rows[key]))
 
     block_size = (BLOCK_SIZE, BLOCK_SIZE)
-    return BlockMask((len(groups), len(groups)), **tensors.blocks, BLOCK_SIZE=block_size, mask_mod=sees)
+    blocks: dict[str, Any] = {**tensors.blocks}
+    return BlockMask((len(groups), len(groups)), **blocks, BLOCK_SIZE=block_size, mask_mod=sees)
 
 
 def _block_overlaps(starts: Tensor, lengths: Tensor, blocks: int) -> Tensor:
