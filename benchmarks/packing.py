@@ -27,7 +27,7 @@ from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 from benchmarks.common import answer_length, describe_machine, make_parser, save_llama, time_call
 from torchgrpo.batches.batch import Tokens
 from torchgrpo.training.packed_sequence import packed_positions
-from torchgrpo.training.response_scorer import ResponseScorer, padded_rows
+from torchgrpo.training.response_scorer import ResponseScorer, ScoringInputs, padded_rows
 
 
 def sample_tokens(options: argparse.Namespace, vocabulary: int, seed: int = 1) -> Tokens:
@@ -72,9 +72,14 @@ class PrefixCacheScorer(ResponseScorer):
     """Computes a prompt's keys and values once, and repeats them for the prompt's padded answers."""
 
     repeats: int
+    tokens: Tokens
 
-    def _padded_hidden_states(self, causal: PreTrainedModel, tokens: Tokens) -> Tensor:
-        tokens = trim(tokens)
+    def prepare(self, tokens: Tokens, temperature: Tensor | None = None) -> ScoringInputs:
+        self.tokens = trim(tokens)
+        return super().prepare(tokens, temperature)
+
+    def _padded_hidden_states(self, causal: PreTrainedModel, inputs: ScoringInputs) -> Tensor:
+        tokens = self.tokens
         prompt, prompt_mask = tokens.prompt[:: self.repeats], tokens.prompt_mask[:: self.repeats]
         cache = DynamicCache()
         positions = (prompt_mask.cumsum(1) - 1).clamp_min(0)

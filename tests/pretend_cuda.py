@@ -75,6 +75,7 @@ def cuda_patches(gpus: "SimulatedGPUs") -> list[Any]:
 
     def synchronize(device: Any = None) -> None:
         gpus.synchronized_devices.append(gpus.parse_device("cuda" if device is None else device))
+        gpus.record_wait("synchronize")
 
     def properties(device: Any = None) -> Any:
         index = gpus.parse_device("cuda" if device is None else device).index

@@ -14,9 +14,10 @@ and the rules:
     torch.cuda and others   counts, current device, streams, memory, autocast                 pretend_cuda.py
 
 Differences from real GPUs: kernels are the CPU's, `torch.autocast("cuda")` is the CPU's autocast, memory has
-no limit, and nothing runs asynchronously (`SimulatedGPUs.synchronized_devices` records every wait). A tensor
-that a C++ formula of the backward pass creates from nothing belongs to the first device that it meets. A
-gradient on the wrong device raises in the first operation that mixes it, not where it was created.
+no limit, and nothing runs asynchronously. `SimulatedGPUs.waits` records every place where CUDA makes the host wait
+(pretend_host_waits.py). A tensor that a C++ formula of the backward pass creates from nothing belongs to the first
+device that it meets. A gradient on the wrong device raises in the first operation that mixes it, not where it was
+created.
 """
 
 import importlib
@@ -34,6 +35,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.pretend_cuda import cuda_patches
 from tests.pretend_device_rules import ANYWHERE, CPU, check_generator, common_device
+from tests.pretend_host_waits import HostWaits, tensors_in
 
 aten = torch.ops.aten
 _true_device = torch._C.TensorBase.device.__get__
@@ -47,34 +49,18 @@ CUDA_ONLY: dict[Any, Callable[..., Tensor]] = {
 }
 """Operations without a kernel for the CPU, each expressed by others."""
 
-
-def tensors_in(value: Any) -> list[Tensor]:
-    """Returns the tensors among arguments or results.
-
-    Searches nested lists and tuples, and a dictionary only at the top level.
-    """
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, dict):
-        value = value.values()
-    elif not isinstance(value, list | tuple):
-        return []
-    found = []
-    for item in value:
-        if isinstance(item, Tensor):
-            found.append(item)
-        elif isinstance(item, list | tuple):
-            found += tensors_in(item)
-    return found
+FROM_HOST_VALUES = (torch.tensor, torch.as_tensor, torch.asarray)
+"""Factories that copy values of the host to the device."""
 
 
-class SimulatedGPUs:
+class SimulatedGPUs(HostWaits):
     """Devices of all storages, and recorded calls of torch.cuda.
 
     A storage's entry holds a weak reference, so that no other storage gets its address.
     """
 
     def __init__(self, count: int, free_bytes: int) -> None:
+        super().__init__()
         self.count = count
         self.free_bytes = free_bytes
         self.synchronized_devices: list[torch.device] = []
@@ -161,13 +147,15 @@ class _Calls(TorchFunctionMode):
             ),
             tensor_class.grad.__set__: self._set_grad,
             tensor_class.to: self._to,
-            tensor_class.cuda: lambda _, tensor, device="cuda", *rest, **more: self._move(
-                tensor, gpus.parse_device(device)
+            tensor_class.cuda: lambda _, tensor, device="cuda", non_blocking=False, **more: self._move(
+                tensor, gpus.parse_device(device), non_blocking
             ),
             tensor_class.cpu: lambda _, tensor, *rest, **more: self._move(tensor, CPU),
+            tensor_class.tolist: self._read_list,
             tensor_class.numpy: self._refuse_gpu,
             tensor_class.__array__: self._refuse_gpu,
             tensor_class.pin_memory: self._pin,
+            tensor_class.is_pinned: lambda _, tensor, *rest: gpus.is_pinned(tensor),
             tensor_class.record_stream: lambda _, tensor, stream: None,
             tensor_class.__deepcopy__: self._deepcopy,
             torch.device: _parse_torch_device,
@@ -201,6 +189,8 @@ class _Calls(TorchFunctionMode):
         input_storages = {value.untyped_storage()._cdata for value in tensors_in(args)}
         if created.untyped_storage()._cdata in input_storages:  # as_tensor
             return self._move(created, device)
+        if func in FROM_HOST_VALUES:
+            self.gpus.record_copy(created, device, non_blocking=False)
         self.gpus.set_device(created, device)
         return self._pin(func, created) if kwargs.get("pin_memory") else created
 
@@ -208,11 +198,12 @@ class _Calls(TorchFunctionMode):
         if (args and isinstance(args[0], Tensor)) or "other" in kwargs:
             other = kwargs.pop("other", None) if "other" in kwargs else args[0]
             requested, dtype = self.gpus.device_of(other), other.dtype
+            non_blocking = kwargs.get("non_blocking", False)
         else:
             args = tuple(torch.device("cuda", one) if type(one) is int else one for one in args)
             if type(kwargs.get("device")) is int:
                 kwargs["device"] = torch.device("cuda", kwargs["device"])
-            requested, dtype, _, _ = torch._C._nn._parse_to(*args, **kwargs)
+            requested, dtype, non_blocking, _ = torch._C._nn._parse_to(*args, **kwargs)
         if requested is not None and requested.type == "meta":
             return tensor.to(*args, copy=copy, **kwargs)
         source = self.gpus.device_of(tensor)
@@ -220,16 +211,21 @@ class _Calls(TorchFunctionMode):
         with self.operations.tensors_created_on(source):
             cast = tensor if dtype is None else tensor.to(dtype)
             if device != source:
-                return self._move(cast, device)
+                return self._move(cast, device, non_blocking)
             return cast.clone() if copy and cast is tensor else cast
 
-    def _move(self, tensor: Tensor, device: torch.device) -> Tensor:
+    def _move(self, tensor: Tensor, device: torch.device, non_blocking: bool = False) -> Tensor:
         if tensor.is_meta:
             raise NotImplementedError("Cannot copy out of meta tensor; no data!")
         if self.gpus.device_of(tensor) == device:
             return tensor
+        self.gpus.record_copy(tensor, device, non_blocking)
         moved: Tensor = _Move.apply(tensor, device, self.gpus)  # type: ignore[no-untyped-call]
         return moved
+
+    def _read_list(self, func: Any, tensor: Tensor) -> Any:
+        self.gpus.record_copy(tensor, CPU, non_blocking=False)
+        return func(tensor)
 
     def _refuse_gpu(self, func: Any, tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
         device = self.gpus.device_of(tensor)
@@ -243,7 +239,7 @@ class _Calls(TorchFunctionMode):
     def _pin(self, func: Any, tensor: Tensor, *args: Any) -> Tensor:
         if self.gpus.device_of(tensor).type != "cpu":
             raise RuntimeError(f"cannot pin '{self.gpus.device_of(tensor)}': only dense CPU tensors can be pinned")
-        return tensor.clone()
+        return self.gpus.pin(tensor.clone())
 
     def _set_grad(self, func: Any, tensor: Tensor, gradient: Tensor | None) -> None:
         if gradient is not None and self.gpus.device_of(gradient) != self.gpus.device_of(tensor):
@@ -292,6 +288,7 @@ class _Operations(TorchDispatchMode):
             operands = tensors_in(args) + tensors_in(kwargs)
             device = common_device(self.gpus.device_of, func, args, operands) if operands else self.default_device
             check_generator(kwargs.get("generator"), device)
+            self.gpus.record_operation(func, args, kwargs)
             result = (CUDA_ONLY.get(func, func) if device.type == "cuda" else func)(*args, **kwargs)
             if device.type == "cpu":
                 return result

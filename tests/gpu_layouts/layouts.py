@@ -69,6 +69,8 @@ class Case:
     lora: bool = False
     checkpointing: bool = True
     precision: str = "bf16"
+    packing: bool = True
+    temperature_end: float | None = None
 
 
 def config_of(layout: Layout, case: Case) -> Config:
@@ -83,12 +85,18 @@ def config_of(layout: Layout, case: Case) -> Config:
         train=TrainConfig(
             mixed_precision=case.precision,
             gradient_checkpointing=case.checkpointing,
+            packing=case.packing,
             epochs=2 if case.policy.old_log_prob == "trainer" else 1,
         ),
         policy=replace(case.policy),
         optimizer=OptimizerConfig(lr=1e-3),
         train_model=TrainModelConfig(devices=layout.learner, lora=LoraConfig(enabled=case.lora)),
-        inference_model=InferenceModelConfig(num_devices=layout.engines, max_tokens=9, colocate=layout.colocate),
+        inference_model=InferenceModelConfig(
+            num_devices=layout.engines,
+            max_tokens=9,
+            colocate=layout.colocate,
+            temperature_end=case.temperature_end,
+        ),
     )
     config.derive_fields()
     return config

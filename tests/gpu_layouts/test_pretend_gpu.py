@@ -64,6 +64,61 @@ def test_a_step_on_a_simulated_gpu_equals_the_cpu_step(gpus: SimulatedGPUs) -> N
         assert torch.equal(ours, theirs)
 
 
+def flags(device: str) -> Tensor:
+    return torch.ones(4, device=device) > 0
+
+
+def pinned_floats(device: str) -> Tensor:
+    return floats("cpu").pin_memory()
+
+
+WAITS: dict[str, tuple[Callable[[str], Tensor], Callable[[Tensor], object]]] = {
+    "blocking copy from the host": (lambda device: floats("cpu"), lambda x: x.to("cuda:1")),
+    "copy from pageable memory": (lambda device: floats("cpu"), lambda x: x.to("cuda:1", non_blocking=True)),
+    "blocking copy of pinned memory": (pinned_floats, lambda x: x.cuda()),
+    "copy_ from the host": (lambda device: floats("cpu"), lambda x: torch.empty(4, 6, device="cuda:1").copy_(x)),
+    "values of the host": (floats, lambda x: torch.tensor([1, 2], device="cuda:1")),
+    "copy to the host": (floats, lambda x: x.cpu()),
+    "number": (floats, lambda x: x.sum().item()),
+    "condition": (floats, lambda x: bool(x.sum() > 0)),
+    "list": (floats, lambda x: x.tolist()),
+    "nonzero": (flags, lambda x: x.nonzero()),
+    "mask": (flags, lambda x: x[x]),
+    "masked_select": (flags, lambda x: x.masked_select(x)),
+    "repeat_interleave": (rows, lambda x: x.repeat_interleave(x)),
+}
+"""Tensor on a GPU or on the host and operation, by the name of the wait of the operation."""
+
+ASYNCHRONOUS: dict[str, tuple[Callable[[str], Tensor], Callable[[Tensor], object]]] = {
+    "pinned copy": (pinned_floats, lambda x: x.to("cuda:1", non_blocking=True)),
+    "pinned copy_": (pinned_floats, lambda x: torch.empty(4, 6, device="cuda:1").copy_(x, non_blocking=True)),
+    "view of pinned memory": (pinned_floats, lambda x: x[1:3].to("cuda:1", non_blocking=True)),
+    "copy between GPUs": (floats, lambda x: x.to("cuda:0")),
+    "index": (rows, lambda x: x[x // 2]),
+    "index_put": (rows, lambda x: x.index_put((x // 2,), x)),
+    "where": (floats, lambda x: torch.where(x > 1, x, 0.0)),
+    "factory": (rows, lambda x: torch.ones(3, device=x.device)),
+}
+
+
+@pytest.mark.parametrize("name", WAITS)
+def test_a_wait_is_recorded(name: str, gpus: SimulatedGPUs) -> None:
+    make, operation = WAITS[name]
+    tensor = make("cuda:1")
+    gpus.waits.clear()
+    operation(tensor)
+    assert len(gpus.waits) == 1
+
+
+@pytest.mark.parametrize("name", ASYNCHRONOUS)
+def test_asynchronous_operations_are_no_waits(name: str, gpus: SimulatedGPUs) -> None:
+    make, operation = ASYNCHRONOUS[name]
+    tensor = make("cuda:1")
+    gpus.waits.clear()
+    operation(tensor)
+    assert not gpus.waits
+
+
 def test_nothing_stays_behind() -> None:
     with pretend_gpus(2):
         pass

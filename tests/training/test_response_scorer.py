@@ -70,7 +70,7 @@ def test_under_autocast_the_head_multiplies_halves_and_sums_in_float32(precision
     scores = half(batch.tokens)
     tokens = batch.tokens
     with torch.no_grad(), torch.autocast("cpu", precision):
-        hidden, _ = half._padded_hidden_states(model, tokens)
+        hidden = half._padded_hidden_states(model, half.prepare(tokens))
     assert hidden.dtype == torch.float32
     logits = hidden.to(precision).double() @ model.lm_head.weight.to(precision).double().T
     expected = logits.log_softmax(-1).gather(1, tokens.response[tokens.loss_mask][:, None])[:, 0]
@@ -82,3 +82,10 @@ def test_under_autocast_the_head_multiplies_halves_and_sums_in_float32(precision
     scores.log_prob.sum().backward()
     assert model.lm_head.weight.grad is not None
     assert model.lm_head.weight.grad.dtype == torch.float32
+
+
+def test_a_temperature_of_zero_is_refused_before_the_forward_pass() -> None:
+    batch = sampled_batch()
+    batch.temperature[3] = 0.0
+    with pytest.raises(ValueError, match="temperature above 0"):
+        make_scorer(tiny_llama(), True, temperature=None).prepare(batch.tokens, batch.temperature)

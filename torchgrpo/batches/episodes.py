@@ -51,10 +51,6 @@ class EpisodeRows:
         starts = self.is_first.nonzero()[:, 0].tolist()
         return [range(start, stop) for start, stop in pairwise([*starts, len(self.index)])]
 
-    def to(self, device: torch.device) -> "EpisodeRows":
-        """Moves the tensors to a device."""
-        return EpisodeRows(self.index.to(device), self.lengths.to(device))
-
     def sum(self, values: Tensor) -> Tensor:
         """Sums values [N, k] over the rows of each completion.
 

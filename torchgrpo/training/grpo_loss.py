@@ -1,6 +1,8 @@
 """TorchRL loss module that scores a microbatch's tokens and calls `loss_terms`.
 
-tokens ──scorer──▶ log-probs ──loss_terms──▶ loss_objective + loss_kl + ... ──total──▶ backward
+batch ──prepare──▶ inputs ──scorer──▶ log-probs ──loss_terms──▶ loss_objective + loss_kl + ... ──total──▶ backward
+
+The inputs are computed on the host, and copied to the device of the scorer together.
 """
 
 from dataclasses import dataclass, replace
@@ -14,13 +16,36 @@ from torchrl.objectives import LossModule
 
 from config.schema.policy import PolicyConfig
 from torchgrpo.batches.batch import Batch, Tokens, environment_token_mask, select_declared_fields
+from torchgrpo.batches.episodes import EpisodeRows
 from torchgrpo.training.aggregation import BatchTotals
+from torchgrpo.training.device_copy import copy_to_device
 from torchgrpo.training.loss_metrics import effective_sample_size
 from torchgrpo.training.loss_terms import loss_terms
-from torchgrpo.training.response_scorer import ResponseScorer
+from torchgrpo.training.response_scorer import ResponseScorer, ScoringInputs
 from torchgrpo.training.token_weights import TokenWeights
 
 LOSS_KEYS = ("loss_objective", "loss_kl", "loss_kl_inference", "loss_entropy", "loss_env_token_nll")
+
+
+@dataclass(frozen=True)
+class LossBatch:
+    """Inputs of the loss for N token sequences.
+
+    scoring: inputs of the scorer. mask_indices: int64 [M], indices of the tokens in `mask` in its flattened form. The
+    other fields are arguments of `loss_terms`.
+    """
+
+    scoring: ScoringInputs
+    sample_log_prob: Tensor
+    old_log_prob: Tensor | None
+    ref_log_prob: Tensor | None
+    advantage: Tensor
+    mask: Tensor
+    mask_indices: Tensor
+    weights: TokenWeights | None
+    environment: Tensor | None
+    episodes: EpisodeRows | None
+    totals: BatchTotals | None
 
 
 class GRPOLoss(LossModule):
@@ -88,14 +113,18 @@ class GRPOLoss(LossModule):
         """Does nothing: there is no value estimator to forward renamed keys to."""
 
     def forward(
-        self, tensordict: TensorDictBase | Batch, totals: BatchTotals | None = None, entropy_coef: float | None = None
+        self,
+        tensordict: TensorDictBase | Batch | LossBatch,
+        totals: BatchTotals | None = None,
+        entropy_coef: float | None = None,
     ) -> TensorDict:
         """Computes the loss terms of a batch, and their metrics.
 
         Terms are scalars, 0 for terms that the policy does not use.
 
         Args:
-            tensordict: [N] token sequences, in the order of groups; see `_AcceptedKeys`.
+            tensordict: [N] token sequences, in the order of groups, see `_AcceptedKeys`; or the output of `prepare`, on
+                the device of the scorer.
             totals: of the global batch, if this is a microbatch; terms and metrics then sum over microbatches. All rows
                 of a completion are in the same microbatch.
             entropy_coef: replaces the policy's coefficient for this batch.
@@ -103,40 +132,26 @@ class GRPOLoss(LossModule):
         Raises:
             KeyError: the input lacks one of `in_keys`.
         """
-        keys: Any = self.tensor_keys
-        inputs = {key: tensordict.get(key, None) for key in vars(keys).values()}
-        missing = [key for key in self.in_keys if inputs[key] is None]
-        if missing:
-            raise KeyError(f"the loss reads {missing}, which the batch does not have")
-        tokens = inputs[keys.tokens]
-        tokens = tokens if isinstance(tokens, Tokens) else select_declared_fields(Tokens, tokens)
+        inputs: LossBatch = (
+            tensordict
+            if isinstance(tensordict, LossBatch)
+            else copy_to_device(self.prepare(tensordict, totals), self.scorer.device)
+        )
         policy = self.policy if entropy_coef is None else replace(self.policy, entropy_coef=entropy_coef)
-        episodes = tokens.episode_rows(inputs[keys.episode])
-        environment = environment_token_mask(tokens, inputs[keys.mask], episodes) if policy.environment_coef else None
-        scored_tokens: Tokens = tokens if environment is None else tokens.copy()
-        if environment is not None:
-            scored_tokens.loss_mask = tokens.response_mask
-        scores = self.scorer(scored_tokens, inputs[keys.temperature], with_entropy=True)
-
-        def on_device(key: NestedKey) -> Any:
-            return None if inputs[key] is None else inputs[key].to(scores.log_prob.device)
-
-        weights = None
-        if inputs[keys.weight] is not None:
-            weights = TokenWeights(on_device(keys.weight), on_device(keys.penalty), on_device(keys.mask))
+        scores = self.scorer.score(inputs.scoring, with_entropy=True)
         terms, metrics, advantage = loss_terms(
             policy,
             scores.log_prob,
-            on_device(keys.sample_log_prob),
-            on_device(keys.old_log_prob),
-            on_device(keys.ref_log_prob),
-            on_device(keys.advantage),
-            on_device(keys.mask),
+            inputs.sample_log_prob,
+            inputs.old_log_prob,
+            inputs.ref_log_prob,
+            inputs.advantage,
+            inputs.mask,
             entropy=scores.entropy,
-            environment=None if environment is None else environment.to(scores.log_prob.device),
-            totals=totals,
-            weights=weights,
-            episodes=None if episodes is None else episodes.to(scores.log_prob.device),
+            environment=inputs.environment,
+            totals=inputs.totals,
+            weights=inputs.weights,
+            episodes=inputs.episodes,
         )
         assert scores.entropy is not None  # `with_entropy` is set
         named = {name.replace("/", "_"): term for name, term in terms.items()}
@@ -146,6 +161,41 @@ class GRPOLoss(LossModule):
             | {"ESS": effective_sample_size(metrics["ess"])}
             | {"log_prob": scores.log_prob.detach(), "entropy": scores.entropy.detach()}
             | {"advantage": advantage, "metrics": TensorDict(metrics)}
+        )
+
+    def prepare(self, tensordict: TensorDictBase | Batch, totals: BatchTotals | None = None) -> LossBatch:
+        """Prepares the inputs of the loss on the device of the batch.
+
+        The arguments are those of `forward`.
+
+        Raises:
+            KeyError: the input lacks one of `in_keys`.
+        """
+        keys: Any = self.tensor_keys
+        inputs = {key: tensordict.get(key, None) for key in vars(keys).values()}
+        missing = [key for key in self.in_keys if inputs[key] is None]
+        if missing:
+            raise KeyError(f"the loss reads {missing}, which the batch does not have")
+        tokens, mask = inputs[keys.tokens], inputs[keys.mask]
+        tokens = tokens if isinstance(tokens, Tokens) else select_declared_fields(Tokens, tokens)
+        episodes = tokens.episode_rows(inputs[keys.episode])
+        environment = environment_token_mask(tokens, mask, episodes) if self.policy.environment_coef else None
+        scored_tokens: Tokens = tokens if environment is None else tokens.copy()
+        if environment is not None:
+            scored_tokens.loss_mask = tokens.response_mask
+        weight = inputs[keys.weight]
+        return LossBatch(
+            scoring=self.scorer.prepare(scored_tokens, inputs[keys.temperature]),
+            sample_log_prob=inputs[keys.sample_log_prob],
+            old_log_prob=inputs[keys.old_log_prob],
+            ref_log_prob=inputs[keys.ref_log_prob],
+            advantage=inputs[keys.advantage],
+            mask=mask,
+            mask_indices=mask.flatten().nonzero()[:, 0],
+            weights=None if weight is None else TokenWeights(weight, inputs[keys.penalty], mask),
+            environment=environment,
+            episodes=episodes,
+            totals=totals,
         )
 
     @staticmethod

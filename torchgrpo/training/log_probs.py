@@ -45,10 +45,10 @@ def selected_log_probs(
     gradient of the head is summed over chunks in float32.
 
     Raises:
-        ValueError: a temperature that is not above 0.
+        ValueError: a number as temperature that is not above 0.
     """
-    if not (temperature.gt(0).all() if isinstance(temperature, Tensor) else temperature > 0):
-        raise ValueError(f"temperature={temperature}: log-probs need a temperature above 0")
+    if not isinstance(temperature, Tensor):  # to check a tensor on a GPU, the host would wait for it
+        check_temperature(temperature)
     sampling = SamplingDistribution(temperature, top_k, top_p, min_p)
     fuses = fuses_logits(hidden_states.device)
     rows = chunk_size or automatic_chunk_size(weight.shape[0], weight.shape[1], on_cpu=not fuses)
@@ -60,6 +60,16 @@ def selected_log_probs(
         else:
             log_prob, entropy = _SelectedLogProbs.apply(*inputs, with_entropy)  # type: ignore[no-untyped-call]
     return log_prob, entropy if with_entropy else None
+
+
+def check_temperature(temperature: float | Tensor) -> None:
+    """Refuses temperatures that are not above 0.
+
+    Raises:
+        ValueError: a temperature is not above 0.
+    """
+    if not (temperature.gt(0).all() if isinstance(temperature, Tensor) else temperature > 0):
+        raise ValueError(f"temperature={temperature}: log-probs need a temperature above 0")
 
 
 def fuses_logits(device: torch.device) -> bool:

@@ -25,6 +25,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from config.schema.errors import RunError
 from torchgrpo.plan.model_shape import plain_attention
 from torchgrpo.training.context_parallel import ContextGroup
+from torchgrpo.training.device_copy import copy_to_device
 
 ATTENTION_NAME = "by_segments"
 PADDING_SHARE = 0.25
@@ -42,6 +43,24 @@ NEUTRAL_KEYWORDS = frozenset({"position_ids", "cache_position", "use_cache"})
 def supports_packing(model: PreTrainedModel) -> bool:
     """Whether the model supports packed sequences; other models get padded rows."""
     return plain_attention(model.config.to_dict())
+
+
+def attends_with_copied_blocks(device: torch.device) -> bool:
+    """Whether layers on `device` attend with a block mask that is copied from the host."""
+    return device.type in FLEX_DEVICE_TYPES and device.type != "cpu"
+
+
+@dataclass(frozen=True)
+class BlockMaskTensors:
+    """Tensors of the block mask of a packed sequence.
+
+    groups, rows: int64 [L], number of the prompt and of the response of each position; row -1 is a prompt.
+    blocks: the tensors of `BlockMask` by name, int32 [1, 1, B] and [1, 1, B, B] for B blocks.
+    """
+
+    groups: Tensor
+    rows: Tensor
+    blocks: dict[str, Tensor]
 
 
 class Segments:
@@ -88,8 +107,12 @@ class Segments:
     def block_mask(self, device: torch.device) -> BlockMask:
         """Returns the block mask of flex attention for `device`, built once for all layers."""
         if device not in self._device_plans:
-            self._device_plans[device] = _block_mask(self, device)
+            self.set_block_mask(copy_to_device(block_mask_tensors(self), device))
         return self._device_plans[device]  # type: ignore[no-any-return]
+
+    def set_block_mask(self, tensors: BlockMaskTensors) -> None:
+        """Sets the block mask for the device of `tensors`."""
+        self._device_plans[tensors.groups.device] = _block_mask(tensors)
 
 
 def attend(
@@ -311,40 +334,48 @@ def _rows_of_like_width(widths: np.ndarray, prompt_length: int = 0) -> Iterator[
         remaining = remaining[count:]
 
 
-def _block_mask(segments: Segments, device: torch.device) -> BlockMask:
-    """Builds the block mask of flex attention for a packed sequence.
+def block_mask_tensors(segments: Segments) -> BlockMaskTensors:
+    """Builds the tensors of the block mask of flex attention on the host.
 
     PyTorch's `create_block_mask` builds the same mask, but evaluates each pair of positions. On a GPU it must
     be compiled for that, and compiled again for other lengths.
     """
     length = segments.total
-    group, row = torch.empty(length, dtype=torch.int64), torch.full((length,), -1)
+    groups, rows = torch.empty(length, dtype=torch.int64), torch.full((length,), -1)
     prompts = _span_positions(segments.prompt_starts, segments.prompt_lengths)
     responses = _span_positions(segments.starts, segments.lengths)
     numbers = torch.arange(len(segments.prompt_starts))
-    group[prompts] = numbers.repeat_interleave(segments.prompt_lengths.cpu())
-    group[responses] = segments.groups.cpu().repeat_interleave(segments.lengths.cpu())
-    row[responses] = torch.arange(len(segments.starts)).repeat_interleave(segments.lengths.cpu())
-    group, row = group.to(device), row.to(device)
+    groups[prompts] = numbers.repeat_interleave(segments.prompt_lengths.cpu())
+    groups[responses] = segments.groups.cpu().repeat_interleave(segments.lengths.cpu())
+    rows[responses] = torch.arange(len(segments.starts)).repeat_interleave(segments.lengths.cpu())
 
-    def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        same = (group[query] == group[key]) & (query >= key)
-        return same & ((row[key] == -1) | (row[query] == row[key]))
-
-    blocks = -(-length // BLOCK_SIZE)
-    prompt_overlaps = _block_overlaps(segments.prompt_starts, segments.prompt_lengths, blocks)
-    response_overlaps = _block_overlaps(segments.starts, segments.lengths, blocks)
+    count = -(-length // BLOCK_SIZE)
+    prompt_overlaps = _block_overlaps(segments.prompt_starts, segments.prompt_lengths, count)
+    response_overlaps = _block_overlaps(segments.starts, segments.lengths, count)
     own = torch.cat([prompt_overlaps, response_overlaps])
     # Visible (query, key) pairs of each pair of blocks, float64 [B, B].
     pairs = (own.T @ own).tril(-1) + torch.diag((own * (own + 1) / 2).sum(0))
     pairs = pairs + response_overlaps.T @ prompt_overlaps[segments.groups.cpu()]
     fully_visible = pairs == BLOCK_SIZE**2
-    partial_blocks = _ordered_blocks((pairs > 0) & ~fully_visible)
-    full_blocks = _ordered_blocks(fully_visible)
-    mask = BlockMask.from_kv_blocks(
-        *partial_blocks, *full_blocks, BLOCK_SIZE=BLOCK_SIZE, mask_mod=sees, seq_lengths=(length, length)
-    )
-    return mask.to(device)
+    blocks = {"": (pairs > 0) & ~fully_visible, "full_": fully_visible}
+    tensors: dict[str, Tensor] = {}
+    for kind, visible in blocks.items():
+        for side, ordered in (("kv", _ordered_blocks(visible)), ("q", _ordered_blocks(visible.T.contiguous()))):
+            tensors[f"{kind}{side}_num_blocks"], tensors[f"{kind}{side}_indices"] = ordered
+    return BlockMaskTensors(groups, rows, tensors)
+
+
+def _block_mask(tensors: BlockMaskTensors) -> BlockMask:
+    """Builds the block mask of flex attention from its tensors."""
+    groups, rows = tensors.groups, tensors.rows
+
+    def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        same = (groups[query] == groups[key]) & (query >= key)
+        return same & ((rows[key] == -1) | (rows[query] == rows[key]))
+
+    block_size = (BLOCK_SIZE, BLOCK_SIZE)
+    blocks: dict[str, Any] = {**tensors.blocks}
+    return BlockMask((len(groups), len(groups)), **blocks, BLOCK_SIZE=block_size, mask_mod=sees)
 
 
 def _block_overlaps(starts: Tensor, lengths: Tensor, blocks: int) -> Tensor:

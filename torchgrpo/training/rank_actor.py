@@ -144,20 +144,23 @@ class RankActor(RankProcess):
     def begin_step(self) -> None:
         self.worker.begin_step()
 
-    def gradients(self, tasks: Sequence[MicrobatchTask]) -> WorkerOutput:
-        return self.worker.gradients(tasks)
+    def gradients(self, tasks: Sequence[MicrobatchTask]) -> None:
+        self.worker.gradients(tasks)
+
+    def take_output(self) -> WorkerOutput:
+        return self.worker.take_output()
 
     def update(self) -> UpdateResult:
         return self.worker.update()
 
     def log_prob(self, batches: Sequence[Batch]) -> list[Tensor]:
-        return [scored.cpu() for scored in self.worker.log_prob(batches)]
+        return self.worker.log_prob(batches)
 
     def log_prob_and_entropy(self, batches: Sequence[Batch]) -> list[Tensor]:
-        return [scored.cpu() for scored in self.worker.log_prob_and_entropy(batches)]
+        return self.worker.log_prob_and_entropy(batches)
 
     def reference_log_prob(self, batches: Sequence[Batch]) -> list[Tensor]:
-        return [scored.cpu() for scored in self.worker.reference_log_prob(batches)]
+        return self.worker.reference_log_prob(batches)
 
     def score(self, sequences: Sequence[Sequence[int]], temperature: float) -> list[list[float]]:
         return self.worker.score(sequences, temperature)

@@ -14,7 +14,7 @@ from torchgrpo.plan.plan import Plan
 from torchgrpo.training.rank_actor import RankActor
 from torchgrpo.training.ranks import LOADING_PATIENCE, Ranks, RankSettings
 from torchgrpo.training.tensor_stream import RankTensor, TensorStream
-from torchgrpo.training.worker import MicrobatchTask, WorkerOutput, merge_outputs
+from torchgrpo.training.worker import MicrobatchTask, WorkerOutput
 
 
 def start_ranks(config: Config, plan: Plan) -> Ranks:
@@ -93,9 +93,12 @@ class RankWorkers:
     def gradients(self, rounds: Iterator[list[MicrobatchTask]]) -> list[WorkerOutput]:
         step_calls = self._ranks.begin_same_call("begin_step")
         calls = [self._ranks.begin_call("gradients", self._arguments([[task] for task in tasks])) for tasks in rounds]
+        output_calls = self._ranks.begin_same_call("take_output")
         self._ranks.wait_for_answers(step_calls, "begin_step")
-        outputs = [self._ranks.wait_for_answers(each, "gradients", patience=1 + len(calls)) for each in calls]
-        return [merge_outputs(own) for own in zip(*(each[:: self._group_size] for each in outputs), strict=True)]
+        for each in calls:
+            self._ranks.wait_for_answers(each, "gradients", patience=1 + len(calls))
+        outputs = self._ranks.wait_for_answers(output_calls, "gradients", patience=1 + len(calls))
+        return outputs[:: self._group_size]
 
     def publish(self) -> list[RankTensor]:
         """Returns the tensors of a push, each gathered from its shards when read."""

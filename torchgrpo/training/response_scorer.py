@@ -17,10 +17,18 @@ from config.schema.errors import RunError
 from torchgrpo.batches.batch import Tokens
 from torchgrpo.training.adapters import causal_model
 from torchgrpo.training.context_parallel import ContextGroup
-from torchgrpo.training.log_probs import selected_log_probs
-from torchgrpo.training.packed_attention import ATTENTION_NAME, supports_packing
+from torchgrpo.training.device_copy import copy_to_device
+from torchgrpo.training.log_probs import check_temperature, selected_log_probs
+from torchgrpo.training.packed_attention import (
+    ATTENTION_NAME,
+    BlockMaskTensors,
+    Segments,
+    attends_with_copied_blocks,
+    block_mask_tensors,
+    supports_packing,
+)
 from torchgrpo.training.packed_sequence import pack_rows, packed_positions, slice_sequence
-from torchgrpo.training.sharding import UnshardedContext, no_sharding
+from torchgrpo.training.sharding import UnshardedContext, compute_device, no_sharding
 
 
 @dataclass(frozen=True)
@@ -32,6 +40,31 @@ class TokenLogProbs:
 
     log_prob: torch.Tensor
     entropy: torch.Tensor | None
+
+
+@dataclass(frozen=True)
+class ScoringInputs:
+    """Inputs of a model for [N, R] responses, of which M tokens are scored.
+
+    This process scores m of them: all, or those in its slice of a sequence that several ranks compute together.
+
+    ids: int64 [1, L] of a packed sequence, or [N, W] of padded rows. positions: int64 [1, L] of a packed sequence.
+    predicting: int64 [m], index in the flattened `ids` of the position that predicts each token.
+    targets: int64 [m], ids of the tokens. target_indices: int64 [M], indices in the flattened responses.
+    temperature: of all tokens, or [m]. shape: N and R. segments, block_mask: of a packed sequence; `block_mask` is
+    None where no layer needs it on another device. own: int64 [m], which of the M tokens are scored here; None: all.
+    """
+
+    ids: torch.Tensor
+    positions: torch.Tensor | None
+    predicting: torch.Tensor
+    targets: torch.Tensor
+    target_indices: torch.Tensor
+    temperature: float | torch.Tensor
+    shape: torch.Size
+    segments: Segments | None = None
+    block_mask: BlockMaskTensors | None = None
+    own: torch.Tensor | None = None
 
 
 @dataclass(eq=False)
@@ -72,6 +105,11 @@ class ResponseScorer:
         if self.context is not None:
             self.context.check_model(causal, self.packs)
 
+    @property
+    def device(self) -> torch.device:
+        """Device of the output head, on which log-probs are computed."""
+        return compute_device(causal_model(self.model).get_output_embeddings().weight)
+
     def __call__(
         self, tokens: Tokens, temperature: torch.Tensor | None = None, with_entropy: bool = False
     ) -> TokenLogProbs:
@@ -79,56 +117,89 @@ class ResponseScorer:
 
         tokens: [N] rows. temperature: [N, 1], needed if `self.temperature` is None.
         """
-        mask = tokens.loss_mask
-        log_prob, entropy = self.unsharded_context(partial(self._score_loss_tokens, tokens, temperature, with_entropy))
-        return TokenLogProbs(
-            _scatter_to_mask(log_prob, mask), None if entropy is None else _scatter_to_mask(entropy, mask)
-        )
+        return self.score(copy_to_device(self.prepare(tokens, temperature), self.device), with_entropy)
 
-    def _score_loss_tokens(
-        self, tokens: Tokens, temperature: torch.Tensor | None, with_entropy: bool
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Computes log-prob and entropy [M] of the tokens in the loss.
+    def prepare(self, tokens: Tokens, temperature: torch.Tensor | None = None) -> ScoringInputs:
+        """Prepares the inputs of `score` on the device of the tokens.
 
-        The layers of a model may lie on several devices; the hidden states [M, D] are on the device of the last
-        layer. Under autocast they are cast to its dtype, like the inputs of linear layers; the residual stream
-        of float32 weights is float32.
+        The arguments are those of `__call__`. Tensors whose shapes depend on masks are computed here: on a GPU, the
+        host would wait for the shapes.
+
+        Raises:
+            ValueError: a temperature is not above 0.
         """
-        causal, mask = causal_model(self.model), tokens.loss_mask
-        hidden_states = self._packed_hidden_states if self.packs else self._padded_hidden_states
-        head = causal.get_output_embeddings()
-        device = head.weight.device
-        targets = tokens.response[mask].to(device)
+        mask = tokens.loss_mask
+        indices = mask.flatten().nonzero()[:, 0]
         divisor: float | torch.Tensor | None = self.temperature
         if divisor is None:
             assert temperature is not None, (
                 "the engines' temperature changes, so a call needs the temperature of each row"
             )
-            divisor = temperature.to(mask.device).expand_as(mask)[mask].to(device)
+            divisor = temperature.to(mask.device).expand_as(mask).flatten()[indices]
+            check_temperature(divisor)
+        targets = tokens.response.flatten()[indices]
+        if not self.packs:
+            ids, prompt_lengths = padded_rows(tokens)
+            rows, columns = indices // mask.shape[1], indices % mask.shape[1]
+            predicting = rows * ids.shape[1] + prompt_lengths[rows] + columns - 1
+            return ScoringInputs(ids, None, predicting, targets, indices, divisor, mask.shape)
+        packed, own = pack_rows(tokens), None
+        if self.context is not None:
+            packed, own = slice_sequence(packed, self.context)
+            targets = targets[own]
+            divisor = divisor[own] if isinstance(divisor, torch.Tensor) else divisor
+        return ScoringInputs(
+            packed.ids,
+            packed.positions,
+            packed.target_positions,
+            targets,
+            indices,
+            divisor,
+            mask.shape,
+            packed.segments,
+            block_mask_tensors(packed.segments) if attends_with_copied_blocks(self.device) else None,
+            own,
+        )
+
+    def score(self, inputs: ScoringInputs, with_entropy: bool = False) -> TokenLogProbs:
+        """Computes log-probs, and entropies if requested, from inputs on `self.device`."""
+        log_prob, entropy = self.unsharded_context(partial(self._score_loss_tokens, inputs, with_entropy))
+        return TokenLogProbs(
+            _place_targets(log_prob, inputs), None if entropy is None else _place_targets(entropy, inputs)
+        )
+
+    def _score_loss_tokens(self, inputs: ScoringInputs, with_entropy: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Computes log-prob and entropy [M] of the tokens in the loss, of all ranks that share the sequence.
+
+        The layers of a model may lie on several devices; the hidden states [M, D] are on the device of the last
+        layer. Under autocast they are cast to its dtype, like the inputs of linear layers; the residual stream
+        of float32 weights is float32.
+        """
+        causal = causal_model(self.model)
+        hidden_states = self._packed_hidden_states if self.packs else self._padded_hidden_states
+        head = causal.get_output_embeddings()
         with torch.autocast(
             causal.device.type,
             self.autocast_dtype,
             enabled=self.autocast_dtype is not None,
             cache_enabled=False,  # each weight is used once; a cached copy would only occupy memory
         ):
-            hidden, own = hidden_states(causal, tokens)
-            own = None if own is None else own.to(device)
             log_prob, entropy = selected_log_probs(
-                hidden.to(device, self.autocast_dtype),
+                hidden_states(causal, inputs).to(head.weight.device, self.autocast_dtype),
                 head.weight,
                 head.bias,
-                targets if own is None else targets[own],
-                temperature=divisor if own is None or isinstance(divisor, float) else divisor[own],
+                inputs.targets,
+                temperature=inputs.temperature,
                 chunk_size=self.chunk_size,
                 with_entropy=with_entropy,
                 top_p=self.top_p,
                 top_k=self.top_k,
                 min_p=self.min_p,
             )
-        if self.context is None or own is None:
+        if self.context is None or inputs.own is None:
             return log_prob, entropy
-        log_prob = self.context.join_values(log_prob, own, len(targets))
-        return log_prob, None if entropy is None else self.context.join_values(entropy, own, len(targets))
+        join = partial(self.context.join_values, indices=inputs.own, count=len(inputs.target_indices))
+        return join(log_prob), None if entropy is None else join(entropy)
 
     def count_positions(self, tokens: Tokens) -> int:
         """Counts the positions that the model computes for [N] rows, padding included."""
@@ -138,47 +209,41 @@ class ResponseScorer:
         lengths = tokens.prompt_mask.sum(1) + tokens.response_mask.sum(1)
         return len(tokens) * int(lengths.max())
 
-    def _packed_hidden_states(
-        self, causal: PreTrainedModel, tokens: Tokens
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Computes the hidden states [M, D] that predict the loss tokens, from a packed sequence.
-
-        Also returns which of the loss tokens these are, int64 [M], if other ranks compute the others; else None.
+    def _packed_hidden_states(self, causal: PreTrainedModel, inputs: ScoringInputs) -> torch.Tensor:
+        """Computes the hidden states [m, D] that predict the loss tokens, from a packed sequence.
 
         Raises:
             RunError: a layer did not attend by segments, and so mixed rows.
         """
-        packed, device, own = pack_rows(tokens), causal.device, None
-        if self.context is not None:
-            packed, own = slice_sequence(packed, self.context)
+        segments, device = inputs.segments, causal.device
+        assert segments is not None and inputs.positions is not None
+        if inputs.block_mask is not None:
+            segments.set_block_mask(inputs.block_mask)
         hidden: torch.Tensor = causal.base_model(
-            packed.ids.to(device),
+            inputs.ids.to(device),
             # transformers uses a four-dimensional mask unchanged instead of building an [L, L] mask from
             # positions.
             attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device),
-            position_ids=packed.positions.to(device),
+            position_ids=inputs.positions.to(device),
             use_cache=False,
-            segments=packed.segments,
-        ).last_hidden_state[0]
+            segments=segments,
+        ).last_hidden_state
         layers = causal.config.num_hidden_layers
-        if packed.segments.attended_layers != layers:
+        if segments.attended_layers != layers:
             raise RunError(
-                f"only {packed.segments.attended_layers} of {layers} layers of {type(causal).__name__} used segment "
+                f"only {segments.attended_layers} of {layers} layers of {type(causal).__name__} used segment "
                 "attention: set train.packing=false"
             )
-        return hidden.index_select(0, packed.target_positions.to(hidden.device)), own
+        return _predicting_states(hidden, inputs)
 
-    def _padded_hidden_states(self, causal: PreTrainedModel, tokens: Tokens) -> tuple[torch.Tensor, None]:
+    def _padded_hidden_states(self, causal: PreTrainedModel, inputs: ScoringInputs) -> torch.Tensor:
         """Computes the hidden states [M, D] that predict the loss tokens, from padded rows.
 
         The padding is on the right. No token of a causal model attends to padding on its right.
         """
-        tokens = tokens.to(causal.device)
-        ids, prompt_lengths = padded_rows(tokens)
-        hidden: torch.Tensor = causal.base_model(ids, use_cache=False).last_hidden_state
-        rows, columns = tokens.loss_mask.nonzero(as_tuple=True)
-        predicting = prompt_lengths[rows] + columns - 1
-        return hidden[rows.to(hidden.device), predicting.to(hidden.device)], None
+        return _predicting_states(
+            causal.base_model(inputs.ids.to(causal.device), use_cache=False).last_hidden_state, inputs
+        )
 
 
 def padded_rows(tokens: Tokens) -> tuple[torch.Tensor, torch.Tensor]:
@@ -193,7 +258,15 @@ def padded_rows(tokens: Tokens) -> tuple[torch.Tensor, torch.Tensor]:
     return ids.gather(1, order)[:, :longest], tokens.prompt_mask.sum(1)
 
 
-def _scatter_to_mask(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Writes values [M] at the true positions of `mask` [N, R], zeros elsewhere."""
-    zeros = torch.zeros(mask.shape, dtype=values.dtype, device=values.device)
-    return zeros.masked_scatter(mask.to(values.device), values)
+def _predicting_states(states: torch.Tensor, inputs: ScoringInputs) -> torch.Tensor:
+    """Selects the states [M, D] that predict the targets from those of all positions."""
+    return states.flatten(0, 1).index_select(0, inputs.predicting.to(states.device))
+
+
+def _place_targets(values: torch.Tensor, inputs: ScoringInputs) -> torch.Tensor:
+    """Writes values [M] of the targets at their places in [N, R], zeros elsewhere.
+
+    Indices need no wait for the device, unlike the backward pass of `masked_scatter`.
+    """
+    zeros = values.new_zeros(inputs.shape.numel())
+    return zeros.index_put((inputs.target_indices,), values).view(inputs.shape)

@@ -8,6 +8,7 @@ from torch import Tensor
 from config.schema.config import Config
 from torchgrpo.batches.batch import Tokens
 from torchgrpo.plan.plan import Plan
+from torchgrpo.training.device_copy import copy_to_device
 from torchgrpo.training.forward_check import check_forward
 from torchgrpo.training.learner_models import make_frozen_scorer
 from torchgrpo.training.process_setup import prepare_process
@@ -37,4 +38,5 @@ class ScorerActor(RankProcess):
 
     def log_prob(self, microbatches: Sequence[tuple[Tokens, Tensor]]) -> list[Tensor]:
         """Computes log-probs [n, R] of microbatches, each a pair of tokens and temperatures [n, 1]."""
-        return [frozen_log_prob(self.scorer, tokens, temperature).cpu() for tokens, temperature in microbatches]
+        scored = [frozen_log_prob(self.scorer, tokens, temperature) for tokens, temperature in microbatches]
+        return copy_to_device(scored, torch.device("cpu"))

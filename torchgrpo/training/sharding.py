@@ -130,6 +130,14 @@ def local_shard(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
+def compute_device(parameter: Tensor) -> torch.device:
+    """Returns the device on which a model computes with a parameter.
+
+    The shards of the parameter may be in host memory.
+    """
+    return torch.device(parameter.device_mesh.device_type) if isinstance(parameter, DTensor) else parameter.device
+
+
 def global_norm(tensors: Sequence[Tensor]) -> Tensor:
     """Returns the 2-norm of all tensors together, the same on every rank.
 

@@ -56,5 +56,5 @@ def gather_token_tensors(
                 (advantage, tokens.advantage),
             ):
                 if values is not None:
-                    result[microbatch.rows] = torch.zeros(mask.shape).masked_scatter_(mask, values.float().cpu())
+                    result[microbatch.rows] = torch.zeros(mask.shape).masked_scatter_(mask, values.float())
     return log_ratio, entropy, advantage

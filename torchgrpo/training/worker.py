@@ -15,12 +15,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from config.schema.config import Config
 from torchgrpo.batches.batch import Batch
 from torchgrpo.training.aggregation import BatchTotals
 from torchgrpo.training.checkpoint_tensors import copy_to_cpu, read_tensors, saved_shapes, write_tensors
+from torchgrpo.training.device_copy import copy_to_device
 from torchgrpo.training.grpo_loss import GRPOLoss
 from torchgrpo.training.learner_models import LearnerModels
 from torchgrpo.training.learner_state import (
@@ -38,6 +39,8 @@ from torchgrpo.training.published_weights import PolicyTensor, PolicyWeights
 from torchgrpo.training.sharding import ShardedModel, global_norm, local_shard
 from torchgrpo.training.trained_parameters import base_digest, check_same_model, describe_model
 from torchgrpo.training.training_mode import set_training_mode
+
+HOST = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -115,41 +118,49 @@ class Worker(PolicyWeights):
         self.offloaded_states = _offload_optimizer_states(self) if config.train_model.offload == "optimizer" else None
         self.scaler = torch.amp.GradScaler(enabled=config.train.mixed_precision == "fp16")
         self.objective = torch.zeros(())
+        self._outputs: list[WorkerOutput] = []
         set_training_mode(self.model)
         self.loss = GRPOLoss(self.scorer, config.policy)
 
     @torch.no_grad()
     def log_prob(self, batches: Sequence[Batch]) -> list[Tensor]:
-        """Returns the policy's log-probs [n, R] of each batch."""
-        return [self.scorer(one.tokens, one.temperature).log_prob for one in batches]
+        """Returns the policy's log-probs [n, R] of each batch, on the host."""
+        return copy_to_device([self.scorer(one.tokens, one.temperature).log_prob for one in batches], HOST)
 
     @torch.no_grad()
     def log_prob_and_entropy(self, batches: Sequence[Batch]) -> list[Tensor]:
-        """Returns the policy's log-probs and entropies [n, R, 2] of each batch."""
+        """Returns the policy's log-probs and entropies [n, R, 2] of each batch, on the host."""
         scored = [self.scorer(one.tokens, one.temperature, with_entropy=True) for one in batches]
-        return [torch.stack([one.log_prob, _require_tensor(one.entropy)], dim=2) for one in scored]
+        return copy_to_device(
+            [torch.stack([one.log_prob, _require_tensor(one.entropy)], dim=2) for one in scored], HOST
+        )
 
     def reference_log_prob(self, batches: Sequence[Batch]) -> list[Tensor]:
-        """Returns the reference's log-probs [n, R] of each batch."""
+        """Returns the reference's log-probs [n, R] of each batch, on the host."""
         assert self.reference is not None
-        return self.reference.log_prob(batches)
+        return copy_to_device(self.reference.log_prob(batches), HOST)
 
     def begin_step(self) -> None:
-        """Discards the gradients of an unfinished step."""
+        """Discards the gradients and outputs of an unfinished step."""
         self.optimizer.zero_grad(set_to_none=True)
         self.objective = torch.zeros(())
+        self._outputs.clear()
 
-    def gradients(self, tasks: Iterable[MicrobatchTask]) -> WorkerOutput:
+    def gradients(self, tasks: Iterable[MicrobatchTask]) -> None:
         """Adds the gradients of some microbatches to those of the step.
 
-        Every worker gets the same number of microbatches.
+        Every worker gets the same number of microbatches. Nothing is read from the GPU, so that the host prepares
+        a microbatch while the GPU computes earlier ones.
         """
-        outputs: list[WorkerOutput] = []
         for task in tasks:
             metrics, scores = self._accumulate_gradients(task)
-            outputs.append(WorkerOutput(self.scorer.count_positions(task.batch.tokens), metrics, [scores]))
-        output = merge_outputs(outputs)
-        self.objective = self.objective + output.metrics["loss/objective"]
+            self._outputs.append(WorkerOutput(self.scorer.count_positions(task.batch.tokens), metrics, [scores]))
+            self.objective = self.objective + metrics["loss/objective"]
+
+    def take_output(self) -> WorkerOutput:
+        """Returns the output of the step's microbatches on the host, and forgets it."""
+        output = copy_to_device(merge_outputs(self._outputs), HOST)
+        self._outputs.clear()
         return output
 
     def update(self) -> UpdateResult:
@@ -157,9 +168,12 @@ class Worker(PolicyWeights):
         lr: float = self.optimizer.param_groups[0]["lr"]
         with self.phase("clip"):
             self.scaler.unscale_(self.optimizer)
-            limit = self.config.optimizer.clip_grad_norm or float("inf")
-            grad_norm = clip_gradients(list(self.model.parameters()), limit)
-        finite = bool(self._sum_over_workers(self.objective).isfinite().all())
+            gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
+            norm, objective = global_norm(gradients), self._sum_over_workers(self.objective)
+            # Read together, so that the host waits for the device once.
+            numbers = torch.stack([norm.double(), objective.double().sum().to(norm.device)]).cpu()
+            grad_norm, finite = float(numbers[0]), math.isfinite(float(numbers[1]))
+            clip_gradients(gradients, norm, grad_norm, self.config.optimizer.clip_grad_norm or float("inf"))
         is_applied = finite and math.isfinite(grad_norm)
         with self.phase("optimizer step"):
             if is_applied:
@@ -193,32 +207,24 @@ class Worker(PolicyWeights):
 
     def _loss(self, task: MicrobatchTask) -> tuple[Tensor, Metrics, TokenScores]:
         """Computes the loss of a microbatch, its metrics, and the scores of its tokens."""
-        batch = task.batch
-        out = self.loss(batch, task.totals, task.entropy_coef)
-        metrics, log_ratio = self._off_policy_terms(batch, out["log_prob"])
-        assert batch.mask is not None
-        mask = batch.mask.to(log_ratio.device)
+        inputs, age = copy_to_device((self.loss.prepare(task.batch, task.totals), task.batch.age), self.scorer.device)
+        out = self.loss(inputs, entropy_coef=task.entropy_coef)
+        sample, indices = inputs.sample_log_prob, inputs.mask_indices
+        old_log_prob = out["log_prob"] if inputs.old_log_prob is None else inputs.old_log_prob
+        metrics = dict(out["metrics"].items())
+        if age is not None:
+            max_age = self.config.train.max_policy_age
+            metrics |= effective_sample_size_by_age(old_log_prob, sample, age, inputs.mask, max_age)
         has_teacher = self.config.policy.distill_coef != 0
-        scores = TokenScores(log_ratio, out["entropy"][mask], out["advantage"][mask] if has_teacher else None)
-        return self.loss.total(out), dict(out["metrics"].items()) | metrics, scores
+        scores = TokenScores(
+            (old_log_prob - sample).flatten()[indices],
+            out["entropy"].flatten()[indices],
+            out["advantage"].flatten()[indices] if has_teacher else None,
+        )
+        return self.loss.total(out), metrics, scores
 
     def _backward(self, loss: Tensor) -> None:
         self.scaler.scale(loss).backward()
-
-    def _off_policy_terms(self, batch: Batch, log_prob: Tensor) -> tuple[Metrics, Tensor]:
-        """Computes effective sample sizes by age, and the log-ratios trainer / engine.
-
-        The log-ratios [M] are those of the tokens in the loss.
-        """
-        assert batch.mask is not None
-        device = log_prob.device
-        sample, mask = batch.sample_log_prob.to(device), batch.mask.to(device)
-        old_log_prob = log_prob if batch.old_log_prob is None else batch.old_log_prob.to(device)
-        metrics: Metrics = {}
-        if batch.age is not None:
-            max_age = self.config.train.max_policy_age
-            metrics = effective_sample_size_by_age(old_log_prob, sample, batch.age.to(device), mask, max_age)
-        return metrics, (old_log_prob - sample)[mask]
 
     def _sum_over_workers(self, value: Tensor) -> Tensor:
         """Sums a value over all workers of a sharded model.
@@ -278,19 +284,15 @@ def _require_tensor(value: Tensor | None) -> Tensor:
 
 
 @torch.no_grad()
-def clip_gradients(parameters: Sequence[nn.Parameter], limit: float) -> float:
-    """Clips all gradients together to norm `limit`; returns the norm before.
+def clip_gradients(gradients: Sequence[Tensor], norm: Tensor, norm_value: float, limit: float) -> None:
+    """Clips all gradients together to norm `limit`.
 
-    The norm covers all workers. It is float32 (float64 for float64 gradients), since bfloat16 would keep
-    three digits only.
+    norm: of all workers' gradients, float32 (float64 for float64 gradients), since bfloat16 would keep three digits
+    only. norm_value: its value.
     """
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    norm = global_norm(gradients)
-    norm_value = float(norm)
     if not norm_value < limit - CLIP_SLACK:  # a smaller norm would multiply every gradient by one
         factor = (limit / (norm + 1e-6)).clamp(max=1.0)  # as `torch.nn.utils.clip_grad_norm_`
         torch._foreach_mul_([local_shard(gradient) for gradient in gradients], factor)
-    return norm_value
 
 
 CLIP_SLACK = 1e-5

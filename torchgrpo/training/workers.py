@@ -74,7 +74,8 @@ class LocalWorkers:
 
     def gradients(self, rounds: Iterator[list[MicrobatchTask]]) -> list[WorkerOutput]:
         self.worker.begin_step()
-        return [self.worker.gradients(task for (task,) in rounds)]
+        self.worker.gradients(task for (task,) in rounds)
+        return [self.worker.take_output()]
 
     def publish(self) -> Sequence[PolicyTensor]:
         return self.worker.publish()

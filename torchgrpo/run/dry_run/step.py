@@ -108,6 +108,7 @@ def dry_run_step(plan: Plan) -> DryRun:
         with patch.object(worker, "measure_phase", count_phase):
             with fuse_layers(microbatch, compiled):
                 worker.gradients([task])
+            worker.take_output()
             worker.update()
         peaks = _peaks(plan, worker, task)
     forward, backward = traffic["forward"], traffic["backward"]
@@ -145,6 +146,7 @@ def _peaks(plan: Plan, worker: MeasuredWorker, task: MicrobatchTask) -> Peaks:
             else:
                 worker.reference_log_prob([task.batch])
         worker.gradients([task])
+        worker.take_output()
         worker.update()
     return memory.peaks
 
