@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 from tests.pretend_gpu import pretend_gpus
 from tests.training.test_log_probs import RESTRICTIONS, full_logits_reference, make_inputs
 from torchgrpo.plan.microbatch_sizes import automatic_chunk_size
-from torchgrpo.run.dry_run.tensor_tracker import _OperationObserver
+from torchgrpo.run.dry_run.tensor_tracker import OperationObserver
 from torchgrpo.training import fused_log_probs, log_probs
 from torchgrpo.training.log_probs import selected_log_probs
 from torchgrpo.training.logit_operations import (
@@ -125,7 +125,7 @@ def test_a_second_backward_pass_gives_the_same_gradients(fused_head: None) -> No
     torch.testing.assert_close(torch.autograd.grad(log_prob.sum(), inputs[:3]), first, rtol=0, atol=0)
 
 
-class _LogitBytes(_OperationObserver):
+class _LogitBytes(OperationObserver):
     """Counts the bytes of operands as large as logits or head.
 
     Log-sum-exp and entropy read the logits twice: for the maximum, and for the sums.
