@@ -10,7 +10,7 @@ import torch
 
 from config.schema.models import LoraConfig
 from envs.group import Group
-from tests.training.test_ranks import config_of, plan_of, ranked_learner, step_metrics, two_ranks, weights
+from tests.training.test_ranks import config_of, ranked_learner, step_metrics, two_ranks, weights
 from torchgrpo.run.dry_run.tensor_tracker import TrafficTracker
 from torchgrpo.training.published_weights import PolicyTensor, make_tensors
 from torchgrpo.training.ranks import Ranks
@@ -27,7 +27,10 @@ def ranks(local_ray: None) -> Iterator[Ranks]:
 
 @dataclass(frozen=True)
 class RecordedPush:
-    """Sender of a push in `dtype`, which saves the tensors and the bytes of collectives, a file for each rank."""
+    """Sender that saves the tensors of a push and the bytes of its collectives.
+
+    dtype: dtype of the pushed tensors.
+    """
 
     folder: Path
     dtype: torch.dtype
