@@ -65,3 +65,21 @@ def test_a_push_gathers_the_bytes_of_the_pushed_dtype(
         # The first factor of an adapter, float32 [r, in], is gathered for the product of a shard.
         factors = [4 * RANK * one.shape[1] for name, one in pushed.items() if lora and "proj" in name]
         assert sent_bytes == {"all-gather": sum(one.nbytes for one in pushed.values()) + sum(factors)}
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [{"prefetch_layers": 2}, {"reshard_after_forward": False}, {"prefetch_layers": 2, "reshard_after_forward": False}],
+    ids=str,
+)
+@pytest.mark.parametrize("train", [{}, {"gradient_checkpointing": True}, {"gradient_accumulation_steps": 2}], ids=str)
+def test_the_schedule_of_gathers_changes_no_bit(
+    schedule: dict[str, Any], train: dict[str, Any], ranks: Ranks, model: str, groups: list[Group], tmp_path: Path
+) -> None:
+    config = config_of(model, 2, **train)
+    default = ranked_learner(ranks, config, tmp_path)
+    expected = step_metrics(default, groups, 2), weights(default)
+    other = replace(config, train_model=replace(config.train_model, **schedule))
+    learner = ranked_learner(ranks, other, tmp_path)
+    assert step_metrics(learner, groups, 2) == expected[0]
+    assert all(torch.equal(tensor, expected[1][name]) for name, tensor in weights(learner).items())

@@ -25,7 +25,15 @@ from torchgrpo.training.model_loading import (
 )
 from torchgrpo.training.reference_model import HostWeights, ReferenceModel
 from torchgrpo.training.response_scorer import ResponseScorer
-from torchgrpo.training.sharding import ShardedModel, UnshardedContext, distribute_weights, no_sharding, shard_model
+from torchgrpo.training.sharding import (
+    DEFAULT_SCHEDULE,
+    GatherSchedule,
+    ShardedModel,
+    UnshardedContext,
+    distribute_weights,
+    no_sharding,
+    shard_model,
+)
 
 
 @dataclass(frozen=True)
@@ -76,10 +84,13 @@ def make_sharded_models(config: Config, plan: Plan, mesh: DeviceMesh, device: to
     reads.
     """
     gathered_dtype, offload = plan.learner.gathered_dtype, config.train_model.offload == "all"
+    ahead = config.train_model.prefetch_layers
+    schedule = GatherSchedule(ahead, config.train_model.reshard_after_forward)
     if config.train_model.lora.quantized:
-        root = _shard_4bit_policy(config, gathered_dtype, mesh, device)
+        root = _shard_4bit_policy(config, gathered_dtype, mesh, device, schedule)
     else:
-        root = _load_and_shard(config.model, partial(_prepare_policy, config), gathered_dtype, mesh, device, offload)
+        prepare_model = partial(_prepare_policy, config)
+        root = _load_and_shard(config.model, prepare_model, gathered_dtype, mesh, device, offload, schedule)
     # FSDP2 records the trained parameters at the first pass. A pass with disabled adapters would show none.
     with torch.no_grad():
         root(lambda: None)
@@ -91,7 +102,7 @@ def make_sharded_models(config: Config, plan: Plan, mesh: DeviceMesh, device: to
         assert peft_model is not None
         reference = ReferenceModel(scorer, scoring_context=peft_model.disable_adapter)
     elif plan.reference.home == "learner ranks":
-        frozen = _shard_frozen_model(config, gathered_dtype, mesh, device, offload)
+        frozen = _shard_frozen_model(config, gathered_dtype, mesh, device, offload, GatherSchedule(ahead))
         reference = ReferenceModel(make_scorer(config, frozen.model, plan.reference, unsharded_context=frozen))
     return LearnerModels(policy, scorer, reference, root)
 
@@ -101,7 +112,7 @@ def make_frozen_scorer(config: Config, plan: Plan, mesh: DeviceMesh | None, devi
     half_dtype = plan.learner.gathered_dtype or plan.learner.autocast
     if mesh is not None:
         with name_reference_in_errors(config):
-            root = _shard_frozen_model(config, half_dtype, mesh, device, offload=False)
+            root = _shard_frozen_model(config, half_dtype, mesh, device, offload=False, schedule=DEFAULT_SCHEDULE)
         return make_scorer(config, root.model, plan.reference, unsharded_context=root)
     autocast = _torch_dtype(half_dtype)
     with name_reference_in_errors(config):
@@ -110,7 +121,12 @@ def make_frozen_scorer(config: Config, plan: Plan, mesh: DeviceMesh | None, devi
 
 
 def _shard_frozen_model(
-    config: Config, gathered_dtype: str | None, mesh: DeviceMesh, device: torch.device, offload: bool
+    config: Config,
+    gathered_dtype: str | None,
+    mesh: DeviceMesh,
+    device: torch.device,
+    offload: bool,
+    schedule: GatherSchedule,
 ) -> ShardedModel:
     """Returns the frozen model's shards, stored in the dtype in which they are gathered.
 
@@ -119,7 +135,7 @@ def _shard_frozen_model(
     files = config.reference_model
     if gathered_dtype is not None:
         files = replace(files, dtype=gathered_dtype)
-    return _load_and_shard(files, partial(_prepare_frozen, config), gathered_dtype, mesh, device, offload)
+    return _load_and_shard(files, partial(_prepare_frozen, config), gathered_dtype, mesh, device, offload, schedule)
 
 
 def _load_and_shard(
@@ -129,6 +145,7 @@ def _load_and_shard(
     mesh: DeviceMesh,
     device: torch.device,
     offload: bool,
+    schedule: GatherSchedule,
 ) -> ShardedModel:
     """Returns this rank's shards of a model that rank 0 alone reads from its files.
 
@@ -138,14 +155,14 @@ def _load_and_shard(
     full = load_model(files, torch.device("cpu")) if dist.get_rank() == 0 else None
     with torch.device("meta"):
         empty = prepare_model(make_skeleton(files))
-    root = shard_model(empty, mesh, _torch_dtype(gathered_dtype), offload)
+    root = shard_model(empty, mesh, _torch_dtype(gathered_dtype), offload, schedule)
     root.to_empty(device="cpu" if offload else device)
     distribute_weights(root.model, None if full is None else prepare_model(full))
     return root
 
 
 def _shard_4bit_policy(
-    config: Config, gathered_dtype: str | None, mesh: DeviceMesh, device: torch.device
+    config: Config, gathered_dtype: str | None, mesh: DeviceMesh, device: torch.device, schedule: GatherSchedule
 ) -> ShardedModel:
     """Returns the sharded policy over a base in 4 bits.
 
@@ -157,7 +174,7 @@ def _shard_4bit_policy(
     for parameter in policy.parameters():
         if parameter.requires_grad:
             dist.broadcast(parameter.detach(), 0)
-    return shard_model(policy, mesh, _torch_dtype(gathered_dtype))
+    return shard_model(policy, mesh, _torch_dtype(gathered_dtype), schedule=schedule)
 
 
 def _prepare_frozen(config: Config, model: PreTrainedModel) -> nn.Module:
