@@ -25,6 +25,7 @@ from torchgrpo.training.model_loading import (
 )
 from torchgrpo.training.reference_model import HostWeights, ReferenceModel
 from torchgrpo.training.response_scorer import ResponseScorer
+from torchgrpo.training.shard_files import ADAPTER_NAME, find_shard_files, load_shards
 from torchgrpo.training.sharding import (
     DEFAULT_SCHEDULE,
     GatherSchedule,
@@ -80,8 +81,7 @@ def make_models(config: Config, model: PreTrainedModel, plan: Plan) -> LearnerMo
 def make_sharded_models(config: Config, plan: Plan, mesh: DeviceMesh, device: torch.device) -> LearnerModels:
     """Builds the models of a rank as shards over `mesh`.
 
-    Every rank calls this at once. Rank 0 alone reads the files, except for a base in 4 bits, which every rank
-    reads.
+    Every rank calls this at once, and reads its part of the files, or all of them for a base in 4 bits.
     """
     gathered_dtype, offload = plan.learner.gathered_dtype, config.train_model.offload == "all"
     ahead = config.train_model.prefetch_layers
@@ -147,17 +147,25 @@ def _load_and_shard(
     offload: bool,
     schedule: GatherSchedule,
 ) -> ShardedModel:
-    """Returns this rank's shards of a model that rank 0 alone reads from its files.
+    """Returns this rank's shards of a model.
 
-    prepare_model: wraps or freezes the model. gathered_dtype: dtype in which layers are gathered and
-    computed; None: the model's own.
+    Every rank reads its shards from the files where possible; otherwise rank 0 reads all of them. prepare_model: wraps
+    or freezes the model. gathered_dtype: dtype in which layers are gathered and computed; None: the model's own.
     """
-    full = load_model(files, torch.device("cpu")) if dist.get_rank() == 0 else None
+    shard_files, is_first_rank = find_shard_files(files), dist.get_rank() == 0
+    full = load_model(files, torch.device("cpu")) if is_first_rank and shard_files is None else None
     with torch.device("meta"):
         empty = prepare_model(make_skeleton(files))
     root = shard_model(empty, mesh, _torch_dtype(gathered_dtype), offload, schedule)
     root.to_empty(device="cpu" if offload else device)
-    distribute_weights(root.model, None if full is None else prepare_model(full))
+    if shard_files is None:
+        distribute_weights(root.model, None if full is None else prepare_model(full))
+        return root
+    load_shards(root, files, shard_files)
+    if peft_model_of(root.model) is not None:
+        # Rank 0 makes the adapters. The weights beside them have no values, and nothing touches their memory.
+        full = make_skeleton(files).to_empty(device="cpu") if is_first_rank else None
+        distribute_weights(root.model, None if full is None else prepare_model(full), ADAPTER_NAME)
     return root
 
 

@@ -133,13 +133,16 @@ def decoder_layers(model: nn.Module) -> nn.ModuleList:
     return layers
 
 
-def distribute_weights(model: nn.Module, full: nn.Module | None) -> None:
+def distribute_weights(model: nn.Module, full: nn.Module | None, name_part: str = "") -> None:
     """Sends every rank its shards and buffers of `full`, which rank 0 alone has.
 
-    model: the sharded model; its tensors are already on their device, with any values.
+    model: the sharded model; its tensors are already on their device, with any values. name_part: tensors without it
+    in their name are left out.
     """
     source = {} if full is None else dict(_tensors(full))
     for name, tensor in _tensors(model):
+        if name_part not in name:
+            continue
         weight = source.get(name)
         if isinstance(tensor, DTensor):
             values = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
