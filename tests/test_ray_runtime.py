@@ -45,6 +45,23 @@ def test_a_cluster_is_asked_for_the_gpus_of_an_engine(monkeypatch: pytest.Monkey
     assert "CUDA_VISIBLE_DEVICES" not in options_seen[0]["runtime_env"]["env_vars"], "Ray sets it"
 
 
+def test_actors_get_the_variables_of_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An actor on another node does not inherit the environment of the run's process."""
+    options_seen: list[dict[str, Any]] = []
+
+    def remote(**options: Any) -> Any:
+        options_seen.append(options)
+        return lambda host: SimpleNamespace(remote=lambda environment: environment)
+
+    monkeypatch.setattr(ray, "remote", remote)
+    monkeypatch.setenv("USE_HUB_KERNELS", "0")
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    start_actor(object, DeviceSlot("learner rank 0"), 1, {})
+    variables = options_seen[0]["runtime_env"]["env_vars"]
+    assert variables["USE_HUB_KERNELS"] == "0"
+    assert "CUBLAS_WORKSPACE_CONFIG" not in variables
+
+
 def test_a_local_ray_listens_on_loopback_only(local_ray: None) -> None:
     addresses = set()
     for process in psutil.Process().children(recursive=True):

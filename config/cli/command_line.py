@@ -70,6 +70,9 @@ def command_line(job: Job) -> None:
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # exceptions reach this function, which prints one message
     # A fixed order of summation (train.deterministic); cuBLAS reads the variable when torch first uses a GPU.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    # No layer is replaced by a kernel from the hub where the package `kernels` is installed; transformers reads the
+    # variable at its import.
+    os.environ.setdefault("USE_HUB_KERNELS", "0")
     register_schema()
     sys.argv[1:] = map(_quote_run_dir_list, sys.argv[1:])
     logging.raiseExceptions = False  # an error of the log on a full disk must not hide the message

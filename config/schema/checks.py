@@ -172,6 +172,12 @@ def check_ranks(config: Config) -> None:
             f"train_model.offload={model.offload} with device=cpu: all tensors are in host memory already; "
             "set train_model.offload=none"
         )
+    for key, default in (("prefetch_layers", 1), ("reshard_after_forward", True)):
+        if ranks == 1 and vars(model)[key] != default:
+            raise ConfigError(
+                f"train_model.{key}={str(vars(model)[key]).lower()} with train_model.num_devices=1: a single rank "
+                f"gathers no layers; set train_model.{key}={str(default).lower()}, or use two learner ranks or more"
+            )
     if model.offload == "all" and ranks == 1:
         raise ConfigError(
             "train_model.offload=all with train_model.num_devices=1: parameters are offloaded shard by "

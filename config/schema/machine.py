@@ -28,10 +28,12 @@ class MachineConfig:
     following ones are those of an H100 SXM."""
     gpu_bandwidth_gib_s: float = 3120.0
     """run=dry_run: memory bandwidth of a GPU in GiB per second."""
-    link_gib_s: float = 419.0
-    """run=dry_run: bandwidth between a GPU and the other GPUs of its node (NVLink), in GiB per second each way."""
-    network_gib_s: float = 46.6
-    """run=dry_run: bandwidth between a GPU and the GPUs of other nodes (400 Gbit/s), in GiB per second each way."""
+    link_gib_s: float = 335.0
+    """run=dry_run: bandwidth that collectives reach between a GPU and the other GPUs of its node, in GiB per second
+    each way. The default is 80% of NVLink's."""
+    network_gib_s: float = 37.3
+    """run=dry_run: bandwidth that collectives reach between a GPU and the GPUs of other nodes, in GiB per second
+    each way. The default is 80% of 400 Gbit/s."""
 
     def __post_init__(self) -> None:
         check_minimum("machine.nodes", self.nodes, 1)

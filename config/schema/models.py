@@ -91,6 +91,13 @@ class TrainModelConfig:
     """Tensors in host memory: `none`; `optimizer`, the optimizer states, which are copied to the GPU for the
     step; `all`, also parameters and gradients, and the step runs on the CPU. Only for GPUs: less GPU memory,
     more time."""
+    prefetch_layers: int = 1
+    """Number of layers that several ranks gather ahead of the layer that computes. More hide slow or uneven links,
+    for the memory of these layers."""
+    reshard_after_forward: bool = True
+    """Frees a layer after its forward pass and gathers it again for its backward pass. `false`: all layers stay
+    gathered in between, which saves one of two gathers for the memory of the model in half precision. For several
+    ranks."""
     devices: Any = None
     """Explicit device indices, one per rank, such as `[0]`, instead of the plan's choice."""
     num_threads: int | None = None
@@ -100,7 +107,8 @@ class TrainModelConfig:
 
     def __post_init__(self) -> None:
         check_choice("train_model.offload", self.offload, ("none", "optimizer", "all"))
-        for key in ("num_devices", "num_nodes", "shard_size", "context_parallel", "num_threads"):
+        counts = ("num_devices", "num_nodes", "shard_size", "context_parallel", "prefetch_layers", "num_threads")
+        for key in counts:
             check_minimum(f"train_model.{key}", vars(self)[key], 1)
 
     @property

@@ -61,9 +61,9 @@ class TrainConfig:
     """Number of automatic restarts from the newest checkpoint after the loss of a learner rank."""
     max_nonfinite_steps: int = 3
     """Number of consecutive optimizer steps with a non-finite loss or gradient after which the run stops."""
-    deterministic: bool = True
-    """On a CPU, equal configs and seeds give bitwise equal results; on a GPU, deterministic kernels are used
-    where they exist, which are slower."""
+    deterministic: bool | None = None
+    """On a CPU, equal configs and seeds give bitwise equal results. On a GPU, learner and engine in one process
+    use deterministic kernels where they exist, which are slower. Unset: `true` on a CPU, `false` on GPUs."""
     max_policy_age: int = 1
     """grpo_async.py: maximum age of a group when the learner trains on it, in policy versions behind the
     learner."""

@@ -181,6 +181,9 @@ def test_every_field_is_read_by_code_and_documented() -> None:
     ("offload=disk", "choose one of none, optimizer, all"),
     ("shard_size=0", "train_model.shard_size=0: must be at least 1"),
     ("num_devices=0", "train_model.num_devices=0: must be at least 1"),
+    ("prefetch_layers=0", "train_model.prefetch_layers=0: must be at least 1"),
+    ("prefetch_layers=3", "train_model.prefetch_layers=3 with train_model.num_devices=1"),
+    ("reshard_after_forward=false", "train_model.reshard_after_forward=false with train_model.num_devices=1"),
 ])  # fmt: skip
 def test_invalid_ranks_are_named(settings: str, expected: str) -> None:
     assert expected in quickstart_error_message(*(f"train_model.{setting}" for setting in settings.split()))

@@ -56,6 +56,17 @@ def test_the_planned_peak_with_copies_of_the_parameters(overrides: tuple[str, ..
     assert planned_bytes == pytest.approx(peak_bytes(dry_run_peaks(plan)), rel=TOLERANCE)
 
 
+SCHEDULES = ("prefetch_layers=4", "reshard_after_forward=false")
+
+
+@pytest.mark.parametrize("setting", SCHEDULES)
+def test_the_planned_peak_with_layers_gathered_longer(setting: str) -> None:
+    overrides = ("train_model.num_devices=4", f"train_model.{setting}")
+    plan = make_plan(config_of("grpo_gsm8k", *overrides), False, machine(8, 80.0))
+    planned_bytes = max(phase.bytes for phase in plan.phases)
+    assert planned_bytes == pytest.approx(peak_bytes(dry_run_peaks(plan)), rel=TOLERANCE)
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_the_planned_peak_of_the_quickstart_on_a_cpu(ranks: int) -> None:
     config = config_of("grpo_quickstart", f"train_model.num_devices={ranks}")

@@ -81,6 +81,20 @@ def test_exchanges_of_ranks_that_share_a_microbatch(tiny: str, checkpointing: st
     assert dry_run.flops == pytest.approx(dry_run_step(alone).flops, rel=0.02)
 
 
+@pytest.mark.parametrize("setting", ["prefetch_layers=2", "reshard_after_forward=false"])
+def test_collective_bytes_of_other_schedules_equal_the_theory(tiny: str, setting: str) -> None:
+    """Layers that stay gathered are gathered once; a prefetch changes no bytes."""
+    default, other = (
+        plan_of(tiny, "train_model.num_devices=8", "train.mixed_precision=bf16", *more)
+        for more in ((), (f"train_model.{setting}",))
+    )
+    assert other.shape is not None
+    sent_bytes, expected = dry_run_step(other).sent_bytes, collective_bytes(other, other.shape)
+    assert sent_bytes == pytest.approx(expected, rel=0.02)
+    keeps_layers = setting.startswith("reshard")
+    assert (expected["all-gather"] < collective_bytes(default, other.shape)["all-gather"]) == keeps_layers
+
+
 def test_floating_point_operations_of_a_microbatch(tiny: str) -> None:
     """Checkpointing repeats the forward pass of a layer except for its last product.
 

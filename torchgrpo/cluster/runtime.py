@@ -21,6 +21,8 @@ from torchgrpo.cluster.socket_paths import shorten_temporary_folders
 log = logging.getLogger(__name__)
 
 PROJECT_FOLDER = Path(__file__).resolve().parents[2]
+FORWARDED_VARIABLES = ("CUBLAS_WORKSPACE_CONFIG", "USE_HUB_KERNELS")
+"""Variables of this process that actors get on every node; config/cli/command_line.py sets them."""
 
 
 @dataclass(frozen=True)
@@ -164,6 +166,7 @@ def start_actor(
         visible["RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"] = "1"
     paths = [str(PROJECT_FOLDER), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {"OMP_NUM_THREADS": str(num_cpus), "PYTHONPATH": os.pathsep.join(paths), **visible}
+    environment |= {name: os.environ[name] for name in FORWARDED_VARIABLES if name in os.environ}
     options: dict[str, Any] = {
         "num_cpus": num_cpus,
         "num_gpus": slot.num_gpus,

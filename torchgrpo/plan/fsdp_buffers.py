@@ -53,6 +53,42 @@ def gathered_bytes(shape: ModelShape, widths: ElementWidths, ranks: int) -> Gath
     )
 
 
+def layers_of_scoring(prefetch_layers: int) -> int:
+    """Returns the layers whose bytes a rank holds in a pass without gradients.
+
+    They are the parameters of the layer that computes, the buffer that they were copied from, and the layers gathered
+    ahead. With one layer ahead, its buffer replaces the one before.
+    """
+    return 2 if prefetch_layers == 1 else 2 + prefetch_layers
+
+
+@dataclass(frozen=True)
+class GatheredLayers:
+    """Layers whose bytes a rank holds in a forward and backward pass.
+
+    head_forward, head_backward: in the passes of the output head. last, first: in the backward pass of the last and of
+    the first layer.
+    """
+
+    head_forward: int
+    head_backward: int
+    last: int
+    first: int
+
+
+def layers_of_training(config: Config, shape: ModelShape) -> GatheredLayers:
+    """Returns the layers whose bytes a rank holds in a microbatch.
+
+    In the forward pass of the head the buffer of the last layer still exists. In its backward pass the last layer is
+    gathered again, unless it was kept. A buffer of the backward pass is freed after its copy.
+    """
+    model = config.train_model
+    if not model.reshard_after_forward:
+        return GatheredLayers(shape.num_layers + 1, shape.num_layers, shape.num_layers, 1)
+    computing = min(1 + model.prefetch_layers, shape.num_layers)
+    return GatheredLayers(1, 1, computing, 2)
+
+
 def kept_sum_share(config: Config, has_earlier_gradients: bool) -> float:
     """Share of a unit's float32 gradient that stays until the backward pass has ended.
 

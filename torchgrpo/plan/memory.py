@@ -12,7 +12,13 @@ from typing import Literal
 from config.schema.config import Config
 from torchgrpo.plan import activations
 from torchgrpo.plan.activations import FLOAT, ElementWidths
-from torchgrpo.plan.fsdp_buffers import gathered_bytes, kept_sum_share, last_sum_bytes
+from torchgrpo.plan.fsdp_buffers import (
+    gathered_bytes,
+    kept_sum_share,
+    last_sum_bytes,
+    layers_of_scoring,
+    layers_of_training,
+)
 from torchgrpo.plan.microbatch_sizes import longest_microbatch, rank_microbatches
 from torchgrpo.plan.model_shape import DTYPE_BYTES, GIB, NF4_BYTES, ModelShape, quantized_bytes
 
@@ -170,10 +176,12 @@ def train_phases(
         return Phase(name, (*resident, *(use for use in uses if use.bytes)))
 
     visitor = [_reference_use(config, reference_shape)] if reference == "visiting" else []
-    score_uses = scoring_uses(config, shape, learner_widths(config, on_cpu), ranks, context=model.context_parallel)
+    together, ahead = model.context_parallel, model.prefetch_layers
+    widths = learner_widths(config, on_cpu)
+    score_uses = scoring_uses(config, shape, widths, ranks, context=together, prefetch_layers=ahead)
     if reference != "elsewhere":
         widths = reference_widths(config, on_cpu, ranks)
-        reference_uses = scoring_uses(config, reference_shape, widths, ranks, context=model.context_parallel)
+        reference_uses = scoring_uses(config, reference_shape, widths, ranks, context=together, prefetch_layers=ahead)
         score_uses = max(score_uses, reference_uses, key=_total_bytes)
     factor = learner_widths(config, on_cpu).factor if model.lora.quantized else 0
     largest = shape.hidden_size * shape.intermediate_size
@@ -211,21 +219,24 @@ def scoring_uses(
     ranks: int,
     gathered_knob: str = GATHERED_KNOB,
     context: int = 1,
+    prefetch_layers: int = 1,
 ) -> list[MemoryUse]:
     """Returns the peak memory of a pass for log-probs without gradients.
 
     The peak is in the gathered parameters at the root, in one block, or in the output head.
     ranks: number of ranks that share a copy of the scoring model's parameters. gathered_knob: keys that change the
-    gathered bytes. context: number of ranks that score a microbatch together.
+    gathered bytes. context: number of ranks that score a microbatch together. prefetch_layers: layers that are
+    gathered ahead of the one that computes.
     """
     batch = longest_microbatch(config, shape, not widths.fused_head, context)
     gathered = gathered_bytes(shape, widths, ranks)
     block = activations.block_scoring_bytes(shape, batch, widths) + batch.mask * (1 + widths.factor)
     layer = MemoryUse("one layer's activations", block, _batch_knobs(config))
     head = MemoryUse("output head", activations.head_forward_bytes(shape, batch, widths, 1), HEAD_KNOBS)
+    layers = layers_of_scoring(prefetch_layers)
     moments = [
         [MemoryUse(GATHERED_PARAMETERS, 2 * (gathered.outside + gathered.layer), gathered_knob)],
-        [MemoryUse(GATHERED_PARAMETERS, gathered.outside + 2 * gathered.layer, gathered_knob), layer],
+        [MemoryUse(GATHERED_PARAMETERS, gathered.outside + layers * gathered.layer, gathered_knob), layer],
         [MemoryUse(GATHERED_PARAMETERS, gathered.outside + gathered.layer, gathered_knob), head],
     ]
     return max(moments, key=_total_bytes)
@@ -288,13 +299,17 @@ def _optimize_uses(config: Config, shape: ModelShape, on_cpu: bool, gradients: M
     back = MemoryUse("backward pass of the output head", head_back, HEAD_KNOBS)
     outside = last_sum_bytes(config, gathered, kept_share)
     last = MemoryUse("gradients of embedding and head", outside, "train_model.lora.enabled")
-    two, one = gathered.outside + 2 * gathered.layer, gathered.outside + gathered.layer
+    held = layers_of_training(config, shape)
+
+    def unsharded(layers: int) -> float:
+        return gathered.outside + layers * gathered.layer
+
     # `gradients` already includes the gradient of a tied head, which is kept until the end.
     moments = [
-        moment(layer(delayed), two),
-        moment(layer(0.0), two, gradients.bytes, layers=1),
-        moment(forward, one),
-        moment(back, one),
+        moment(layer(delayed), unsharded(held.last)),
+        moment(layer(0.0), unsharded(held.first), gradients.bytes, layers=1),
+        moment(forward, unsharded(held.head_forward)),
+        moment(back, unsharded(held.head_backward)),
         moment(last, 0.0, gradients.bytes, layers=0),
     ]
     return max(moments, key=_total_bytes)

@@ -33,8 +33,6 @@ from contextlib import AsyncExitStack, contextmanager
 from itertools import count
 from typing import Any, TypeVar
 
-import torch
-
 from config.schema.errors import DeadlineError
 from envs.group import SampledCompletion, Verdict
 from envs.reward_workers.crash_attribution import RewardTicket
@@ -42,6 +40,7 @@ from envs.reward_workers.group_reward import CompletionScorer
 from envs.reward_workers.service import RewardService
 from envs.task import Completion, Example
 from torchgrpo.rollout.engine_idle_clock import EngineIdleClock
+from torchgrpo.rollout.engine_thread import start_engine_thread
 from torchgrpo.rollout.engines.interface import Request, SteppedEngine
 
 Result = TypeVar("Result")
@@ -342,8 +341,7 @@ class EngineLoop:
         Raises:
             DeadlineError: the thread does not end, and the block raised no exception.
         """
-        self._thread = threading.Thread(target=self._drive, name="rollouts", daemon=True)
-        self._thread.start()
+        self._thread = start_engine_thread(self._loop.run_forever, "rollouts")
         raised = True
         try:
             yield
@@ -358,12 +356,6 @@ class EngineLoop:
                 raise DeadlineError(
                     f"the run waited {_STOP_TIMEOUT_S:.0f} s for the rollout thread to end: an engine step hangs"
                 )
-
-    def _drive(self) -> None:
-        # A new thread adopts torch's number of threads at torch's first query there; before it, OpenMP's own number
-        # holds. A vLLM engine would plan its attention with one number and compute with the other.
-        torch.get_num_threads()
-        self._loop.run_forever()
 
     def close(self) -> None:
         """Ends all tasks, then what `on_close` has, then the loop; the caller closes the engine."""

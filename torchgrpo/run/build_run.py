@@ -169,4 +169,4 @@ def prepare(config: Config, plan: "Plan") -> None:
 
     # Code that uses the current GPU of this process, such as vLLM, must find the learner's.
     device = torch.device(plan.devices.train_device) if plan.devices.ranks == 1 else None
-    prepare_process(config, plan.learner.num_threads, device)
+    prepare_process(config, plan.learner.num_threads, device, shares_gpu_memory=plan.transport == "ipc")

@@ -26,7 +26,16 @@ from torchgrpo.training.model_loading import (
 )
 from torchgrpo.training.reference_model import HostWeights, ReferenceModel
 from torchgrpo.training.response_scorer import ResponseScorer
-from torchgrpo.training.sharding import ShardedModel, UnshardedContext, distribute_weights, no_sharding, shard_model
+from torchgrpo.training.shard_files import ADAPTER_NAME, find_shard_files, load_shards
+from torchgrpo.training.sharding import (
+    DEFAULT_SCHEDULE,
+    GatherSchedule,
+    ShardedModel,
+    UnshardedContext,
+    distribute_weights,
+    no_sharding,
+    shard_model,
+)
 
 
 @dataclass(frozen=True)
@@ -75,14 +84,16 @@ def make_sharded_models(
 ) -> LearnerModels:
     """Builds the models of a rank as shards over `mesh`.
 
-    Every rank calls this at once. Rank 0 alone reads the files, except for a base in 4 bits, which every rank
-    reads.
+    Every rank calls this at once, and reads its part of the files, or all of them for a base in 4 bits.
     """
     gathered_dtype, offload = plan.learner.gathered_dtype, config.train_model.offload == "all"
+    ahead = config.train_model.prefetch_layers
+    schedule = GatherSchedule(ahead, config.train_model.reshard_after_forward)
     if config.train_model.lora.quantized:
-        root = _shard_4bit_policy(config, gathered_dtype, mesh, device)
+        root = _shard_4bit_policy(config, gathered_dtype, mesh, device, schedule)
     else:
-        root = _load_and_shard(config.model, partial(_prepare_policy, config), gathered_dtype, mesh, device, offload)
+        prepare_model = partial(_prepare_policy, config)
+        root = _load_and_shard(config.model, prepare_model, gathered_dtype, mesh, device, offload, schedule)
     # FSDP2 records the trained parameters at the first pass. A pass with disabled adapters would show none.
     with torch.no_grad():
         root(lambda: None)
@@ -94,7 +105,7 @@ def make_sharded_models(
         assert peft_model is not None
         reference = ReferenceModel(scorer, scoring_context=peft_model.disable_adapter)
     elif plan.reference.home == "learner ranks":
-        frozen = _shard_frozen_model(config, gathered_dtype, mesh, device, offload)
+        frozen = _shard_frozen_model(config, gathered_dtype, mesh, device, offload, GatherSchedule(ahead))
         scorer_of_frozen = make_scorer(config, frozen.model, plan.reference, unsharded_context=frozen, context=context)
         reference = ReferenceModel(scorer_of_frozen)
     return LearnerModels(policy, scorer, reference, root)
@@ -105,7 +116,7 @@ def make_frozen_scorer(config: Config, plan: Plan, mesh: DeviceMesh | None, devi
     half_dtype = plan.learner.gathered_dtype or plan.learner.autocast
     if mesh is not None:
         with name_reference_in_errors(config):
-            root = _shard_frozen_model(config, half_dtype, mesh, device, offload=False)
+            root = _shard_frozen_model(config, half_dtype, mesh, device, offload=False, schedule=DEFAULT_SCHEDULE)
         return make_scorer(config, root.model, plan.reference, unsharded_context=root)
     autocast = _torch_dtype(half_dtype)
     with name_reference_in_errors(config):
@@ -114,7 +125,12 @@ def make_frozen_scorer(config: Config, plan: Plan, mesh: DeviceMesh | None, devi
 
 
 def _shard_frozen_model(
-    config: Config, gathered_dtype: str | None, mesh: DeviceMesh, device: torch.device, offload: bool
+    config: Config,
+    gathered_dtype: str | None,
+    mesh: DeviceMesh,
+    device: torch.device,
+    offload: bool,
+    schedule: GatherSchedule,
 ) -> ShardedModel:
     """Returns the frozen model's shards, stored in the dtype in which they are gathered.
 
@@ -123,7 +139,7 @@ def _shard_frozen_model(
     files = config.reference_model
     if gathered_dtype is not None:
         files = replace(files, dtype=gathered_dtype)
-    return _load_and_shard(files, partial(_prepare_frozen, config), gathered_dtype, mesh, device, offload)
+    return _load_and_shard(files, partial(_prepare_frozen, config), gathered_dtype, mesh, device, offload, schedule)
 
 
 def _load_and_shard(
@@ -133,23 +149,32 @@ def _load_and_shard(
     mesh: DeviceMesh,
     device: torch.device,
     offload: bool,
+    schedule: GatherSchedule,
 ) -> ShardedModel:
-    """Returns this rank's shards of a model that rank 0 alone reads from its files.
+    """Returns this rank's shards of a model.
 
-    prepare_model: wraps or freezes the model. gathered_dtype: dtype in which layers are gathered and
-    computed; None: the model's own.
+    Every rank reads its shards from the files where possible; otherwise rank 0 reads all of them. prepare_model: wraps
+    or freezes the model. gathered_dtype: dtype in which layers are gathered and computed; None: the model's own.
     """
-    full = load_model(files, torch.device("cpu")) if dist.get_rank() == 0 else None
+    shard_files, is_first_rank = find_shard_files(files), dist.get_rank() == 0
+    full = load_model(files, torch.device("cpu")) if is_first_rank and shard_files is None else None
     with torch.device("meta"):
         empty = prepare_model(make_skeleton(files))
-    root = shard_model(empty, mesh, _torch_dtype(gathered_dtype), offload)
+    root = shard_model(empty, mesh, _torch_dtype(gathered_dtype), offload, schedule)
     root.to_empty(device="cpu" if offload else device)
-    distribute_weights(root.model, None if full is None else prepare_model(full))
+    if shard_files is None:
+        distribute_weights(root.model, None if full is None else prepare_model(full))
+        return root
+    load_shards(root, files, shard_files)
+    if peft_model_of(root.model) is not None:
+        # Rank 0 makes the adapters. The weights beside them have no values, and nothing touches their memory.
+        full = make_skeleton(files).to_empty(device="cpu") if is_first_rank else None
+        distribute_weights(root.model, None if full is None else prepare_model(full), ADAPTER_NAME)
     return root
 
 
 def _shard_4bit_policy(
-    config: Config, gathered_dtype: str | None, mesh: DeviceMesh, device: torch.device
+    config: Config, gathered_dtype: str | None, mesh: DeviceMesh, device: torch.device, schedule: GatherSchedule
 ) -> ShardedModel:
     """Returns the sharded policy over a base in 4 bits.
 
@@ -161,7 +186,7 @@ def _shard_4bit_policy(
     for parameter in policy.parameters():
         if parameter.requires_grad:
             dist.broadcast(parameter.detach(), 0)
-    return shard_model(policy, mesh, _torch_dtype(gathered_dtype))
+    return shard_model(policy, mesh, _torch_dtype(gathered_dtype), schedule=schedule)
 
 
 def _prepare_frozen(config: Config, model: PreTrainedModel) -> nn.Module:

@@ -2,12 +2,13 @@
 
 import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import init_empty_weights
 from safetensors import SafetensorError
 from torch import nn
 from transformers import (
@@ -223,6 +224,16 @@ def make_skeleton(config: ModelConfig) -> PreTrainedModel:
     return _meta_model(files, getattr(torch, config.dtype), config.attn_implementation)
 
 
+def make_buffers(config: ModelConfig) -> dict[str, torch.Tensor]:
+    """Computes the buffers of a model from its config.json, on the CPU, by name."""
+    files = AutoConfig.from_pretrained(model_path(config.name), trust_remote_code=False)
+    with init_empty_weights(include_buffers=False):
+        model = AutoModelForCausalLM.from_config(
+            files, dtype=getattr(torch, config.dtype), attn_implementation=config.attn_implementation
+        )
+    return dict(model.named_buffers())
+
+
 def make_local_skeleton(config: ModelConfig) -> PreTrainedModel:
     """Builds a model without weights on the meta device, in `model.dtype`, without any download.
 
@@ -275,14 +286,19 @@ def _load(
         for key, tensor in model.named_parameters()
         if not torch.isfinite(dequantize_weight(tensor, model.get_submodule(key.rpartition(".")[0]))).all()
     ]
-    if nonfinite:
-        others = f" and {len(nonfinite) - 1} more of its tensors hold" if len(nonfinite) > 1 else " holds"
-        raise ConfigError(
-            f"model.name={config.name}: {nonfinite[0]}{others} values that are not finite (NaN or infinite): "
-            f"the files are damaged, or {model.dtype} cannot hold the saved values; download or save the "
-            "model again"
-        )
+    refuse_nonfinite_weights(config.name, model.dtype, nonfinite)
     return model
+
+
+def refuse_nonfinite_weights(name: str, dtype: torch.dtype, nonfinite: Sequence[str]) -> None:
+    """Raises ConfigError if a model has weights that are not finite; `nonfinite`: their names."""
+    if not nonfinite:
+        return
+    others = f" and {len(nonfinite) - 1} more of its tensors hold" if len(nonfinite) > 1 else " holds"
+    raise ConfigError(
+        f"model.name={name}: {nonfinite[0]}{others} values that are not finite (NaN or infinite): the files are "
+        f"damaged, or {dtype} cannot hold the saved values; download or save the model again"
+    )
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 import ctypes
 import gc
+import os
 import platform
 import random
 
@@ -10,27 +11,48 @@ import torch
 
 from config.schema.config import Config
 
+ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+"""Environment variables by which a user configures torch's allocator of GPU memory."""
 
-def prepare_process(config: Config, num_threads: int | None, device: torch.device | None) -> None:
-    """Sets seeds, determinism, threads and the device of this process.
+
+def prepare_process(
+    config: Config, num_threads: int | None, device: torch.device | None, shares_gpu_memory: bool = False
+) -> None:
+    """Sets seeds, determinism, threads, the device and its allocator of this process.
 
     num_threads: threads of torch; None leaves the number to torch. device: device of the model that this
-    process trains, its current GPU from then on; None: other processes train the model.
+    process trains, its current GPU from then on; None: other processes train the model. shares_gpu_memory: other
+    processes open tensors of this one on the GPU.
     """
+    on_gpu = device is not None and device.type == "cuda"
     random.seed(config.train.seed)
     np.random.seed(config.train.seed)
     torch.manual_seed(config.train.seed)
-    torch.use_deterministic_algorithms(config.train.deterministic, warn_only=True)
+    deterministic = config.train.deterministic
+    torch.use_deterministic_algorithms(not on_gpu if deterministic is None else deterministic, warn_only=True)
     # torch would fill new memory in deterministic mode; no code here reads memory that it has not written.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     if num_threads is not None:
         torch.set_num_threads(num_threads)
     if device is None:
         return
-    if device.type == "cpu":
+    if not on_gpu:
         keep_freed_memory()
-    else:
-        torch.cuda.set_device(device)
+        return
+    torch.cuda.set_device(device)
+    if not shares_gpu_memory:  # a process may not be allowed to open expandable segments of another one
+        use_expandable_segments()
+
+
+def use_expandable_segments() -> None:
+    """Lets the allocator of GPU memory extend its segments, unless the user configures the allocator.
+
+    Microbatches differ in length. Without this setting each length leaves segments in which the next one does not
+    fit. The setting is made in this process alone: an environment variable would reach engines in child processes,
+    whose kernels share memory by handles that these segments lack.
+    """
+    if not any(os.environ.get(name) for name in ALLOCATOR_VARIABLES):
+        torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
 
 
 def keep_freed_memory() -> None:

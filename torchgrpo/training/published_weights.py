@@ -61,12 +61,14 @@ class PolicyTensor:
         return source.data_ptr(), source.dtype, self.shape, source.stride(), self.dtype, id(self.layer)
 
     def make(self) -> torch.Tensor:
-        """Computes the full tensor, weight + scale * B A, rounded once."""
+        """Computes the full tensor, weight + scale * B A, rounded once.
+
+        Shards are merged and rounded before they are gathered, so that the links carry the bytes of `dtype`.
+        """
         with torch.no_grad():
             source = self.source.detach()
-            return full_tensor(self.merge_adapters(full_tensor(source) if is_quantized(source) else source)).to(
-                self.dtype
-            )
+            merged = self.merge_adapters(full_tensor(source) if is_quantized(source) else source)
+            return full_tensor(merged.to(self.dtype))
 
     def merge_adapters(self, weight: torch.Tensor) -> torch.Tensor:
         """Dequantizes `weight` and adds the layer's active adapters, without rounding.

@@ -8,6 +8,7 @@ there.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 import torch
@@ -33,20 +34,40 @@ def no_sharding(compute: Callable[[], T]) -> T:
     return compute()
 
 
+@dataclass(frozen=True)
+class GatherSchedule:
+    """Times at which the ranks gather and free a layer.
+
+    prefetch_layers: layers that are gathered ahead of the one that computes. reshard_after_forward: a layer is
+    freed after its forward pass and gathered again for its backward pass.
+    """
+
+    prefetch_layers: int = 1
+    reshard_after_forward: bool = True
+
+
+DEFAULT_SCHEDULE = GatherSchedule()
+
+
 class ShardedModel(nn.Module):
     """The FSDP2 root over a model, wrapped by peft or not: `root(compute)` returns `compute()`.
 
     Inside `compute` the parameters are full tensors; outside they are shards.
+
+    kept_layers: layers that stay gathered from a forward pass with gradients to the backward pass.
     """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
+        self.kept_layers: list[FSDPModule] = []
 
     def forward(self, compute: Callable[[], T]) -> T:
         return compute()
 
     def __call__(self, compute: Callable[[], T]) -> T:
+        for layer in self.kept_layers:
+            layer.set_reshard_after_forward(not torch.is_grad_enabled(), recurse=False)
         result: T = super().__call__(compute)
         if isinstance(self, FSDPModule) and not torch.is_grad_enabled():
             self.reshard()  # FSDP2 keeps the root's own parameters gathered for a backward pass; here none follows
@@ -65,25 +86,44 @@ def learner_mesh(device: str, ranks: int, shard_size: int) -> DeviceMesh:
 
 
 def shard_model(
-    model: nn.Module, mesh: DeviceMesh, compute_dtype: torch.dtype | None, offload: bool = False
+    model: nn.Module,
+    mesh: DeviceMesh,
+    compute_dtype: torch.dtype | None,
+    offload: bool = False,
+    schedule: GatherSchedule = DEFAULT_SCHEDULE,
 ) -> ShardedModel:
     """Shards a model over `mesh`, each decoder layer a unit, and returns its root.
 
     Gradients are summed over the ranks in float32, since the loss is divided by the global batch.
 
     compute_dtype: dtype in which layers are gathered and computed; None: the dtype of the weights. offload:
-    shards, gradients and optimizer states are in host memory, from which a layer is gathered.
+    shards, gradients and optimizer states are in host memory, from which a layer is gathered. schedule: times at
+    which layers are gathered and freed.
     """
     precision = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
     policy = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if offload else OffloadPolicy()
     root = ShardedModel(model)
-    for unit in (*decoder_layers(model), root):
+    units = [
         fully_shard(unit, mesh=mesh, mp_policy=precision, offload_policy=policy)
+        for unit in (*decoder_layers(model), root)
+    ]
+    _set_schedule(root, units[:-1], schedule)
     for module in root.modules():
         if isinstance(module, FSDPModule):
             module.set_force_sum_reduction_for_comms(True)  # gloo has no other reduction
             module.set_gradient_divide_factor(1.0)
     return root
+
+
+def _set_schedule(root: ShardedModel, layers: Sequence[FSDPModule], schedule: GatherSchedule) -> None:
+    """Applies a schedule to the layers; FSDP2 by itself gathers one ahead."""
+    if not schedule.reshard_after_forward:
+        root.kept_layers = list(layers)
+    if schedule.prefetch_layers == 1:
+        return
+    for index, layer in enumerate(layers):
+        layer.set_modules_to_forward_prefetch(list(layers[index + 1 : index + 1 + schedule.prefetch_layers]))
+        layer.set_modules_to_backward_prefetch(list(layers[max(0, index - schedule.prefetch_layers) : index][::-1]))
 
 
 def decoder_layers(model: nn.Module) -> nn.ModuleList:
@@ -93,13 +133,16 @@ def decoder_layers(model: nn.Module) -> nn.ModuleList:
     return layers
 
 
-def distribute_weights(model: nn.Module, full: nn.Module | None) -> None:
+def distribute_weights(model: nn.Module, full: nn.Module | None, name_part: str = "") -> None:
     """Sends every rank its shards and buffers of `full`, which rank 0 alone has.
 
-    model: the sharded model; its tensors are already on their device, with any values.
+    model: the sharded model; its tensors are already on their device, with any values. name_part: tensors without it
+    in their name are left out.
     """
     source = {} if full is None else dict(_tensors(full))
     for name, tensor in _tensors(model):
+        if name_part not in name:
+            continue
         weight = source.get(name)
         if isinstance(tensor, DTensor):
             values = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)

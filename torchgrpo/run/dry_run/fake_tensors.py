@@ -159,6 +159,7 @@ def use_fake_tensors(imitates_gpu: bool) -> Iterator[None]:
             (model_loading, "check_output_head", _do_nothing),
             (model_loading, "make_skeleton", model_loading.make_local_skeleton),
             (learner_models, "make_skeleton", model_loading.make_local_skeleton),
+            (learner_models, "find_shard_files", _do_nothing),
             (learner_models, "load_model", _do_nothing),
             (learner_models, "distribute_weights", _do_nothing),
             (worker, "base_digest", lambda model: ""),

@@ -111,9 +111,10 @@ def useful_flops(plan: Plan, shape: ModelShape, dry_run: DryRun) -> int:
 def collective_bytes(plan: Plan, shape: ModelShape) -> Counter[str]:
     """Computes the theoretical bytes of each collective of a microbatch, comparable with `DryRun.sent_bytes`.
 
-    Layers are gathered for the forward and for the backward pass, parameters outside the layers once. All gradients
-    are summed in float32; over shard groups their shards are summed. Ranks that share a microbatch exchange queries,
-    keys, values and outputs of every layer, and their gradients; they sum log-probs and entropies in float32.
+    Layers are gathered for the forward pass, and again for the backward pass if they are freed in between;
+    parameters outside the layers once. All gradients are summed in float32; over shard groups their shards are summed.
+    Ranks that share a microbatch exchange queries, keys, values and outputs of every layer, and their gradients; they
+    sum log-probs and entropies in float32.
     """
     devices, shards = plan.devices, plan.learner.shard_size
     if devices.ranks == 1:
@@ -122,7 +123,8 @@ def collective_bytes(plan: Plan, shape: ModelShape) -> Counter[str]:
     gathered = gathered_bytes(shape, widths, devices.ranks)
     sums = shape.num_layers * gathered.layer_sum + gathered.outside_sum
     counts = Counter({"reduce-scatter": round(sums)})
-    counts["all-gather"] = round(2 * shape.num_layers * gathered.layer + gathered.outside)
+    gathers = 2 if plan.config.train_model.reshard_after_forward else 1
+    counts["all-gather"] = round(gathers * shape.num_layers * gathered.layer + gathered.outside)
     if shards < devices.ranks:
         counts["all-reduce"] = round(sums / shards)
     size = plan.config.train_model.context_parallel
