@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from config.schema.optimizer import OptimizerConfig
 from torchgrpo.training.checkpoint_tensors import read_tensors, write_tensors
 from torchgrpo.training.learner_state import learner_tensors, load_step_counts, optimizer_tensors, step_counts
-from torchgrpo.training.master_weights import MasterWeights, is_half, join, split
+from torchgrpo.training.master_weights import MasterWeights, bucket_views, is_half, join, split
 from torchgrpo.training.optimizer import make_optimizer
 
 NAMES = ("adamw", "muon_adamw")
@@ -29,7 +29,7 @@ def make_steps(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range)
         generator = torch.Generator().manual_seed(step)
         for parameter in model.parameters():
             gradient = torch.randn(parameter.shape, generator=generator) + 0.3
-            parameter.grad = gradient.to(torch.bfloat16).to(parameter.dtype)
+            parameter.grad = gradient.to(torch.bfloat16).to(parameter.grad_dtype)
         for group in optimizer.param_groups:
             group["lr"] = group["initial_lr"] * (1 + step % 3)
         optimizer.step()
@@ -48,7 +48,9 @@ def masters(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Tensor]:
     """Returns the float32 master weights of the half-precision parameters."""
     assert isinstance(optimizer, MasterWeights)
     rest = optimizer.remainders
-    return [join(parameter.data, rest[parameter]) for parameter in model.parameters() if is_half(parameter)]
+    halves = [parameter.data for parameter in model.parameters() if is_half(parameter)]
+    remainders = [rest[parameter] for parameter in model.parameters() if is_half(parameter)]
+    return bucket_views(join(halves, remainders), halves)
 
 
 def test_weight_and_remainder_are_the_float32_number() -> None:
@@ -59,8 +61,9 @@ def test_weight_and_remainder_are_the_float32_number() -> None:
     numbers = numbers[numbers.abs() < torch.finfo(torch.bfloat16).max]
     weight, remainder = numbers.to(torch.bfloat16), torch.empty_like(numbers, dtype=torch.int16)
     nearest = weight.clone()
-    split(numbers.clone(), weight, remainder)
-    assert torch.equal(join(weight, remainder).view(torch.int32), numbers.view(torch.int32))
+    split(numbers.clone(), [weight], [remainder])
+    (joined,) = bucket_views(join([weight], [remainder]), [weight])
+    assert torch.equal(joined.view(torch.int32), numbers.view(torch.int32))
     distance = [(rounded.double() - numbers.double()).abs() for rounded in (weight, nearest)]
     assert torch.equal(*distance)
 
@@ -72,7 +75,7 @@ def test_nan_and_infinity_stay() -> None:
     """
     bits = torch.tensor([0x7FFFFFFF, 0x7FC00000, 0x7F800000], dtype=torch.int32)
     weight, remainder = torch.zeros(3, dtype=torch.bfloat16), torch.zeros(3, dtype=torch.int16)
-    split(bits.view(torch.float32), weight, remainder)
+    split(bits.view(torch.float32), [weight], [remainder])
     assert weight.isnan().tolist() == [True, True, False]
     assert weight.isinf().tolist() == [False, False, True]
 

@@ -40,7 +40,8 @@ class ElementWidths:
     stream: bytes of an element of the weights, and so of the residual stream. factor: bytes of an element of matrix
     factors, 2 under autocast. trains_weights: whether the weights themselves are trained; false under LoRA.
     fused_head: whether half-precision factors of the output head are summed in float32 without a wider copy, as on a
-    GPU. gathered_width: bytes of an element of a layer's parameters when ranks gather them.
+    GPU. gathered_width: bytes of an element of a layer's parameters when ranks gather them. gradient: bytes of an
+    element of a whole weight's gradient; several ranks widen gradients for the sum over ranks only.
     """
 
     stream: int
@@ -48,6 +49,7 @@ class ElementWidths:
     trains_weights: bool
     fused_head: bool
     gathered_width: float
+    gradient: int
 
     @property
     def has_autocast_copies(self) -> bool:
@@ -88,7 +90,7 @@ def block_backward_bytes(shape: ModelShape, batch: MicrobatchSizes, widths: Elem
     vectors = 2 * inner * widths.factor + width * (widths.stream + widths.factor)
     if not widths.trains_weights:
         return batch.positions * (vectors + inner * FLOAT)
-    return batch.positions * vectors + inner * width * (widths.factor + widths.stream)
+    return batch.positions * vectors + inner * width * (widths.factor + widths.gradient)
 
 
 def block_scoring_bytes(shape: ModelShape, batch: MicrobatchSizes, widths: ElementWidths) -> float:
@@ -147,7 +149,7 @@ def delayed_head_gradient_bytes(shape: ModelShape, widths: ElementWidths, ranks:
     untied head is added at once.
     """
     is_delayed = (shape.tied or ranks > 1) and widths.trains_weights
-    return shape.head_parameters * widths.stream if is_delayed else 0.0
+    return shape.head_parameters * widths.gradient if is_delayed else 0.0
 
 
 def _logits(shape: ModelShape, batch: MicrobatchSizes) -> float:

@@ -20,7 +20,7 @@ ADAM_STATES = 2
 MIXED_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 CONTEXT_BYTES = 1.5 * GIB
 """CUDA context, libraries, and the captured graphs that a sleeping engine keeps."""
-MASTER_BUCKET, MASTER_BUCKET_BYTES = 1 << 26, 10
+MASTER_BUCKET, MASTER_BUCKET_BYTES = 1 << 29, 7
 """Parameters that the optimizer step of a bfloat16 model converts to float32 at one time, and bytes per parameter."""
 BATCH_KNOBS = "train.max_tokens_per_microbatch, gradient_accumulation_steps, inference_model.max_tokens"
 CHECKPOINTING = "train.gradient_checkpointing"
@@ -68,7 +68,9 @@ def learner_widths(config: Config, on_cpu: bool) -> ElementWidths:
     if config.train_model.ranks > 1:
         stream = factor
     lora = config.train_model.lora
-    return ElementWidths(stream, factor, not lora.enabled, not on_cpu, NF4_BYTES if lora.quantized else factor)
+    gathered = NF4_BYTES if lora.quantized else factor
+    gradient = factor if config.train_model.ranks > 1 else FLOAT
+    return ElementWidths(stream, factor, not lora.enabled, not on_cpu, gathered, gradient)
 
 
 def reference_widths(config: Config, on_cpu: bool, ranks: int) -> ElementWidths:
@@ -78,7 +80,7 @@ def reference_widths(config: Config, on_cpu: bool, ranks: int) -> ElementWidths:
     """
     stream = DTYPE_BYTES[config.reference_model.dtype]
     factor = min(stream, MIXED_BYTES[config.train.mixed_precision])
-    return ElementWidths(factor if ranks > 1 else stream, factor, True, not on_cpu, factor)
+    return ElementWidths(factor if ranks > 1 else stream, factor, True, not on_cpu, factor, FLOAT)
 
 
 def resident_phase(
@@ -197,10 +199,8 @@ def train_phases(
 
 
 def gradient_use(config: Config, shape: ModelShape) -> MemoryUse:
-    """Memory of one rank's shard of the gradients."""
-    model = config.train_model
-    width = FLOAT if model.lora.enabled else DTYPE_BYTES[config.model.dtype]
-    size = trained_parameters(config, shape) * width / model.shards
+    """Memory of one rank's shard of the gradients, which are float32 for weights of any dtype."""
+    size = trained_parameters(config, shape) * FLOAT / config.train_model.shards
     return MemoryUse("gradients", size, "train_model.lora.enabled, train_model.num_devices")
 
 

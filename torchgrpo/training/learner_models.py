@@ -25,7 +25,14 @@ from torchgrpo.training.model_loading import (
 )
 from torchgrpo.training.reference_model import HostWeights, ReferenceModel
 from torchgrpo.training.response_scorer import ResponseScorer
-from torchgrpo.training.sharding import ShardedModel, UnshardedContext, distribute_weights, no_sharding, shard_model
+from torchgrpo.training.sharding import (
+    ShardedModel,
+    UnshardedContext,
+    distribute_weights,
+    keep_float32_gradients,
+    no_sharding,
+    shard_model,
+)
 
 
 @dataclass(frozen=True)
@@ -83,6 +90,7 @@ def make_sharded_models(config: Config, plan: Plan, mesh: DeviceMesh, device: to
     # FSDP2 records the trained parameters at the first pass. A pass with disabled adapters would show none.
     with torch.no_grad():
         root(lambda: None)
+    keep_float32_gradients(root)
     policy = root.model
     scorer = make_scorer(config, policy, plan.learner, unsharded_context=root)
     reference = None

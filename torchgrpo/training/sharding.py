@@ -69,7 +69,8 @@ def shard_model(
 ) -> ShardedModel:
     """Shards a model over `mesh`, each decoder layer a unit, and returns its root.
 
-    Gradients are summed over the ranks in float32, since the loss is divided by the global batch.
+    Gradients are summed over the ranks in float32, since the loss is divided by the global batch; see also
+    `keep_float32_gradients`.
 
     compute_dtype: dtype in which layers are gathered and computed; None: the dtype of the weights. offload:
     shards, gradients and optimizer states are in host memory, from which a layer is gathered.
@@ -84,6 +85,18 @@ def shard_model(
             module.set_force_sum_reduction_for_comms(True)  # gloo has no other reduction
             module.set_gradient_divide_factor(1.0)
     return root
+
+
+def keep_float32_gradients(root: ShardedModel) -> None:
+    """Lets shards in bfloat16 have float32 gradients, as the sum over the ranks returns them.
+
+    FSDP2 would round each sum to the dtype of the shards, and has no setting for another dtype. It sets the dtype at
+    the first pass, so this call comes later.
+    """
+    for module in root.modules():
+        group = module._get_fsdp_state()._fsdp_param_group if isinstance(module, FSDPModule) else None
+        if group is not None:
+            group._orig_dtype = None
 
 
 def decoder_layers(model: nn.Module) -> nn.ModuleList:
