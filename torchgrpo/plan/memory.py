@@ -111,7 +111,7 @@ def weight_uses(config: Config, shape: ModelShape) -> tuple[MemoryUse, ...]:
     if config.train_model.lora.quantized:
         uses = [MemoryUse("weights, linear layers in 4 bits", quantized_bytes(shape, width, shards), "model.dtype")]
     if config.train_model.lora.enabled:
-        uses.append(MemoryUse("adapters", trained_parameters(config, shape) * FLOAT / shards, "train_model.lora.r"))
+        uses.append(MemoryUse("adapters", trained_parameters(config, shape) * width / shards, "train_model.lora.r"))
     return tuple(uses)
 
 
@@ -119,7 +119,7 @@ def optimizer_state_uses(config: Config, shape: ModelShape) -> tuple[MemoryUse, 
     """Memory of the optimizer state of one rank's shard."""
     shards, width = config.train_model.shards, DTYPE_BYTES[config.model.dtype]
     uses = []
-    if not config.train_model.lora.enabled and width < FLOAT:
+    if width < FLOAT:
         remainders = trained_parameters(config, shape) * (FLOAT - width) / shards
         uses.append(MemoryUse("float32 remainders of the weights", remainders, "train_model.lora.enabled"))
     state = optimizer_state_bytes(config, shape) / shards
@@ -183,9 +183,10 @@ def train_phases(
     # Temporary memory of the step: bfloat16 weights are updated in float32, one bucket at a time (the largest matrix
     # has a bucket of its own); optimizer states from host memory are copied to the GPU.
     step = []
-    if not model.lora.enabled and config.model.dtype != "float32" and model.offload != "all":
+    if config.model.dtype != "float32" and model.offload != "all":
         largest_bucket = max(MASTER_BUCKET, shape.head_parameters / model.shards)
-        bucket = min(shape.parameters / model.shards, largest_bucket) * MASTER_BUCKET_BYTES
+        trained = trained_parameters(config, shape) / model.shards
+        bucket = min(trained, largest_bucket) * MASTER_BUCKET_BYTES
         step = [MemoryUse("weights in float32, one bucket at a time", bucket, "model.dtype, train_model.lora.enabled")]
     if model.offload == "optimizer":
         knobs = "train_model.offload=all, train_model.num_devices"
@@ -303,9 +304,9 @@ def reference_bytes(config: Config, shape: ModelShape, ranks: int) -> float:
 
 
 def pushed_bytes(config: Config, shape: ModelShape, dtype: str) -> float:
-    """Bytes of a weight push: full weights in `dtype`, or a float32 adapter."""
+    """Bytes of a weight push: full weights in `dtype`, or an adapter in the dtype of the model."""
     if config.inference_model.lora == "adapter":
-        return trained_parameters(config, shape) * FLOAT
+        return trained_parameters(config, shape) * DTYPE_BYTES[config.model.dtype]
     return shape.parameters * DTYPE_BYTES[dtype]
 
 

@@ -99,14 +99,14 @@ def make_sharded_models(config: Config, plan: Plan, mesh: DeviceMesh, device: to
         assert peft_model is not None
         reference = ReferenceModel(scorer, scoring_context=peft_model.disable_adapter)
     elif plan.reference.home == "learner ranks":
-        frozen = _shard_frozen_model(config, gathered_dtype, mesh, device, offload)
+        frozen = _shard_frozen_model(config, plan.reference.half_dtype, mesh, device, offload)
         reference = ReferenceModel(make_scorer(config, frozen.model, plan.reference, unsharded_context=frozen))
     return LearnerModels(policy, scorer, reference, root)
 
 
 def make_frozen_scorer(config: Config, plan: Plan, mesh: DeviceMesh | None, device: torch.device) -> ResponseScorer:
     """Builds the frozen scorer of a scorer rank, sharded over `mesh` if there is one."""
-    half_dtype = plan.learner.gathered_dtype or plan.learner.autocast
+    half_dtype = plan.reference.half_dtype
     if mesh is not None:
         with name_reference_in_errors(config):
             root = _shard_frozen_model(config, half_dtype, mesh, device, offload=False)
@@ -222,7 +222,7 @@ def _make_local_reference(config: Config, plan: Plan, learner: torch.device) -> 
 
     learner: the policy's device.
     """
-    home, autocast = plan.reference.home, _torch_dtype(plan.learner.autocast)
+    home, autocast = plan.reference.home, _torch_dtype(plan.reference.half_dtype)
     if home not in ("training GPU", "host memory"):
         return None
     is_on_host = home == "host memory" and not plan.devices.on_cpu
