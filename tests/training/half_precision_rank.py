@@ -51,7 +51,8 @@ def gradients(adapters: bool, rank: int, ranks: int) -> dict[str, Tensor]:
     make_optimizer(policy, OptimizerConfig())
     tokens = torch.randint(0, model.config.vocab_size, (MICROBATCHES, 2, LENGTH), generator=generator)
     for microbatch in tokens[rank::ranks]:
-        context(partial(model.base_model, microbatch, use_cache=False)).last_hidden_state.float().square().sum().backward()
+        hidden = context(partial(model.base_model, microbatch, use_cache=False)).last_hidden_state
+        hidden.float().square().sum().backward()
     trained = {name: parameter.grad for name, parameter in policy.named_parameters() if parameter.grad is not None}
     return {name: full_tensor(gradient) for name, gradient in trained.items()}
 

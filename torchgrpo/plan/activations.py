@@ -83,25 +83,25 @@ def block_bytes(shape: ModelShape, batch: MicrobatchSizes, widths: ElementWidths
 def block_backward_bytes(shape: ModelShape, batch: MicrobatchSizes, widths: ElementWidths) -> float:
     """Bytes of the temporary tensors in the backward pass of a block.
 
-    They are gradients of two vectors of the MLP's width, of the residual stream, and of one matrix. An adapter has a
-    copy of the MLP's vector in its own dtype.
+    They are gradients of two vectors of the MLP's width, of the residual stream, and of one matrix. An adapter adds
+    vectors of the MLP's width: one in float32, or two in half precision.
     """
     inner, width = shape.intermediate_size, shape.hidden_size
     vectors = 2 * inner * widths.factor + width * (widths.stream + widths.factor)
     if not widths.trains_weights:
-        return batch.positions * (vectors + inner * widths.stream)
+        return batch.positions * (vectors + inner * FLOAT)
     return batch.positions * vectors + inner * width * (widths.factor + widths.gradient)
 
 
 def block_scoring_bytes(shape: ModelShape, batch: MicrobatchSizes, widths: ElementWidths) -> float:
     """Maximum bytes of a block in a pass that keeps no activations.
 
-    They are three vectors of the MLP's width (under an adapter one of them in its dtype), the residual stream before and
-    after attention, and its norm.
+    They are three vectors of the MLP's width (under an adapter of half-precision factors the bytes of a fourth), the
+    residual stream before and after attention, and its norm.
     """
     inner = 3 * shape.intermediate_size * widths.factor
     if not widths.trains_weights:
-        inner += shape.intermediate_size * (widths.stream - widths.factor)
+        inner += shape.intermediate_size * (FLOAT - widths.factor)
     stream = shape.hidden_size * (3 * widths.stream + widths.factor)
     return batch.positions * (inner + stream)
 

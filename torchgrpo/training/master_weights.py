@@ -115,7 +115,8 @@ class MasterWeights(Optimizer):
         for parameter in self.shadows:
             if parameter.grad is None:
                 continue
-            if bucket and sum(each.numel() for each in (*bucket, parameter)) > self.bucket_elements:
+            elements = sum(local_shard(each.data).numel() for each in (*bucket, parameter))
+            if bucket and elements > self.bucket_elements:
                 yield bucket
                 bucket = []
             bucket.append(parameter)
