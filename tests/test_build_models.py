@@ -60,7 +60,8 @@ def test_the_reference_lives_where_the_plan_says(
 
     monkeypatch.setattr(learner_models, "load_frozen", load)
     monkeypatch.setattr(learner_models, "HostWeights", FakeHostWeights)
-    moved_plan = replace(plan, devices=replace(plan.devices, train=train), reference=ReferencePlan(placement))
+    reference_plan = ReferencePlan(placement, half_dtype=plan.reference.half_dtype)
+    moved_plan = replace(plan, devices=replace(plan.devices, train=train), reference=reference_plan)
     policy_on = GPU[train[0]] if train else CPU
     monkeypatch.setattr(LlamaForCausalLM, "device", property(lambda model: policy_on))
     models = make_models(plan.config, tiny_llama(), moved_plan)

@@ -26,7 +26,8 @@ class TrainConfig:
     epochs: int = 1
     """Passes over the completions of an iteration."""
     mixed_precision: str = "fp32"
-    """Precision of the forward and backward pass: `fp32`, `bf16`, `fp16` (with a gradient scaler)."""
+    """Precision of the forward and backward pass: `fp32`, `bf16`, `fp16` (with a gradient scaler). Weights in
+    bfloat16 (`model.dtype`) compute in bfloat16 under `fp32` too."""
     gradient_checkpointing: bool = False
     """Recomputes activations in the backward pass: less memory, about a third more time."""
     packing: bool = True

@@ -42,6 +42,8 @@ class ElementWidths:
     factors, 2 under autocast. trains_weights: whether the weights themselves are trained; false under LoRA.
     fused_head: whether the output head is that of a GPU: no copies of logits, and half-precision factors are summed in
     float32 without a wider copy. gathered_width: bytes of an element of a layer's parameters when ranks gather them.
+    gradient: bytes of an element of a whole weight's gradient; several ranks widen gradients for the sum over ranks
+    only.
     """
 
     stream: int
@@ -49,6 +51,7 @@ class ElementWidths:
     trains_weights: bool
     fused_head: bool
     gathered_width: float
+    gradient: int
 
     @property
     def has_autocast_copies(self) -> bool:
@@ -82,21 +85,21 @@ def block_bytes(shape: ModelShape, batch: MicrobatchSizes, widths: ElementWidths
 def block_backward_bytes(shape: ModelShape, batch: MicrobatchSizes, widths: ElementWidths) -> float:
     """Bytes of the temporary tensors in the backward pass of a block.
 
-    They are gradients of two vectors of the MLP's width, of the residual stream, and of one matrix. An adapter widens
-    the MLP's vector to float32.
+    They are gradients of two vectors of the MLP's width, of the residual stream, and of one matrix. An adapter adds
+    vectors of the MLP's width: one in float32, or two in half precision.
     """
     inner, width = shape.intermediate_size, shape.hidden_size
     vectors = 2 * inner * widths.factor + width * (widths.stream + widths.factor)
     if not widths.trains_weights:
         return batch.positions * (vectors + inner * FLOAT)
-    return batch.positions * vectors + inner * width * (widths.factor + widths.stream)
+    return batch.positions * vectors + inner * width * (widths.factor + widths.gradient)
 
 
 def block_scoring_bytes(shape: ModelShape, batch: MicrobatchSizes, widths: ElementWidths) -> float:
     """Maximum bytes of a block in a pass that keeps no activations.
 
-    They are three vectors of the MLP's width (under an adapter one of them in float32), the residual stream before and
-    after attention, and its norm.
+    They are three vectors of the MLP's width (under an adapter of half-precision factors the bytes of a fourth), the
+    residual stream before and after attention, and its norm.
     """
     inner = 3 * shape.intermediate_size * widths.factor
     if not widths.trains_weights:
@@ -148,7 +151,7 @@ def delayed_head_gradient_bytes(shape: ModelShape, widths: ElementWidths, ranks:
     untied head is added at once.
     """
     is_delayed = (shape.tied or ranks > 1) and widths.trains_weights
-    return shape.head_parameters * widths.stream if is_delayed else 0.0
+    return shape.head_parameters * widths.gradient if is_delayed else 0.0
 
 
 def _logits(shape: ModelShape, batch: MicrobatchSizes) -> float:

@@ -22,7 +22,7 @@ def exported_model_bytes(config: Config, shape: ModelShape) -> float:
     if not config.train.export:
         return 0.0
     lora = config.train_model.lora
-    adapter = shape.lora_parameters(lora.r) * FLOAT if lora.enabled else 0
+    adapter = shape.lora_parameters(lora.r) * DTYPE_BYTES[config.model.dtype] if lora.enabled else 0
     return shape.parameters * DTYPE_BYTES[config.model.dtype] + adapter
 
 

@@ -97,7 +97,7 @@ def kept_sum_share(config: Config, has_earlier_gradients: bool) -> float:
     has_earlier_gradients: whether the rank has gradients of an earlier microbatch.
     """
     model = config.train_model
-    is_gradient = not has_earlier_gradients and config.model.dtype == "float32" and model.offload != "all"
+    is_gradient = not has_earlier_gradients and model.offload != "all"
     return 0.0 if model.shards == model.ranks or is_gradient else 1 / model.shards
 
 

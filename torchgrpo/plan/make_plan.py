@@ -203,7 +203,7 @@ def _learner(config: Config, is_overlapped: bool, devices: DevicePlan, shape: Mo
     half = AUTOCAST_DTYPES[config.train.mixed_precision]
     return LearnerPlan(
         shard_size=config.train_model.shards,
-        autocast=half if devices.ranks == 1 else None,
+        autocast=half if devices.ranks == 1 and half != config.model.dtype else None,
         gathered_dtype=None if devices.ranks == 1 else half,
         packs=uses_packing(config, shape),
         microbatch_rows=microbatch_rows(config),
@@ -216,7 +216,7 @@ def _learner(config: Config, is_overlapped: bool, devices: DevicePlan, shape: Mo
 def _reference(config: Config, is_overlapped: bool, devices: DevicePlan, shape: ModelShape | None) -> ReferencePlan:
     """Plans the reference; a reference without devices starts in host memory."""
     home, scorers = devices.reference_home, devices.scorers
-    rounding = coarsest_dtype([config.reference_model.dtype, AUTOCAST_DTYPES[config.train.mixed_precision]])
+    half, own_dtype = AUTOCAST_DTYPES[config.train.mixed_precision], config.reference_model.dtype
     return ReferencePlan(
         "host memory" if home == "shared" else home,
         devices.reference,
@@ -226,7 +226,8 @@ def _reference(config: Config, is_overlapped: bool, devices: DevicePlan, shape: 
         packs=uses_packing(config, shape),
         chunk_size=None if shape is None else chunk_size(config, shape, devices.on_cpu),
         prompts=_checked_prompt_lengths(shape, longest_row_tokens(config)),
-        bounds=BOUNDS[rounding],
+        bounds=BOUNDS[coarsest_dtype([own_dtype, half])],
+        half_dtype=half if half != own_dtype else None,
     )
 
 

@@ -26,7 +26,7 @@ ADAM_STATES = 2
 MIXED_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 CONTEXT_BYTES = 1.5 * GIB
 """CUDA context, libraries, and the captured graphs that a sleeping engine keeps."""
-MASTER_BUCKET, MASTER_BUCKET_BYTES = 1 << 26, 10
+MASTER_BUCKET, MASTER_BUCKET_BYTES = 1 << 29, 7
 """Parameters that the optimizer step of a bfloat16 model converts to float32 at one time, and bytes per parameter."""
 BATCH_KNOBS = "train.max_tokens_per_microbatch, gradient_accumulation_steps, inference_model.max_tokens"
 CHECKPOINTING = "train.gradient_checkpointing"
@@ -74,7 +74,9 @@ def learner_widths(config: Config, on_cpu: bool) -> ElementWidths:
     if config.train_model.ranks > 1:
         stream = factor
     lora = config.train_model.lora
-    return ElementWidths(stream, factor, not lora.enabled, not on_cpu, NF4_BYTES if lora.quantized else factor)
+    gathered = NF4_BYTES if lora.quantized else factor
+    gradient = factor if config.train_model.ranks > 1 else FLOAT
+    return ElementWidths(stream, factor, not lora.enabled, not on_cpu, gathered, gradient)
 
 
 def reference_widths(config: Config, on_cpu: bool, ranks: int) -> ElementWidths:
@@ -84,7 +86,7 @@ def reference_widths(config: Config, on_cpu: bool, ranks: int) -> ElementWidths:
     """
     stream = DTYPE_BYTES[config.reference_model.dtype]
     factor = min(stream, MIXED_BYTES[config.train.mixed_precision])
-    return ElementWidths(factor if ranks > 1 else stream, factor, True, not on_cpu, factor)
+    return ElementWidths(factor if ranks > 1 else stream, factor, True, not on_cpu, factor, FLOAT)
 
 
 def resident_phase(
@@ -115,7 +117,7 @@ def weight_uses(config: Config, shape: ModelShape) -> tuple[MemoryUse, ...]:
     if config.train_model.lora.quantized:
         uses = [MemoryUse("weights, linear layers in 4 bits", quantized_bytes(shape, width, shards), "model.dtype")]
     if config.train_model.lora.enabled:
-        uses.append(MemoryUse("adapters", trained_parameters(config, shape) * FLOAT / shards, "train_model.lora.r"))
+        uses.append(MemoryUse("adapters", trained_parameters(config, shape) * width / shards, "train_model.lora.r"))
     return tuple(uses)
 
 
@@ -123,7 +125,7 @@ def optimizer_state_uses(config: Config, shape: ModelShape) -> tuple[MemoryUse, 
     """Memory of the optimizer state of one rank's shard."""
     shards, width = config.train_model.shards, DTYPE_BYTES[config.model.dtype]
     uses = []
-    if not config.train_model.lora.enabled and width < FLOAT:
+    if width < FLOAT:
         remainders = trained_parameters(config, shape) * (FLOAT - width) / shards
         uses.append(MemoryUse("float32 remainders of the weights", remainders, "train_model.lora.enabled"))
     state = optimizer_state_bytes(config, shape) / shards
@@ -189,9 +191,10 @@ def train_phases(
     # Temporary memory of the step: bfloat16 weights are updated in float32, one bucket at a time (the largest matrix
     # has a bucket of its own); optimizer states from host memory are copied to the GPU.
     step = []
-    if not model.lora.enabled and config.model.dtype != "float32" and model.offload != "all":
+    if config.model.dtype != "float32" and model.offload != "all":
         largest_bucket = max(MASTER_BUCKET, shape.head_parameters / model.shards)
-        bucket = min(shape.parameters / model.shards, largest_bucket) * MASTER_BUCKET_BYTES
+        trained = trained_parameters(config, shape) / model.shards
+        bucket = min(trained, largest_bucket) * MASTER_BUCKET_BYTES
         step = [MemoryUse("weights in float32, one bucket at a time", bucket, "model.dtype, train_model.lora.enabled")]
     if model.offload == "optimizer":
         knobs = "train_model.offload=all, train_model.num_devices"
@@ -205,10 +208,8 @@ def train_phases(
 
 
 def gradient_use(config: Config, shape: ModelShape) -> MemoryUse:
-    """Memory of one rank's shard of the gradients."""
-    model = config.train_model
-    width = FLOAT if model.lora.enabled else DTYPE_BYTES[config.model.dtype]
-    size = trained_parameters(config, shape) * width / model.shards
+    """Memory of one rank's shard of the gradients, which are float32 for weights of any dtype."""
+    size = trained_parameters(config, shape) * FLOAT / config.train_model.shards
     return MemoryUse("gradients", size, "train_model.lora.enabled, train_model.num_devices")
 
 
@@ -330,9 +331,9 @@ def reference_bytes(config: Config, shape: ModelShape, ranks: int) -> float:
 
 
 def pushed_bytes(config: Config, shape: ModelShape, dtype: str) -> float:
-    """Bytes of a weight push: full weights in `dtype`, or a float32 adapter."""
+    """Bytes of a weight push: full weights in `dtype`, or an adapter in the dtype of the model."""
     if config.inference_model.lora == "adapter":
-        return trained_parameters(config, shape) * FLOAT
+        return trained_parameters(config, shape) * DTYPE_BYTES[config.model.dtype]
     return shape.parameters * DTYPE_BYTES[dtype]
 
 

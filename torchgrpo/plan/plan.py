@@ -73,7 +73,8 @@ class LearnerPlan:
     """Settings of the learner, or of each learner rank.
 
     shard_size: ranks that share one copy of the parameters; each group of that size has a copy.
-    autocast: autocast dtype of forward and backward pass; None: the dtype of the weights.
+    autocast: autocast dtype of forward and backward pass; None: the dtype of the weights. Weights in the dtype of
+        `train.mixed_precision` need no autocast: one rank then computes as several do.
     gathered_dtype: dtype in which several ranks, which use no autocast, gather their parameters and compute. None: the
         dtype of the weights.
     packs: whether a microbatch is one packed sequence, if the model supports that.
@@ -102,7 +103,8 @@ class ReferencePlan:
     that score while the learner works, and `shard_size` of them share one copy of the parameters.
     devices: a GPU index for each actor; empty on a CPU, and on a cluster only their number counts. num_threads: CPU
     threads of each actor; None: torch's default. packs, chunk_size: as in `LearnerPlan`, for this model. prompts,
-    bounds: as `prompts` and `learner` of `WeightCheckPlan`, for this model.
+    bounds: as `prompts` and `learner` of `WeightCheckPlan`, for this model. half_dtype: dtype in which the model
+    computes, by autocast or gathered parameters; None: the dtype of its weights.
     """
 
     home: ReferenceHome
@@ -114,6 +116,7 @@ class ReferencePlan:
     chunk_size: int | None = None
     prompts: tuple[int, ...] = ()
     bounds: Bounds = BOUNDS["float32"]
+    half_dtype: str | None = None
 
 
 @dataclass(frozen=True)

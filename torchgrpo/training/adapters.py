@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 def add_lora(model: "PreTrainedModel", lora: LoraConfig) -> nn.Module:
     """Freezes the model and puts trainable low-rank adapters on its linear layers.
 
-    The output head gets no adapter. Experts that lie in one tensor get none either, and stay frozen.
+    The output head gets no adapter. Experts that lie in one tensor get none either, and stay frozen. Adapters have
+    the dtype of the model: wider ones would widen the input of every layer.
 
     Raises:
         ConfigError: peft has no adapter for a layer of the model.
@@ -36,13 +37,17 @@ def add_lora(model: "PreTrainedModel", lora: LoraConfig) -> nn.Module:
         task_type="CAUSAL_LM",
     )
     try:
-        return get_peft_model(model, settings)
+        policy = get_peft_model(model, settings, autocast_adapter_dtype=False)
     except ValueError as error:
         reason = str(error).splitlines()[0]
         raise ConfigError(
             f"train_model.lora.enabled=true: peft has no adapter for a layer of {type(model).__name__} ({reason}); "
             "train all weights"
         ) from error
+    for parameter in policy.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.to(model.dtype)  # adapters of 4-bit layers begin in float32
+    return policy
 
 
 def linear_layer_names(model: "PreTrainedModel") -> tuple[str, ...]:

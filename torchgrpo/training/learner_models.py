@@ -33,6 +33,7 @@ from torchgrpo.training.sharding import (
     ShardedModel,
     UnshardedContext,
     distribute_weights,
+    keep_float32_gradients,
     no_sharding,
     shard_model,
 )
@@ -97,6 +98,7 @@ def make_sharded_models(
     # FSDP2 records the trained parameters at the first pass. A pass with disabled adapters would show none.
     with torch.no_grad():
         root(lambda: None)
+    keep_float32_gradients(root)
     policy = root.model
     scorer = make_scorer(config, policy, plan.learner, unsharded_context=root, context=context)
     reference = None
@@ -105,7 +107,7 @@ def make_sharded_models(
         assert peft_model is not None
         reference = ReferenceModel(scorer, scoring_context=peft_model.disable_adapter)
     elif plan.reference.home == "learner ranks":
-        frozen = _shard_frozen_model(config, gathered_dtype, mesh, device, offload, GatherSchedule(ahead))
+        frozen = _shard_frozen_model(config, plan.reference.half_dtype, mesh, device, offload, GatherSchedule(ahead))
         scorer_of_frozen = make_scorer(config, frozen.model, plan.reference, unsharded_context=frozen, context=context)
         reference = ReferenceModel(scorer_of_frozen)
     return LearnerModels(policy, scorer, reference, root)
@@ -113,7 +115,7 @@ def make_sharded_models(
 
 def make_frozen_scorer(config: Config, plan: Plan, mesh: DeviceMesh | None, device: torch.device) -> ResponseScorer:
     """Builds the frozen scorer of a scorer rank, sharded over `mesh` if there is one."""
-    half_dtype = plan.learner.gathered_dtype or plan.learner.autocast
+    half_dtype = plan.reference.half_dtype
     if mesh is not None:
         with name_reference_in_errors(config):
             root = _shard_frozen_model(config, half_dtype, mesh, device, offload=False, schedule=DEFAULT_SCHEDULE)
@@ -245,7 +247,7 @@ def _make_local_reference(config: Config, plan: Plan, learner: torch.device) -> 
 
     learner: the policy's device.
     """
-    home, autocast = plan.reference.home, _torch_dtype(plan.learner.autocast)
+    home, autocast = plan.reference.home, _torch_dtype(plan.reference.half_dtype)
     if home not in ("training GPU", "host memory"):
         return None
     is_on_host = home == "host memory" and not plan.devices.on_cpu

@@ -7,7 +7,8 @@ learning most updates would be rounded away. So the 16 bits that rounding drops 
 parameter. Weight and remainder together are a float32 number, which exists only during the optimizer step.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
@@ -17,37 +18,59 @@ from torch.optim import Optimizer
 from torchgrpo.training.optimizer_offload import swap_storage
 from torchgrpo.training.sharding import local_shard
 
-BUCKET_ELEMENTS = 1 << 26
+BUCKET_ELEMENTS = 1 << 29
 """Parameters that exist in float32 at one time; a larger tensor is a bucket of its own."""
 CPU_BUCKET_ELEMENTS = 1 << 22
 """Bucket size where all parameters are in host memory: a small bucket reuses its memory pages."""
+_ALIGNMENT = 64
+"""Elements to whose multiples tensors of a bucket are aligned, for vector instructions."""
 
 
-def join(weight: Tensor, remainder: Tensor) -> Tensor:
-    """Returns the float32 number that `split` divided into `weight` (bfloat16) and `remainder` (int16)."""
-    master = weight.to(torch.float32)
-    master.view(torch.int32).add_(remainder)
-    return master
+def join(weights: Sequence[Tensor], remainders: Sequence[Tensor]) -> Tensor:
+    """Returns float32 numbers from `weights` (bfloat16) and `remainders` (int16), as one tensor.
 
-
-def split(master: Tensor, weight: Tensor, remainder: Tensor) -> None:
-    """Writes the bfloat16 number nearest to `master` (float32), and the int16 difference of their bits.
-
-    Overwrites `master`. Ties round away from zero, not to even, since int16 has no +32768.
+    `bucket_views` returns the float32 tensor of each weight.
     """
-    weight.copy_(master)
-    upper = weight.view(torch.int16)
-    bits = master.view(torch.int32).sub_(weight.to(torch.float32).view(torch.int32))
-    upper.add_(bits == 1 << 15)
-    remainder.copy_(bits)
+    starts = _bucket_starts(weights)
+    masters = torch.empty(starts[-1], dtype=torch.float32, device=weights[0].device)
+    lower = torch.empty_like(masters, dtype=torch.int16)
+    torch._foreach_copy_(bucket_views(masters, weights), weights)
+    torch._foreach_copy_(bucket_views(lower, weights), remainders)
+    masters.view(torch.int32).add_(lower)
+    return masters
+
+
+def split(masters: Tensor, weights: Sequence[Tensor], remainders: Sequence[Tensor]) -> None:
+    """Writes the bfloat16 numbers nearest to `masters`, and the int16 differences of their bits.
+
+    The inverse of `join`; overwrites `masters`. Ties round away from zero, not to even, since int16 has no
+    +32768.
+    """
+    bits = masters.view(torch.int32)
+    lower = bits.to(torch.int16)  # the lower half of the bits, which is the difference to the nearest number
+    bits.add_(lower == -(1 << 15))  # a tie becomes a larger number, which rounds up
+    torch._foreach_copy_(remainders, bucket_views(lower, weights))
+    torch._foreach_copy_(weights, bucket_views(masters, weights))
+
+
+def bucket_views(bucket: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    """Returns the part of a flat `bucket` for each tensor of `like`, in its shape."""
+    starts = _bucket_starts(like)
+    return [bucket[start : start + one.numel()].view(one.shape) for start, one in zip(starts, like, strict=False)]
+
+
+def _bucket_starts(tensors: Sequence[Tensor]) -> list[int]:
+    """Returns the first element of each tensor in a bucket, and the number of elements of the bucket."""
+    sizes = (-(-tensor.numel() // _ALIGNMENT) * _ALIGNMENT for tensor in tensors)
+    return list(accumulate(sizes, initial=0))
 
 
 class MasterWeights(Optimizer):
     """An optimizer that updates bfloat16 parameters exactly as float32 ones.
 
     Its `param_groups` hold the model's parameters, so clipping, scaling and schedules work on these. `inner`
-    works on float32 shadows of the parameters, which are empty between steps; its states are float32.
-    Parameters of other dtypes go to `inner` as they are.
+    works on float32 shadows of the parameters, which are empty between steps; its states are float32, and so are
+    the gradients of the parameters, from now on. Parameters of other dtypes go to `inner` as they are.
 
     Args:
         inner: has not stepped yet; it updates each parameter by itself, and skips parameters without a
@@ -61,6 +84,8 @@ class MasterWeights(Optimizer):
         on_host = all(parameter.device.type == "cpu" for parameter in self.parameters)
         self.bucket_elements = CPU_BUCKET_ELEMENTS if on_host else BUCKET_ELEMENTS
         half_parameters = [parameter for parameter in self.parameters if is_half(parameter)]
+        for parameter in half_parameters:
+            parameter.grad_dtype = torch.float32  # microbatches are summed in this dtype
         self.shadows = {parameter: _empty_shadow(parameter) for parameter in half_parameters}
         self.remainders = {parameter: torch.zeros_like(parameter, dtype=torch.int16) for parameter in half_parameters}
         for group in inner.param_groups:
@@ -90,26 +115,29 @@ class MasterWeights(Optimizer):
         for parameter in self.shadows:
             if parameter.grad is None:
                 continue
-            if bucket and sum(each.numel() for each in (*bucket, parameter)) > self.bucket_elements:
+            elements = sum(local_shard(each.data).numel() for each in (*bucket, parameter))
+            if bucket and elements > self.bucket_elements:
                 yield bucket
                 bucket = []
             bucket.append(parameter)
         if bucket:
             yield bucket
 
-    def _step_bucket(self, bucket: Iterable[nn.Parameter]) -> None:
+    def _step_bucket(self, bucket: Sequence[nn.Parameter]) -> None:
         """Updates one bucket through its float32 shadows."""
-        for parameter in bucket:
-            assert parameter.grad is not None
+        weights = [local_shard(parameter.data) for parameter in bucket]
+        remainders = [local_shard(self.remainders[parameter]) for parameter in bucket]
+        masters = join(weights, remainders)
+        for parameter, master in zip(bucket, bucket_views(masters, weights), strict=True):
             shadow = self.shadows[parameter]
-            swap_storage(shadow, join(local_shard(parameter.data), local_shard(self.remainders[parameter])))
-            shadow.grad = parameter.grad.float()
+            swap_storage(shadow, master)
+            shadow.grad = parameter.grad
         self.inner.step()
         for parameter in bucket:
             shadow = self.shadows[parameter]
             shadow.grad = None
-            split(local_shard(shadow.data), local_shard(parameter.data), local_shard(self.remainders[parameter]))
             swap_storage(shadow, _empty_tensor(parameter))
+        split(masters, weights, remainders)
 
 
 def is_half(parameter: Tensor) -> bool:

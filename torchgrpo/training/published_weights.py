@@ -78,6 +78,7 @@ class PolicyTensor:
         weight = dequantize_weight(weight, self._module)
         for adapter in () if self.layer is None else self.layer.active_adapters:
             delta = self.layer.get_delta_weight(adapter)
+            delta = delta.to(torch.promote_types(delta.dtype, torch.float32))  # the sum is rounded by `make` alone
             weight = weight + (delta if isinstance(weight, DTensor) else full_tensor(delta))
         return weight
 

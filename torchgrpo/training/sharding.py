@@ -94,7 +94,8 @@ def shard_model(
 ) -> ShardedModel:
     """Shards a model over `mesh`, each decoder layer a unit, and returns its root.
 
-    Gradients are summed over the ranks in float32, since the loss is divided by the global batch.
+    Gradients are summed over the ranks in float32, since the loss is divided by the global batch; see also
+    `keep_float32_gradients`.
 
     compute_dtype: dtype in which layers are gathered and computed; None: the dtype of the weights. offload:
     shards, gradients and optimizer states are in host memory, from which a layer is gathered. schedule: times at
@@ -124,6 +125,18 @@ def _set_schedule(root: ShardedModel, layers: Sequence[FSDPModule], schedule: Ga
     for index, layer in enumerate(layers):
         layer.set_modules_to_forward_prefetch(list(layers[index + 1 : index + 1 + schedule.prefetch_layers]))
         layer.set_modules_to_backward_prefetch(list(layers[max(0, index - schedule.prefetch_layers) : index][::-1]))
+
+
+def keep_float32_gradients(root: ShardedModel) -> None:
+    """Lets shards in bfloat16 have float32 gradients, as the sum over the ranks returns them.
+
+    FSDP2 would round each sum to the dtype of the shards, and has no setting for another dtype. It sets the dtype at
+    the first pass, so this call comes later.
+    """
+    for module in root.modules():
+        group = module._get_fsdp_state()._fsdp_param_group if isinstance(module, FSDPModule) else None
+        if group is not None:
+            group._orig_dtype = None
 
 
 def decoder_layers(model: nn.Module) -> nn.ModuleList:

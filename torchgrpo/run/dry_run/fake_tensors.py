@@ -28,7 +28,7 @@ from transformers import PreTrainedModel
 
 from config.schema.models import ModelConfig
 from torchgrpo.run.dry_run.tensor_tracker import is_device_query
-from torchgrpo.training import learner_models, log_probs, model_loading, packed_attention, worker
+from torchgrpo.training import learner_models, log_probs, master_weights, model_loading, packed_attention, worker
 from torchgrpo.training.packed_attention import Segments
 
 aten = torch.ops.aten
@@ -151,7 +151,8 @@ def use_fake_tensors(imitates_gpu: bool) -> Iterator[None]:
 
     Code that needs tensor values is disabled: checks and digests of loaded weights, and the whole model from which
     shards are filled.
-    imitates_gpu: whether packed attention is one kernel, and the output head is that of a GPU.
+    imitates_gpu: whether packed attention is one kernel, the output head is that of a GPU, and master weights have the
+        large buckets of a GPU.
     """
     with ExitStack() as exit_stack:
         for module, name, replacement in (
@@ -170,6 +171,8 @@ def use_fake_tensors(imitates_gpu: bool) -> Iterator[None]:
         swap = partial(_swap_tensors, torch.utils.swap_tensors)
         exit_stack.enter_context(patch.object(torch.utils, "swap_tensors", swap))
         if imitates_gpu:
+            bucket = master_weights.BUCKET_ELEMENTS
+            exit_stack.enter_context(patch.object(master_weights, "CPU_BUCKET_ELEMENTS", bucket))
             exit_stack.enter_context(patch.object(log_probs, "fuses_logits", lambda device: True))
             exit_stack.enter_context(patch.object(packed_attention, "FLEX_DEVICE_TYPES", ("cpu",)))
             exit_stack.enter_context(patch.object(packed_attention, "_attend_with_flex", attend_in_one_kernel))

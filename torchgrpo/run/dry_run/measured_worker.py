@@ -41,7 +41,7 @@ class MeasuredWorker(Worker):
     def make_gradients(self) -> list[Tensor]:
         """Makes zero gradients for all trained parameters, and returns them."""
         parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        gradients = [torch.zeros_like(parameter) for parameter in parameters]
+        gradients = [torch.zeros_like(parameter, dtype=parameter.grad_dtype) for parameter in parameters]
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient
         return gradients
