@@ -33,9 +33,10 @@ class TrainConfig:
     """Runs a microbatch through the model as one sequence without padding, each prompt once; the results are
     exact. Packed sequences use their own attention kernel instead of `model.attn_implementation`. Models with
     sliding windows or recurrent layers always use padded rows."""
-    compile: bool = False
+    compile: bool | None = None
     """Compiles each decoder layer with torch.compile: a slower first step, faster later steps
-    (docs/scaling.md), equal results up to rounding. Needs a C++ compiler."""
+    (docs/scaling.md), equal results up to rounding. Needs a C++ compiler. Unset: on a GPU if the layers of the
+    model are known to compile, on a CPU not."""
     log_prob_chunk_size: int | None = None
     """Response tokens whose logits are in memory at one time, [chunk, vocabulary]. Unset: chosen by the head's
     size."""

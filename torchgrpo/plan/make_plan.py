@@ -4,12 +4,14 @@ import math
 import os
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from config.schema.config import Config
 from config.schema.errors import ConfigError
 from torchgrpo.plan import model_shape
 from torchgrpo.plan import plan as plans
+from torchgrpo.plan.compilation import compiles_layers, reason_against
 from torchgrpo.plan.devices import DevicePlan, choose_transport, plan_devices
 from torchgrpo.plan.host_memory import choose_shard_size
 from torchgrpo.plan.log_prob_bounds import BOUNDS, coarsest_dtype
@@ -63,7 +65,8 @@ def make_plan(config: Config, is_overlapped: bool, machine: Machine, folder: Pat
     name = config.ref_model.name
     reference_shape = model_shape.find_shape(name, "ref_model.name") if name and config.policy.uses_reference else shape
     engine = _engine(config, is_overlapped, machine, devices, shape)
-    learner = _learner(config, is_overlapped, devices, shape)
+    compiles = partial(compiles_layers, config, is_overlapped, machine, devices, engine)
+    learner = _learner(config, is_overlapped, devices, shape, compiles(shape))
     # vLLM reads adapters from files, and offloaded shards are gathered in host memory.
     has_full_weights = config.inference_model.lora == "merge" and config.train_model.offload != "all"
     plan = Plan(
@@ -76,7 +79,7 @@ def make_plan(config: Config, is_overlapped: bool, machine: Machine, folder: Pat
         folder=folder,
         engine=engine,
         learner=learner,
-        reference=_reference(config, is_overlapped, devices, reference_shape),
+        reference=_reference(config, is_overlapped, devices, reference_shape, compiles(reference_shape)),
         transport=(
             "weight_folder"
             if engine.backend == "http"
@@ -117,6 +120,9 @@ def _notes(plan: Plan) -> Iterator[str]:
             "length at a time; set inference_model.backend=vllm to decode faster, where vLLM supports the "
             "model"
         )
+    reason = reason_against(config, plan.is_overlapped, machine, plan.devices, plan.engine, shape)
+    if config.train.compile is None and not plan.devices.on_cpu and reason is not None:
+        yield f"model.name={config.model.name}: decoder layers are not compiled (train.compile): {reason}"
     reward_device = config.env.reward_model.device
     device_sets = (*plan.devices.engines, plan.devices.train, plan.devices.reference)
     used = {f"cuda:{gpu}" for gpus in device_sets for gpu in gpus}
@@ -194,13 +200,16 @@ def _checked_prompt_lengths(shape: ModelShape | None, longest: int) -> tuple[int
     return tuple(max(1, min(length, longest - 8)) for length in prompts)
 
 
-def _learner(config: Config, is_overlapped: bool, devices: DevicePlan, shape: ModelShape | None) -> LearnerPlan:
+def _learner(
+    config: Config, is_overlapped: bool, devices: DevicePlan, shape: ModelShape | None, compiles: bool
+) -> LearnerPlan:
     half = AUTOCAST_DTYPES[config.train.mixed_precision]
     return LearnerPlan(
         shard_size=config.train_model.shards,
         autocast=half if devices.ranks == 1 else None,
         gathered_dtype=None if devices.ranks == 1 else half,
         packs=uses_packing(config, shape),
+        compiles=compiles,
         microbatch_rows=microbatch_rows(config),
         microbatches=rank_microbatches(config, shape),
         chunk_size=None if shape is None else chunk_size(config, shape, devices.on_cpu),
@@ -208,7 +217,9 @@ def _learner(config: Config, is_overlapped: bool, devices: DevicePlan, shape: Mo
     )
 
 
-def _reference(config: Config, is_overlapped: bool, devices: DevicePlan, shape: ModelShape | None) -> ReferencePlan:
+def _reference(
+    config: Config, is_overlapped: bool, devices: DevicePlan, shape: ModelShape | None, compiles: bool
+) -> ReferencePlan:
     """Plans the reference; a reference without devices starts in host memory."""
     home, scorers = devices.reference_home, devices.scorers
     rounding = coarsest_dtype([config.reference_model.dtype, AUTOCAST_DTYPES[config.train.mixed_precision]])
@@ -219,6 +230,7 @@ def _reference(config: Config, is_overlapped: bool, devices: DevicePlan, shape: 
         shard_size=(config.ref_model.shard_size or 1) if scorers else 1,
         num_threads=_num_threads(is_overlapped, devices) if scorers else None,
         packs=uses_packing(config, shape),
+        compiles=compiles,
         chunk_size=None if shape is None else chunk_size(config, shape, devices.on_cpu),
         prompts=_checked_prompt_lengths(shape, longest_row_tokens(config)),
         bounds=BOUNDS[rounding],

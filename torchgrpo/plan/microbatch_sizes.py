@@ -9,6 +9,12 @@ from config.schema.config import Config
 from torchgrpo.plan.activations import FLOAT, MicrobatchSizes
 from torchgrpo.plan.model_shape import ModelShape
 
+BLOCK_SIZE, MIN_BLOCKS = 128, 3
+"""Positions of a block of flex attention, and the smallest number of blocks.
+
+The kernel skips pairs of blocks without visible positions. One block would be compiled for itself, as would a number of
+blocks that another size of the model equals.
+"""
 CHUNK_BYTES = {"cpu": (1 << 24) * FLOAT, "cuda": (1 << 27) * FLOAT}
 
 
@@ -20,6 +26,11 @@ def longest_row_tokens(config: Config) -> int:
 def uses_packing(config: Config, shape: ModelShape | None) -> bool:
     """Whether a microbatch is one packed sequence, also for a model of unknown shape."""
     return config.train.packing and (shape is None or shape.has_plain_attention)
+
+
+def padded_positions(positions: int) -> int:
+    """Positions of a packed sequence on a GPU, which whole blocks of flex attention contain."""
+    return max(-(-positions // BLOCK_SIZE), MIN_BLOCKS) * BLOCK_SIZE
 
 
 def microbatch_rows(config: Config) -> int:
@@ -62,18 +73,21 @@ def microbatch_tokens(config: Config, shape: ModelShape | None) -> int:
 def longest_microbatch(config: Config, shape: ModelShape, on_cpu: bool) -> MicrobatchSizes:
     """Returns the sizes of one microbatch of the longest prompts and responses.
 
-    In a packed microbatch keys are not repeated for every query head, and there is no mask. On a CPU, packed attention
-    gathers the keys and values of each response together with those of its prompt.
+    In a packed microbatch keys are not repeated for every query head, and there is no mask. On a GPU the sequence is
+    padded to whole blocks. On a CPU, packed attention gathers the keys and values of each response together with those
+    of its prompt.
     """
     prompt, response = config.env.max_prompt_tokens, config.response_tokens
     positions, row_length = microbatch_tokens(config, shape), prompt + response
     chunk = chunk_size(config, shape, on_cpu)
     if uses_packing(config, shape):
         targets = min(microbatch_rows(config) * response, positions - prompt)
-        keys = positions * shape.num_kv_heads // shape.num_heads
         if on_cpu:
             gathered_keys = targets * row_length // response + (positions - targets)
             keys = gathered_keys * shape.num_kv_heads // shape.num_heads + positions // 2
+        else:
+            positions = padded_positions(positions)
+            keys = positions * shape.num_kv_heads // shape.num_heads
         return MicrobatchSizes(positions, keys, 0, targets, chunk)
     rows = positions // row_length
     return MicrobatchSizes(positions, rows * row_length, rows * row_length * row_length, rows * response, chunk)

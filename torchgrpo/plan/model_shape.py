@@ -29,8 +29,8 @@ _KV_BLOCK = 128
 class ModelShape:
     """Sizes of a decoder-only transformer.
 
-    tied: whether embedding and head share their weights. has_plain_attention, rope_limit, window: results of
-    `plain_attention`, `rope_limit` and `attention_window`.
+    tied: whether embedding and head share their weights. has_plain_attention, can_compile_layers, rope_limit, window:
+    results of `plain_attention`, `can_compile_layers`, `rope_limit` and `attention_window`.
     """
 
     vocab_size: int
@@ -45,6 +45,7 @@ class ModelShape:
     gated_mlp: bool = True
     num_experts: int = 1
     has_plain_attention: bool = True
+    can_compile_layers: bool = True
     rope_limit: int = 0
     window: int = 0
 
@@ -211,6 +212,7 @@ def make_shape(raw: dict[str, Any], source: str) -> ModelShape:
         gated_mlp=raw.get("hidden_act", "silu") in ("silu", "swish"),
         num_experts=raw.get("num_experts") or raw.get("num_local_experts") or 1,
         has_plain_attention=plain_attention(raw),
+        can_compile_layers=can_compile_layers(raw),
         rope_limit=rope_limit(raw),
         window=attention_window(raw),
     )
@@ -240,6 +242,20 @@ def plain_attention(config: Mapping[str, Any]) -> bool:
     if config.get("sliding_window") and not switched_off:
         return False
     return set(config.get("layer_types") or ()) <= {"full_attention"}
+
+
+EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+"""Keys of config.json with the number of experts."""
+
+
+def can_compile_layers(config: Mapping[str, Any]) -> bool:
+    """Whether each layer of a config.json's model is one compiled graph for any length.
+
+    The layers attend to all previous tokens, are at `model.layers`, and have no experts, whose code depends on the
+    tokens.
+    """
+    has_experts = any((config.get(key) or 1) != 1 for key in EXPERT_KEYS)
+    return plain_attention(config) and not has_experts and config["model_type"] not in ("gpt2", "opt")
 
 
 def rope_limit(config: Mapping[str, Any]) -> int:

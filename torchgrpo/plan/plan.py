@@ -76,6 +76,7 @@ class LearnerPlan:
     gathered_dtype: dtype in which several ranks, which use no autocast, gather their parameters and compute. None: the
         dtype of the weights.
     packs: whether a microbatch is one packed sequence, if the model supports that.
+    compiles: whether decoder layers are compiled.
     microbatch_rows: completions of one rank's microbatch without a limit on positions. microbatches: microbatches of
         one rank in an optimizer step.
     chunk_size: response tokens whose logits exist at one time; None if the size of the head is unknown.
@@ -86,6 +87,7 @@ class LearnerPlan:
     autocast: str | None
     gathered_dtype: str | None
     packs: bool
+    compiles: bool
     microbatch_rows: int
     microbatches: int
     chunk_size: int | None
@@ -100,8 +102,8 @@ class ReferencePlan:
     ranks` shards the reference over them; it scores in turns with the policy. `own devices` runs `ranks` Ray actors
     that score while the learner works, and `shard_size` of them share one copy of the parameters.
     devices: a GPU index for each actor; empty on a CPU, and on a cluster only their number counts. num_threads: CPU
-    threads of each actor; None: torch's default. packs, chunk_size: as in `LearnerPlan`, for this model. prompts,
-    bounds: as `prompts` and `learner` of `WeightCheckPlan`, for this model.
+    threads of each actor; None: torch's default. packs, compiles, chunk_size: as in `LearnerPlan`, for this model.
+    prompts, bounds: as `prompts` and `learner` of `WeightCheckPlan`, for this model.
     """
 
     home: ReferenceHome
@@ -110,6 +112,7 @@ class ReferencePlan:
     shard_size: int = 1
     num_threads: int | None = None
     packs: bool = False
+    compiles: bool = False
     chunk_size: int | None = None
     prompts: tuple[int, ...] = ()
     bounds: Bounds = BOUNDS["float32"]

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from config.schema.config import Config
 from config.schema.errors import ConfigError
 from config.schema.models import ModelConfig
+from torchgrpo.plan.model_shape import can_compile_layers
 from torchgrpo.plan.plan import LearnerPlan, Plan, ReferencePlan
 from torchgrpo.training.adapters import add_lora, peft_model_of
 from torchgrpo.training.layer_compilation import compile_layers
@@ -60,7 +61,7 @@ def make_models(config: Config, model: PreTrainedModel, plan: Plan) -> LearnerMo
     weights, and never at the same time as the policy.
     """
     reference = _make_local_reference(config, plan, model.device)
-    policy = _prepare_policy(config, model)
+    policy = _prepare_policy(config, plan.learner, model)
     scorer = make_scorer(config, policy, plan.learner, _torch_dtype(plan.learner.autocast))
     if plan.reference.home == "base of the LoRA policy":
         peft_model = peft_model_of(policy)
@@ -77,9 +78,10 @@ def make_sharded_models(config: Config, plan: Plan, mesh: DeviceMesh, device: to
     """
     gathered_dtype, offload = plan.learner.gathered_dtype, config.train_model.offload == "all"
     if config.train_model.lora.quantized:
-        root = _shard_4bit_policy(config, gathered_dtype, mesh, device)
+        root = _shard_4bit_policy(config, plan, mesh, device)
     else:
-        root = _load_and_shard(config.model, partial(_prepare_policy, config), gathered_dtype, mesh, device, offload)
+        prepare_model = partial(_prepare_policy, config, plan.learner)
+        root = _load_and_shard(config.model, prepare_model, gathered_dtype, mesh, device, offload)
     # FSDP2 records the trained parameters at the first pass. A pass with disabled adapters would show none.
     with torch.no_grad():
         root(lambda: None)
@@ -91,7 +93,7 @@ def make_sharded_models(config: Config, plan: Plan, mesh: DeviceMesh, device: to
         assert peft_model is not None
         reference = ReferenceModel(scorer, scoring_context=peft_model.disable_adapter)
     elif plan.reference.home == "learner ranks":
-        frozen = _shard_frozen_model(config, gathered_dtype, mesh, device, offload)
+        frozen = _shard_frozen_model(config, plan.reference, gathered_dtype, mesh, device, offload)
         reference = ReferenceModel(make_scorer(config, frozen.model, plan.reference, unsharded_context=frozen))
     return LearnerModels(policy, scorer, reference, root)
 
@@ -101,16 +103,21 @@ def make_frozen_scorer(config: Config, plan: Plan, mesh: DeviceMesh | None, devi
     half_dtype = plan.learner.gathered_dtype or plan.learner.autocast
     if mesh is not None:
         with name_reference_in_errors(config):
-            root = _shard_frozen_model(config, half_dtype, mesh, device, offload=False)
+            root = _shard_frozen_model(config, plan.reference, half_dtype, mesh, device, offload=False)
         return make_scorer(config, root.model, plan.reference, unsharded_context=root)
     autocast = _torch_dtype(half_dtype)
     with name_reference_in_errors(config):
         frozen = load_frozen(config.reference_model, device, autocast)
-    return make_scorer(config, _prepare_frozen(config, frozen), plan.reference, autocast)
+    return make_scorer(config, _prepare_frozen(config, plan.reference, frozen), plan.reference, autocast)
 
 
 def _shard_frozen_model(
-    config: Config, gathered_dtype: str | None, mesh: DeviceMesh, device: torch.device, offload: bool
+    config: Config,
+    plan: ReferencePlan,
+    gathered_dtype: str | None,
+    mesh: DeviceMesh,
+    device: torch.device,
+    offload: bool,
 ) -> ShardedModel:
     """Returns the frozen model's shards, stored in the dtype in which they are gathered.
 
@@ -119,7 +126,7 @@ def _shard_frozen_model(
     files = config.reference_model
     if gathered_dtype is not None:
         files = replace(files, dtype=gathered_dtype)
-    return _load_and_shard(files, partial(_prepare_frozen, config), gathered_dtype, mesh, device, offload)
+    return _load_and_shard(files, partial(_prepare_frozen, config, plan), gathered_dtype, mesh, device, offload)
 
 
 def _load_and_shard(
@@ -144,34 +151,31 @@ def _load_and_shard(
     return root
 
 
-def _shard_4bit_policy(
-    config: Config, gathered_dtype: str | None, mesh: DeviceMesh, device: torch.device
-) -> ShardedModel:
+def _shard_4bit_policy(config: Config, plan: Plan, mesh: DeviceMesh, device: torch.device) -> ShardedModel:
     """Returns the sharded policy over a base in 4 bits.
 
     Every rank reads the whole base and keeps its shard of the weights. The scales are no parameters, so every
     rank keeps all of them.
     """
+    gathered_dtype = plan.learner.gathered_dtype
     base = load_in_4bit(config.model, device, getattr(torch, gathered_dtype or config.model.dtype))
-    policy = _prepare_policy(config, base)
+    policy = _prepare_policy(config, plan.learner, base)
     for parameter in policy.parameters():
         if parameter.requires_grad:
             dist.broadcast(parameter.detach(), 0)
     return shard_model(policy, mesh, _torch_dtype(gathered_dtype))
 
 
-def _prepare_frozen(config: Config, model: PreTrainedModel) -> nn.Module:
+def _prepare_frozen(config: Config, plan: ReferencePlan, model: PreTrainedModel) -> nn.Module:
     """Prepares a loaded model as a reference or a teacher."""
-    if config.train.compile:
-        compile_layers(model)
+    _compile_if_planned(config, plan, model)
     model.requires_grad_(False).eval()
     return model
 
 
-def _prepare_policy(config: Config, model: PreTrainedModel) -> nn.Module:
+def _prepare_policy(config: Config, plan: LearnerPlan, model: PreTrainedModel) -> nn.Module:
     """Prepares a loaded model as the policy."""
-    if config.train.compile:
-        compile_layers(model)
+    _compile_if_planned(config, plan, model)
     if config.train.gradient_checkpointing:
         try:
             model.gradient_checkpointing_enable()
@@ -182,6 +186,15 @@ def _prepare_policy(config: Config, model: PreTrainedModel) -> nn.Module:
     if config.train_model.lora.enabled:
         return add_lora(model, config.train_model.lora)
     return model
+
+
+def _compile_if_planned(config: Config, plan: LearnerPlan | ReferencePlan, model: PreTrainedModel) -> None:
+    """Compiles the layers of a model as planned.
+
+    A plan without the model's config.json does not know whether its layers compile.
+    """
+    if plan.compiles and (config.train.compile or can_compile_layers(model.config.to_dict())):
+        compile_layers(model)
 
 
 def make_scorer(
@@ -221,7 +234,8 @@ def _make_local_reference(config: Config, plan: Plan, learner: torch.device) -> 
     device = torch.device("cpu") if is_on_host else learner
     with name_reference_in_errors(config):
         frozen = load_frozen(config.reference_model, device, autocast)
-    reference = ReferenceModel(make_scorer(config, _prepare_frozen(config, frozen), plan.reference, autocast))
+    prepared = _prepare_frozen(config, plan.reference, frozen)
+    reference = ReferenceModel(make_scorer(config, prepared, plan.reference, autocast))
     if is_on_host:
         reference.scoring_context = HostWeights(frozen, learner).on_device
     return reference

@@ -3,7 +3,8 @@
 A prompt attends to itself alone; a response attends to its prompt and to itself. The code of the model does not
 change: its attention implementation is set once to the function `attend` registered here. The segments of a
 packed sequence reach `attend` as a keyword of the model's forward pass; without segments, `attend` is the plain
-attention of transformers. On a GPU a single kernel (flex attention) skips blocks that no token may attend to.
+attention of transformers. On a GPU a single kernel (flex attention) skips blocks that no token may attend to; a
+compiled layer contains it, with the tensors of the block mask as inputs.
 On other devices, rows of similar length go through scaled dot-product attention together, and no other module
 of the model sees their padding.
 """
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch._dynamo.exc import FailOnRecompileLimitHit
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PreTrainedModel
@@ -23,6 +25,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMa
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from config.schema.errors import RunError
+from torchgrpo.plan.microbatch_sizes import BLOCK_SIZE
 from torchgrpo.plan.model_shape import plain_attention
 
 ATTENTION_NAME = "by_segments"
@@ -32,8 +35,6 @@ SMALL_CALL = 1 << 13
 """Attention elements of padding that cost no more than another call."""
 FLEX_DEVICE_TYPES = ("cuda",)
 """Device types for which flex attention has a kernel with a backward pass."""
-BLOCK_SIZE = 128
-"""Positions of a block of flex attention; the kernel skips pairs of blocks without visible positions."""
 NEUTRAL_KEYWORDS = frozenset({"position_ids", "cache_position", "use_cache"})
 """Attention keywords that do not change which tokens are visible; a packed sequence allows no others."""
 
@@ -41,6 +42,11 @@ NEUTRAL_KEYWORDS = frozenset({"position_ids", "cache_position", "use_cache"})
 def supports_packing(model: PreTrainedModel) -> bool:
     """Whether the model supports packed sequences; other models get padded rows."""
     return plain_attention(model.config.to_dict())
+
+
+def attends_in_blocks(device: torch.device) -> bool:
+    """Whether flex attention computes packed sequences on `device`, in blocks of `BLOCK_SIZE` positions."""
+    return device.type in FLEX_DEVICE_TYPES
 
 
 class Segments:
@@ -51,7 +57,6 @@ class Segments:
 
     prompt_starts, prompt_lengths: [P]. starts, lengths: [N], of the responses; a length may be 0.
     groups: [N], index of the prompt of each response.
-    attended_layers: number of model layers that have used these segments.
     """
 
     def __init__(
@@ -62,8 +67,8 @@ class Segments:
         self.starts = starts
         self.lengths = lengths
         self.groups = groups
-        self.attended_layers = 0
-        self._device_plans: dict[torch.device, Any] = {}
+        self._attention_calls: dict[torch.device, AttentionCalls] = {}
+        self._block_masks: dict[torch.device, BlockMask] = {}
 
     @property
     def total(self) -> int:
@@ -72,15 +77,18 @@ class Segments:
 
     def attention_calls(self, device: torch.device) -> "AttentionCalls":
         """Returns the attention calls for `device`, planned once for all layers."""
-        if device not in self._device_plans:
-            self._device_plans[device] = AttentionCalls.from_segments(self, device)
-        return self._device_plans[device]  # type: ignore[no-any-return]
+        if device not in self._attention_calls:
+            self._attention_calls[device] = AttentionCalls.from_segments(self, device)
+        return self._attention_calls[device]
 
     def block_mask(self, device: torch.device) -> BlockMask:
-        """Returns the block mask of flex attention for `device`, built once for all layers."""
-        if device not in self._device_plans:
-            self._device_plans[device] = _block_mask(self, device)
-        return self._device_plans[device]  # type: ignore[no-any-return]
+        """Returns the block mask of flex attention for `device`, built once for all layers.
+
+        Compiled layers need a mask that was built before.
+        """
+        if device not in self._block_masks:
+            self._block_masks[device] = _block_mask(self, device)
+        return self._block_masks[device]
 
 
 def attend(
@@ -97,7 +105,8 @@ def attend(
     """Computes attention under the interface of transformers, by segments if there are any.
 
     query: [1, heads, L, D]; key, value: [1, heads of keys, L, D]. Returns [1, L, heads, D]. Without `segments`
-    the scaled dot-product attention of transformers computes the result.
+    the scaled dot-product attention of transformers computes the result. `count_attending_modules` counts the
+    modules that attended by segments.
 
     Raises:
         RunError: the attention of a packed sequence has further inputs.
@@ -113,31 +122,42 @@ def attend(
             f"{type(module).__name__} attends with {', '.join(unknown)}, which a packed sequence does not have: set "
             "train.packing=false"
         )
-    return _attend_by_segments(query, key, value, segments, scaling, dropout), None
+    # A compiled layer may write an attribute; a number that it reads would be part of the compiled code.
+    setattr(module, _SEGMENTS_OF_LAST_CALL, segments)
+    if attends_in_blocks(query.device) and dropout == 0.0:
+        return _attend_with_flex(query, key, value, segments, scaling), None
+    return _attend_in_rows(query, key, value, segments, scaling, dropout), None
+
+
+_SEGMENTS_OF_LAST_CALL = "segments_of_last_call"
+
+
+def count_attending_modules(model: nn.Module, segments: Segments) -> int:
+    """Counts the attention modules that used `segments` in their last call, and removes that record."""
+    return sum(vars(module).pop(_SEGMENTS_OF_LAST_CALL, None) is segments for module in model.modules())
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def _attend_by_segments(
+def _attend_in_rows(
     query: Tensor, key: Tensor, value: Tensor, segments: Segments, scaling: float | None, dropout: float
 ) -> Tensor:
-    """Computes the attention [1, L, heads, D] of a packed sequence.
+    """Computes the attention [1, L, heads, D] of a packed sequence by rows of similar length.
 
     A compiled layer breaks its graph here, because the calls depend on the positions of the segments.
     """
-    segments.attended_layers += 1
-    if query.device.type in FLEX_DEVICE_TYPES and dropout == 0.0:
-        return _attend_with_flex(query, key, value, segments, scaling)
     return segments.attention_calls(query.device).attend(query, key, value, scaling, dropout)
 
 
 def _attend_with_flex(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scaling: float | None) -> Tensor:
     """Computes the attention [1, L, heads, D] with flex attention.
 
-    Flex attention needs operands of one dtype and ignores autocast.
+    Flex attention needs operands of one dtype and ignores autocast. In a compiled layer it is part of the
+    layer's graph; otherwise it is compiled alone.
     """
     device = query.device
     dtype = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else value.dtype
-    kernel = _compiled_flex_attention() if device.type == "cuda" else flex_attention
+    is_compiled_alone = device.type == "cuda" and not torch.compiler.is_compiling()
+    kernel = _flex_attention_alone if is_compiled_alone else flex_attention
     out: Tensor = kernel(
         query.to(dtype),
         key.to(dtype),
@@ -357,7 +377,26 @@ def _span_positions(starts: Tensor, lengths: Tensor) -> Tensor:
     return begins.repeat_interleave(lengths) + torch.arange(int(lengths.sum()))
 
 
+def _flex_attention_alone(query: Tensor, key: Tensor, value: Tensor, **arguments: Any) -> Any:
+    """Computes flex attention outside of a compiled layer, with code compiled for any length.
+
+    Raises:
+        RunError: the compiled variants reach PyTorch's limit. PyTorch would compute all scores [L, L] without a
+            kernel from then on.
+    """
+    for operand in (query, key, value):  # sizes that are equal by chance would count as one variable size
+        torch._dynamo.mark_static(operand, 1)
+        torch._dynamo.mark_static(operand, 3)
+    try:
+        return _compiled_flex_attention()(query, key, value, **arguments)
+    except FailOnRecompileLimitHit as error:
+        raise RunError(
+            "train.packing=true: PyTorch has compiled flex attention as often as torch._dynamo.config.recompile_limit="
+            f"{torch._dynamo.config.recompile_limit} allows; TORCH_LOGS=recompiles shows why; set train.packing=false"
+        ) from error
+
+
 @cache
 def _compiled_flex_attention() -> Any:
-    """Returns flex attention compiled for dynamic shapes."""
-    return torch.compile(flex_attention, dynamic=True)
+    """Returns flex attention compiled for dynamic shapes, which fails at PyTorch's limit of variants."""
+    return torch.compile(flex_attention, dynamic=True, fullgraph=True)

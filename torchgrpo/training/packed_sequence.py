@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from torchgrpo.batches.batch import Tokens
+from torchgrpo.plan.microbatch_sizes import padded_positions
 from torchgrpo.training.packed_attention import Segments
 
 
@@ -61,6 +62,31 @@ def pack_rows(tokens: Tokens) -> PackedSequence:
         positions[is_packed][None],
         segments,
         previous[tokens.loss_mask],
+    )
+
+
+def pad_to_blocks(packed: PackedSequence) -> PackedSequence:
+    """Pads a packed sequence to whole blocks of flex attention.
+
+    Sequences of many lengths then have few shapes. The padding is a prompt without responses, so that no other
+    position attends to it.
+    """
+    ids, segments = packed.ids, packed.segments
+    padding = torch.arange(padded_positions(ids.shape[1]) - ids.shape[1], device=ids.device)[None]
+    if not padding.numel():
+        return packed
+    padded = Segments(
+        prompt_starts=torch.cat([segments.prompt_starts, segments.prompt_starts.new_tensor([ids.shape[1]])]),
+        prompt_lengths=torch.cat([segments.prompt_lengths, segments.prompt_lengths.new_tensor([padding.numel()])]),
+        starts=segments.starts,
+        lengths=segments.lengths,
+        groups=segments.groups,
+    )
+    return PackedSequence(
+        torch.cat([ids, torch.zeros_like(padding)], dim=1),
+        torch.cat([packed.positions, padding], dim=1),
+        padded,
+        packed.target_positions,
     )
 
 

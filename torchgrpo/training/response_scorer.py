@@ -15,10 +15,16 @@ from transformers import PreTrainedModel
 
 from config.schema.errors import RunError
 from torchgrpo.batches.batch import Tokens
+from torchgrpo.plan.microbatch_sizes import padded_positions
 from torchgrpo.training.adapters import causal_model
 from torchgrpo.training.log_probs import selected_log_probs
-from torchgrpo.training.packed_attention import ATTENTION_NAME, supports_packing
-from torchgrpo.training.packed_sequence import pack_rows, packed_positions
+from torchgrpo.training.packed_attention import (
+    ATTENTION_NAME,
+    attends_in_blocks,
+    count_attending_modules,
+    supports_packing,
+)
+from torchgrpo.training.packed_sequence import pack_rows, packed_positions, pad_to_blocks
 from torchgrpo.training.sharding import UnshardedContext, no_sharding
 
 
@@ -118,7 +124,8 @@ class ResponseScorer:
     def count_positions(self, tokens: Tokens) -> int:
         """Counts the positions that the model computes for [N] rows, padding included."""
         if self.packs:
-            return packed_positions(tokens)
+            positions = packed_positions(tokens)
+            return padded_positions(positions) if attends_in_blocks(causal_model(self.model).device) else positions
         lengths = tokens.prompt_mask.sum(1) + tokens.response_mask.sum(1)
         return len(tokens) * int(lengths.max())
 
@@ -129,6 +136,9 @@ class ResponseScorer:
             RunError: a layer did not attend by segments, and so mixed rows.
         """
         packed, device = pack_rows(tokens), causal.device
+        if attends_in_blocks(device):
+            packed = pad_to_blocks(packed)
+            packed.segments.block_mask(device)  # before a compiled layer uses the mask
         hidden: torch.Tensor = causal.base_model(
             packed.ids.to(device),
             # transformers uses a four-dimensional mask unchanged instead of building an [L, L] mask from
@@ -138,11 +148,11 @@ class ResponseScorer:
             use_cache=False,
             segments=packed.segments,
         ).last_hidden_state[0]
-        layers = causal.config.num_hidden_layers
-        if packed.segments.attended_layers != layers:
+        attending, layers = count_attending_modules(causal, packed.segments), causal.config.num_hidden_layers
+        if attending != layers:
             raise RunError(
-                f"only {packed.segments.attended_layers} of {layers} layers of {type(causal).__name__} used segment "
-                "attention: set train.packing=false"
+                f"only {attending} of {layers} layers of {type(causal).__name__} used segment attention: set "
+                "train.packing=false"
             )
         return hidden.index_select(0, packed.target_positions.to(hidden.device))
 
