@@ -16,7 +16,13 @@ from torchgrpo.plan.devices import DevicePlan, choose_transport, plan_devices
 from torchgrpo.plan.host_memory import choose_shard_size
 from torchgrpo.plan.log_prob_bounds import BOUNDS, coarsest_dtype
 from torchgrpo.plan.machine import Machine
-from torchgrpo.plan.memory import CONTEXT_BYTES, format_gib, kv_bytes_per_sequence, usable_bytes
+from torchgrpo.plan.memory import (
+    CONTEXT_BYTES,
+    configured_recomputation,
+    format_gib,
+    kv_bytes_per_sequence,
+    usable_bytes,
+)
 from torchgrpo.plan.microbatch_sizes import (
     chunk_size,
     longest_row_tokens,
@@ -30,7 +36,10 @@ from torchgrpo.plan.plan import EnginePlan, LearnerPlan, Plan, ReferencePlan, We
 AUTOCAST_DTYPES = {"fp32": None, "bf16": "bfloat16", "fp16": "float16"}
 GPU_MAX_NUM_SEQS, CPU_MAX_NUM_SEQS = 512, 256
 MAX_RESIDENT_SHARE = 0.9
-"""Share of a GPU up to which a resident reference may fill it; the rest covers errors of the estimate."""
+"""Share of a GPU up to which a resident reference or kept activations may fill it.
+
+The rest covers errors of the estimate.
+"""
 SLEEPING_CACHE_FACTOR, MIN_SLEEPING_CACHE = 2, GIB
 """KV cache of a sleeping engine: its sequences as a multiple of `max_num_seqs`, and the minimum bytes.
 
@@ -95,7 +104,8 @@ def make_plan(config: Config, is_overlapped: bool, machine: Machine, folder: Pat
             "raise train.optim_batch_size, or lower train_model.num_devices"
         )
         plan = replace(plan, notes=(*plan.notes, idle))
-    for complete in (_choose_reference_home, choose_shard_size, _limit_gpu_share, _limit_kv_cache):
+    completions = (_choose_reference_home, _choose_recomputation, choose_shard_size, _limit_gpu_share, _limit_kv_cache)
+    for complete in completions:
         plan = complete(plan)
     return replace(plan, notes=(*plan.notes, *_notes(plan)))
 
@@ -210,6 +220,7 @@ def _learner(
         gathered_dtype=None if devices.ranks == 1 else half,
         packs=uses_packing(config, shape),
         compiles=compiles,
+        recomputation=configured_recomputation(config, devices.on_cpu),
         microbatch_rows=microbatch_rows(config),
         microbatches=rank_microbatches(config, shape),
         chunk_size=None if shape is None else chunk_size(config, shape, devices.on_cpu),
@@ -269,6 +280,22 @@ def _choose_reference_home(plan: Plan) -> Plan:
         return replace(staying, notes=(*plan.notes, f"{reason}: the reference stays on the training GPU"))
     note = f"{reason}: the reference stays in host memory and is copied to the first training GPU to score"
     return replace(plan, notes=(*plan.notes, note))
+
+
+def _choose_recomputation(plan: Plan) -> Plan:
+    """Chooses the least recomputation whose memory fits the GPU, unless it is configured.
+
+    The formulas of activations are those of a dense decoder.
+    """
+    size, shape = plan.machine.gpu_memory_gib, plan.shape
+    is_known = size is not None and shape is not None and shape.can_compile_layers
+    if plan.config.train.gradient_checkpointing is not None or plan.devices.on_cpu or not is_known:
+        return plan
+    for recomputation in ("none", "selective"):
+        candidate = replace(plan, learner=replace(plan.learner, recomputation=recomputation))
+        if max(phase.bytes for phase in candidate.phases) <= MAX_RESIDENT_SHARE * usable_bytes(size or 0.0):
+            return candidate
+    return plan
 
 
 def _limit_gpu_share(plan: Plan) -> Plan:

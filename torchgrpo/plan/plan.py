@@ -77,6 +77,7 @@ class LearnerPlan:
         dtype of the weights.
     packs: whether a microbatch is one packed sequence, if the model supports that.
     compiles: whether decoder layers are compiled.
+    recomputation: activations that the backward pass recomputes: `none`, `selective` or `full`.
     microbatch_rows: completions of one rank's microbatch without a limit on positions. microbatches: microbatches of
         one rank in an optimizer step.
     chunk_size: response tokens whose logits exist at one time; None if the size of the head is unknown.
@@ -88,6 +89,7 @@ class LearnerPlan:
     gathered_dtype: str | None
     packs: bool
     compiles: bool
+    recomputation: memory.Recomputation
     microbatch_rows: int
     microbatches: int
     chunk_size: int | None
@@ -160,7 +162,8 @@ class Plan:
         if self.shape is None:
             return []
         location, on_cpu = reference_location(self), self.devices.on_cpu
-        return memory.train_phases(self.config, self.shape, on_cpu, location, self.reference_shape)
+        recomputation = self.learner.recomputation
+        return memory.train_phases(self.config, self.shape, on_cpu, location, self.reference_shape, recomputation)
 
 
 def count_used_gpus(plan: Plan) -> int:

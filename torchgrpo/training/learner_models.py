@@ -11,7 +11,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel
 
 from config.schema.config import Config
-from config.schema.errors import ConfigError
 from config.schema.models import ModelConfig
 from torchgrpo.plan.model_shape import can_compile_layers
 from torchgrpo.plan.plan import LearnerPlan, Plan, ReferencePlan
@@ -24,6 +23,7 @@ from torchgrpo.training.model_loading import (
     make_skeleton,
     name_reference_in_errors,
 )
+from torchgrpo.training.recomputation import recompute_activations
 from torchgrpo.training.reference_model import HostWeights, ReferenceModel
 from torchgrpo.training.response_scorer import ResponseScorer
 from torchgrpo.training.sharding import ShardedModel, UnshardedContext, distribute_weights, no_sharding, shard_model
@@ -176,13 +176,7 @@ def _prepare_frozen(config: Config, plan: ReferencePlan, model: PreTrainedModel)
 def _prepare_policy(config: Config, plan: LearnerPlan, model: PreTrainedModel) -> nn.Module:
     """Prepares a loaded model as the policy."""
     _compile_if_planned(config, plan, model)
-    if config.train.gradient_checkpointing:
-        try:
-            model.gradient_checkpointing_enable()
-        except ValueError as error:
-            raise ConfigError(
-                f"train.gradient_checkpointing=true: {error}; set train.gradient_checkpointing=false"
-            ) from error
+    recompute_activations(model, plan)
     if config.train_model.lora.enabled:
         return add_lora(model, config.train_model.lora)
     return model

@@ -149,7 +149,7 @@ _CONSTANT_RESULTS: dict[Any, object] = {
 def use_fake_tensors(imitates_gpu: bool) -> Iterator[None]:
     """Makes all new tensors fake inside the context, and loads models from config.json alone.
 
-    Nothing is compiled. Code that needs tensor values is disabled: checks and digests of loaded weights, the whole
+    Code that needs tensor values is disabled: checks and digests of loaded weights, the whole
     model from which shards are filled, and block masks.
     imitates_gpu: whether packed attention is one kernel, and half-precision factors of the output head are summed
         without a wider copy.
@@ -174,7 +174,6 @@ def use_fake_tensors(imitates_gpu: bool) -> Iterator[None]:
             exit_stack.enter_context(patch.object(packed_attention, "FLEX_DEVICE_TYPES", ("cpu",)))
             exit_stack.enter_context(patch.object(packed_attention, "_attend_with_flex", attend_in_one_kernel))
             exit_stack.enter_context(patch.object(Segments, "block_mask", _do_nothing))
-        exit_stack.enter_context(torch.compiler.set_stance("force_eager"))  # type: ignore[no-untyped-call]
         exit_stack.enter_context(FastFakeTensorMode(allow_non_fake_inputs=True))
         exit_stack.enter_context(RealIntegerMode())  # type: ignore[no-untyped-call]
         exit_stack.enter_context(FiniteValueMode())
