@@ -144,11 +144,11 @@ def test_a_gpu_recomputes_no_more_than_its_memory_requires() -> None:
         config = config_of("grpo_gsm8k", "train_model.num_devices=1", "policy.kl_coef=0", *overrides)
         return make_plan(config, False, machine(2, gib)).learner.recomputation
 
-    chosen = [recomputation(gib) for gib in (61.0, 85.0, 141.0)]
+    chosen = [recomputation(gib) for gib in (65.0, 110.0, 180.0)]
     assert chosen == ["full", "selective", "none"]
-    assert recomputation(141.0, "train.gradient_checkpointing=true") == "full"
-    assert recomputation(61.0, "train.gradient_checkpointing=false") == "none"
-    assert recomputation(61.0, "train.gradient_checkpointing=selective") == "selective"
+    assert recomputation(180.0, "train.gradient_checkpointing=true") == "full"
+    assert recomputation(65.0, "train.gradient_checkpointing=false") == "none"
+    assert recomputation(65.0, "train.gradient_checkpointing=selective") == "selective"
     assert make_plan(config_of("grpo_quickstart"), False, machine(0)).learner.recomputation == "none"
     with pytest.raises(ConfigError, match=r"train\.gradient_checkpointing=some"):
         config_of("grpo_quickstart", "train.gradient_checkpointing=some")
