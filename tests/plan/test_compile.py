@@ -150,5 +150,5 @@ def test_a_gpu_recomputes_no_more_than_its_memory_requires() -> None:
     assert recomputation(65.0, "train.gradient_checkpointing=false") == "none"
     assert recomputation(65.0, "train.gradient_checkpointing=selective") == "selective"
     assert make_plan(config_of("grpo_quickstart"), False, machine(0)).learner.recomputation == "none"
-    with pytest.raises(ConfigError, match=r"train\.gradient_checkpointing=some"):
+    with pytest.raises(ConfigError, match=r"train\.gradient_checkpointing='some': choose one of none"):
         config_of("grpo_quickstart", "train.gradient_checkpointing=some")

@@ -82,10 +82,7 @@ class Segments:
         return self._attention_calls[device]
 
     def block_mask(self, device: torch.device) -> BlockMask:
-        """Returns the block mask of flex attention for `device`, built once for all layers.
-
-        Compiled layers need a mask that was built before.
-        """
+        """Returns the block mask of flex attention for `device`, built once, before a compiled layer runs."""
         if device not in self._block_masks:
             self._block_masks[device] = _block_mask(self, device)
         return self._block_masks[device]
@@ -381,8 +378,7 @@ def _flex_attention_alone(query: Tensor, key: Tensor, value: Tensor, **arguments
     """Computes flex attention outside of a compiled layer, with code compiled for any length.
 
     Raises:
-        RunError: the compiled variants reach PyTorch's limit. PyTorch would compute all scores [L, L] without a
-            kernel from then on.
+        RunError: the compiled variants reach PyTorch's limit, after which it would compute all scores [L, L].
     """
     for operand in (query, key, value):  # sizes that are equal by chance would count as one variable size
         torch._dynamo.mark_static(operand, 1)
