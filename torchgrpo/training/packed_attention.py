@@ -138,7 +138,7 @@ def count_attending_modules(model: nn.Module, segments: Segments) -> int:
 def _attend_in_rows(
     query: Tensor, key: Tensor, value: Tensor, segments: Segments, scaling: float | None, dropout: float
 ) -> Tensor:
-    """Computes the attention [1, L, heads, D] of a packed sequence by rows of similar length.
+    """Computes the attention [1, L, heads, D] by rows of similar length.
 
     A compiled layer breaks its graph here, because the calls depend on the positions of the segments.
     """

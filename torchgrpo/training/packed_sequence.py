@@ -65,16 +65,16 @@ def pack_rows(tokens: Tokens) -> PackedSequence:
     )
 
 
-def pad_to_blocks(packed: PackedSequence) -> PackedSequence:
+def pad_to_blocks(sequence: PackedSequence) -> PackedSequence:
     """Pads a packed sequence to whole blocks of flex attention.
 
     Sequences of many lengths then have few shapes. The padding is a prompt without responses, so that no other
     position attends to it.
     """
-    ids, segments = packed.ids, packed.segments
+    ids, segments = sequence.ids, sequence.segments
     padding = torch.arange(padded_positions(ids.shape[1]) - ids.shape[1], device=ids.device)[None]
     if not padding.numel():
-        return packed
+        return sequence
     padded = Segments(
         prompt_starts=torch.cat([segments.prompt_starts, segments.prompt_starts.new_tensor([ids.shape[1]])]),
         prompt_lengths=torch.cat([segments.prompt_lengths, segments.prompt_lengths.new_tensor([padding.numel()])]),
@@ -84,9 +84,9 @@ def pad_to_blocks(packed: PackedSequence) -> PackedSequence:
     )
     return PackedSequence(
         torch.cat([ids, torch.zeros_like(padding)], dim=1),
-        torch.cat([packed.positions, padding], dim=1),
+        torch.cat([sequence.positions, padding], dim=1),
         padded,
-        packed.target_positions,
+        sequence.target_positions,
     )
 
 

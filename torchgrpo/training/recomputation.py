@@ -1,4 +1,4 @@
-"""Recomputes activations of decoder layers in the backward pass: none, all but the largest to compute, or all.
+"""Recomputes none, some or all activations of decoder layers in the backward pass.
 
 Each decoder layer is a checkpoint of `torch.utils.checkpoint`. Selective recomputation keeps outputs of matrix
 products and attention. Compiled layers need no checkpoint for that: the compiler keeps about these outputs and
