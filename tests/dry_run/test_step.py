@@ -60,7 +60,7 @@ def test_floating_point_operations_of_a_microbatch(tiny: str) -> None:
     runs once. A token attends only to its prompt and its own response. The attention of
     padding is not counted.
     """
-    plan = plan_of(tiny, gpus=2)
+    plan = plan_of(tiny, "train.gradient_checkpointing=full", gpus=2)
     rows, shape = plan.learner.microbatch_rows, plan.shape
     assert shape is not None and rows * RESPONSE < 512
     packed, width = PROMPT + rows * (RESPONSE - 1), shape.hidden_size  # the last token predicts nothing

@@ -1,4 +1,4 @@
-"""Decides whether decoder layers are compiled, and gives the reason if a GPU's layers are not.
+"""Decides whether decoder layers are compiled, with the reason if not.
 
 The module imports no torch.
 """
@@ -18,7 +18,7 @@ def compiles_layers(
     engine: EnginePlan,
     shape: ModelShape | None,
 ) -> bool:
-    """Whether the decoder layers of a model are compiled: as configured, else on GPUs where nothing prevents it.
+    """Whether decoder layers are compiled: as configured, else on GPUs where possible.
 
     shape: sizes of the model; None: the loaded model decides.
     """

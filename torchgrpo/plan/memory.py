@@ -57,7 +57,7 @@ class Phase:
 
 
 def configured_recomputation(config: Config, on_cpu: bool) -> Recomputation:
-    """Returns the configured recomputation; unset, that of a CPU, or that of a GPU with the least memory."""
+    """Returns the configured recomputation; unset, `none` on a CPU and `full` on a GPU."""
     value = config.train.gradient_checkpointing
     if value is None:
         return "none" if on_cpu else "full"

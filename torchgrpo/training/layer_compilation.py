@@ -41,7 +41,11 @@ def compile_layers(model: nn.Module) -> None:
 
 
 def _call_compiled(
-    compiled: Callable[..., Any], hidden_states: Tensor, *arguments: Any, position_embeddings: Any = None, **more: Any
+    compiled_layer: Callable[..., Any],
+    hidden_states: Tensor,
+    *arguments: Any,
+    position_embeddings: Any = None,
+    **more: Any,
 ) -> Any:
     """Calls a compiled layer; only the number of rows and their length are variable.
 
@@ -57,7 +61,7 @@ def _call_compiled(
     if position_embeddings is not None:
         more["position_embeddings"] = position_embeddings
     try:
-        return compiled(hidden_states, *arguments, **more)
+        return compiled_layer(hidden_states, *arguments, **more)
     except FailOnRecompileLimitHit as error:
         raise RunError(
             "train.compile=true: PyTorch has compiled the decoder layers as often as "

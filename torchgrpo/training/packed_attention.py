@@ -82,7 +82,7 @@ class Segments:
         return self._attention_calls[device]
 
     def block_mask(self, device: torch.device) -> BlockMask:
-        """Returns the block mask of flex attention for `device`, built once, before a compiled layer runs."""
+        """Returns the block mask for `device`, built once before a compiled layer runs."""
         if device not in self._block_masks:
             self._block_masks[device] = _block_mask(self, device)
         return self._block_masks[device]
