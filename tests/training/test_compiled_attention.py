@@ -194,7 +194,7 @@ OPERATION = re.compile(r"^\s+(?:(?:\w+ = )?(?:extern_kernels\.\w+|torch\.ops\.\w
 
 @pytest.mark.long
 def test_a_compiled_layer_has_few_operations(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Counts calls in inductor's code of one layer: fused loops, matrix products, and attention as one call."""
+    """Counts fused loops, matrix products and attention in inductor's code of a layer."""
     monkeypatch.setattr(packed_attention, "_attend_with_flex", attend_in_one_operation)
     model = make_model()
     compile_layers(model)

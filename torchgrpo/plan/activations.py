@@ -80,7 +80,7 @@ def block_bytes(shape: ModelShape, batch: MicrobatchSizes, widths: ElementWidths
 
 
 def saved_output_bytes(shape: ModelShape, batch: MicrobatchSizes, widths: ElementWidths) -> float:
-    """Bytes of the outputs of matrix products and attention in a block, which selective recomputation keeps.
+    """Bytes of a block's products and attention outputs, which selective recomputation keeps.
 
     The matrices project to queries, keys, values, twice to the residual stream, and into the MLP. Attention returns its
     output and a float32 log-sum-exp. An adapter has products of its own, with the same widths.
