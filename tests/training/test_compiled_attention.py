@@ -77,7 +77,7 @@ def test_compiled_layers_with_flex_attention_compute_the_same(
 
 @pytest.mark.long
 def test_ragged_microbatches_share_two_variants_of_code(uncompiled_kernels: None) -> None:
-    """Each layer is one graph, compiled once with gradients and once without."""
+    """Layers share one graph, compiled once with gradients and once without."""
     model = make_model()
     compile_layers(model)
     scorer = ResponseScorer(model, autocast_dtype=torch.bfloat16)
@@ -145,9 +145,9 @@ def test_padding_is_whole_blocks_that_no_token_attends_to(tokens: Tokens) -> Non
 
 @pytest.mark.long
 def test_ids_of_padding_change_no_bit(uncompiled_kernels: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    def pad_with_sevens(packed: PackedSequence) -> PackedSequence:
-        padded = pad_to_blocks(packed)
-        padded.ids[:, packed.ids.shape[1] :] = 7
+    def pad_with_sevens(sequence: PackedSequence) -> PackedSequence:
+        padded = pad_to_blocks(sequence)
+        padded.ids[:, sequence.ids.shape[1] :] = 7
         return padded
 
     found = []
