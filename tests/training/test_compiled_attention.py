@@ -1,4 +1,4 @@
-"""Tests that flex attention is part of a compiled layer's graph, in few variants of code.
+"""Tests that a compiled layer contains flex attention, in few variants of code.
 
 PyTorch's CPU build runs flex attention's backward pass only without its kernel. The tests therefore trace and
 differentiate layers as for a GPU, and compute the traced operations one by one.
@@ -25,7 +25,7 @@ from torchgrpo.training.packed_attention import Segments
 from torchgrpo.training.packed_sequence import PackedSequence, pack_rows, pad_to_blocks
 from torchgrpo.training.response_scorer import ResponseScorer
 
-RAGGED = (
+TOKEN_BATCHES = (
     rows((4, 8, 3), ((2, 5), (9, 31), (6, 6))),  # below one block
     rows((100, 90), ((50, 20, 3), (30, 10))),
     rows((150,), ((220, 100, 1),)),
@@ -69,10 +69,10 @@ def test_compiled_layers_with_flex_attention_compute_the_same(
     """Log-probs, entropies and gradients of a compiled model are those of attention by rows."""
     compiled, plain = make_model(), make_model()
     compile_layers(compiled)
-    found = score_with_gradient(compiled, True, RAGGED[1])
+    found = score_with_gradient(compiled, True, TOKEN_BATCHES[1])
     assert count_graphs() == 1
     monkeypatch.setattr(packed_attention, "FLEX_DEVICE_TYPES", ())
-    assert_same(found, score_with_gradient(plain, True, RAGGED[1]), off=1e-5)
+    assert_same(found, score_with_gradient(plain, True, TOKEN_BATCHES[1]), off=1e-5)
 
 
 @pytest.mark.long
@@ -81,8 +81,8 @@ def test_ragged_microbatches_share_two_variants_of_code(uncompiled_kernels: None
     model = make_model()
     compile_layers(model)
     scorer = ResponseScorer(model, autocast_dtype=torch.bfloat16)
-    assert len({scorer.count_positions(tokens) for tokens in RAGGED}) > 2
-    for tokens in RAGGED:
+    assert len({scorer.count_positions(tokens) for tokens in TOKEN_BATCHES}) > 2
+    for tokens in TOKEN_BATCHES:
         scorer(tokens).log_prob.sum().backward()
         with torch.no_grad():
             scorer(tokens)
@@ -101,7 +101,7 @@ def attend_alone(tokens: Tokens, dtype: torch.dtype = torch.float32) -> Tensor:
 def test_attention_outside_of_a_layer_is_compiled_once(uncompiled_kernels: None) -> None:
     """Three blocks and three heads of keys are different sizes."""
     with torch.no_grad():
-        for tokens in RAGGED:
+        for tokens in TOKEN_BATCHES:
             attend_alone(tokens)
     assert count_graphs() == 1
 
@@ -109,9 +109,9 @@ def test_attention_outside_of_a_layer_is_compiled_once(uncompiled_kernels: None)
 def test_the_limit_of_variants_is_an_error(uncompiled_kernels: None) -> None:
     """Past the limit PyTorch would compute all scores without a message."""
     with torch._dynamo.config.patch(recompile_limit=1), torch.no_grad():
-        attend_alone(RAGGED[0])
+        attend_alone(TOKEN_BATCHES[0])
         with pytest.raises(RunError, match=r"train\.packing=true: PyTorch has compiled flex .*set train.packing"):
-            attend_alone(RAGGED[0], torch.float64)
+            attend_alone(TOKEN_BATCHES[0], torch.float64)
 
 
 @pytest.mark.long
@@ -120,12 +120,12 @@ def test_the_limit_of_variants_of_a_layer_is_an_error(uncompiled_kernels: None) 
     compile_layers(model)
     scorer = ResponseScorer(model)
     with torch._dynamo.config.patch(recompile_limit=1):
-        scorer(RAGGED[0])
+        scorer(TOKEN_BATCHES[0])
         with torch.no_grad(), pytest.raises(RunError, match=r"train\.compile=true: PyTorch has compiled .*set train"):
-            scorer(RAGGED[0])
+            scorer(TOKEN_BATCHES[0])
 
 
-@pytest.mark.parametrize("tokens", RAGGED, ids=lambda tokens: str(pack_rows(tokens).segments.total))
+@pytest.mark.parametrize("tokens", TOKEN_BATCHES, ids=lambda tokens: str(pack_rows(tokens).segments.total))
 def test_padding_is_whole_blocks_that_no_token_attends_to(tokens: Tokens) -> None:
     packed = pack_rows(tokens)
     padded = pad_to_blocks(packed)
@@ -155,7 +155,7 @@ def test_ids_of_padding_change_no_bit(uncompiled_kernels: None, monkeypatch: pyt
         monkeypatch.setattr(response_scorer, "pad_to_blocks", pad)
         model = make_model()
         compile_layers(model)
-        found.append(score_with_gradient(model, True, RAGGED[0]))
+        found.append(score_with_gradient(model, True, TOKEN_BATCHES[0]))
     (zeros, zeros_gradient), (sevens, sevens_gradient) = found
     assert torch.equal(zeros.log_prob, sevens.log_prob)
     assert torch.equal(zeros_gradient, sevens_gradient)
@@ -199,7 +199,7 @@ def test_a_compiled_layer_has_few_operations(monkeypatch: pytest.MonkeyPatch) ->
     model = make_model()
     compile_layers(model)
     scorer = ResponseScorer(model, autocast_dtype=torch.bfloat16)
-    _, sources = run_and_get_code(lambda: scorer(RAGGED[1]).log_prob.sum().backward())
+    _, sources = run_and_get_code(lambda: scorer(TOKEN_BATCHES[1]).log_prob.sum().backward())
     counts = [len(OPERATION.findall(source)) for source in sources]
     assert count_graphs() == 1 and len(counts) == 2, "forward and backward code of one graph"
     assert 23 < sum(counts) < 70, counts
