@@ -1,4 +1,4 @@
-"""Tests which layers a plan compiles and recomputes, and that a plan without compilers is refused."""
+"""Tests which layers a plan compiles and recomputes, and plans without compilers."""
 
 import json
 import sysconfig
