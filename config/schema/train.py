@@ -29,7 +29,8 @@ class TrainConfig:
     """Precision of the forward and backward pass: `fp32`, `bf16`, `fp16` (with a gradient scaler)."""
     gradient_checkpointing: str | None = None
     """Activations that the backward pass recomputes: `none`, `selective` or `full`. `selective` keeps the outputs
-    of matrix products and attention; `full` keeps the inputs of layers alone, for about a third more time. `false` and `true` mean `none` and `full`. Unset: `none` on a CPU; on a GPU the first of the three
+    of matrix products and attention; `full` keeps the inputs of layers alone, for about a third more time.
+    `false` and `true` mean `none` and `full`. Unset: `none` on a CPU; on a GPU the first of the three
     whose planned memory fits."""
     packing: bool = True
     """Runs a microbatch through the model as one sequence without padding, each prompt once; the results are
