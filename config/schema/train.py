@@ -28,15 +28,19 @@ class TrainConfig:
     mixed_precision: str = "fp32"
     """Precision of the forward and backward pass: `fp32`, `bf16`, `fp16` (with a gradient scaler). Weights in
     bfloat16 (`model.dtype`) compute in bfloat16 under `fp32` too."""
-    gradient_checkpointing: bool = False
-    """Recomputes activations in the backward pass: less memory, about a third more time."""
+    gradient_checkpointing: str | None = None
+    """Activations that the backward pass recomputes: `none`, `selective` or `full`. `selective` keeps the outputs
+    of matrix products and attention; `full` keeps the inputs of layers alone, for about a third more time.
+    `false` and `true` mean `none` and `full`. Unset: `none` on a CPU; on a GPU the first of the three
+    whose planned memory fits."""
     packing: bool = True
     """Runs a microbatch through the model as one sequence without padding, each prompt once; the results are
     exact. Packed sequences use their own attention kernel instead of `model.attn_implementation`. Models with
     sliding windows or recurrent layers always use padded rows."""
-    compile: bool = False
+    compile: bool | None = None
     """Compiles each decoder layer with torch.compile: a slower first step, faster later steps
-    (docs/scaling.md), equal results up to rounding. Needs a C++ compiler."""
+    (docs/scaling.md), equal results up to rounding. Needs a C++ compiler. Unset: on a GPU if the layers of the
+    model are known to compile, on a CPU not."""
     log_prob_chunk_size: int | None = None
     """Response tokens whose logits are in memory at one time, [chunk, vocabulary]. Unset: chosen by the head's
     size."""
@@ -92,6 +96,11 @@ class TrainConfig:
     checkpoint; then the run stops."""
 
     def __post_init__(self) -> None:
+        if self.gradient_checkpointing is not None:
+            switch = {"true": "full", "false": "none"}  # the key was a switch in earlier versions
+            name = str(self.gradient_checkpointing)
+            self.gradient_checkpointing = switch.get(name.lower(), name)
+            check_choice("train.gradient_checkpointing", self.gradient_checkpointing, ("none", "selective", "full"))
         check_choice("train.mixed_precision", self.mixed_precision, ("fp32", "bf16", "fp16"))
         check_fields("train", self, ("wait_timeout_s",), is_positive, "must be above 0")
         check_choice("train.on_alarm", self.on_alarm, ("log", "checkpoint", "stop"))

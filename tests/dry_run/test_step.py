@@ -16,6 +16,7 @@ from tests.dry_run.test_tensor_tracker import TINY
 from tests.plan.test_plan import config_of, machine
 from torchgrpo.plan.make_plan import make_plan
 from torchgrpo.plan.memory import reference_bytes
+from torchgrpo.plan.microbatch_sizes import padded_positions
 from torchgrpo.plan.model_shape import GIB
 from torchgrpo.plan.plan import Plan
 from torchgrpo.run.dry_run.dry_run_report import format_dry_run, oversized_phases
@@ -99,12 +100,14 @@ def test_floating_point_operations_of_a_microbatch(tiny: str) -> None:
     """Checkpointing repeats the forward pass of a layer except for its last product.
 
     The backward pass has two products for each forward product. The head is scored in one chunk, so its forward pass
-    runs once. A token attends only to its prompt and its own response.
+    runs once. A token attends only to its prompt and its own response. The attention of
+    padding is not counted.
     """
-    plan = plan_of(tiny, gpus=2)
+    plan = plan_of(tiny, "train.gradient_checkpointing=full", gpus=2)
     rows, shape = plan.learner.microbatch_rows, plan.shape
     assert shape is not None and rows * RESPONSE < 512
-    tokens, width = PROMPT + rows * (RESPONSE - 1), shape.hidden_size  # the last token predicts nothing
+    packed, width = PROMPT + rows * (RESPONSE - 1), shape.hidden_size  # the last token predicts nothing
+    tokens = padded_positions(packed)
     matrices = width * (2 * width + 2 * width // 2 + 3 * shape.intermediate_size)
     visible_pairs = sum(range(1, PROMPT + 1)) + rows * sum(range(PROMPT + 1, PROMPT + RESPONSE))
     attention = shape.num_heads * visible_pairs * shape.head_dim

@@ -24,6 +24,7 @@ CLOSE = 0.15
 MODELS = {size: f"Qwen/Qwen2.5-{size}-Instruct" for size in ("1.5B", "3B", "7B")}
 SHAPES = {size: shape for size, name in MODELS.items() if (shape := find_shape(name))}
 LORA, NO_CHECKPOINTING = "train_model.lora.enabled=true", "train.gradient_checkpointing=false"
+SELECTIVE = "train.gradient_checkpointing=selective"
 HALF, ALONE, EIGHT = "model.dtype=bfloat16", "train_model.num_devices=1", "train_model.num_devices=8"
 ONE_MICROBATCH = ("train.gradient_accumulation_steps=1", "train.optim_batch_size=16")
 CASES = {
@@ -31,6 +32,9 @@ CASES = {
     "math 7B LoRA": ("7B", "grpo_math", (LORA, "model.dtype=float32")),
     "countdown 1.5B LoRA": ("1.5B", "grpo_countdown", (LORA,)),
     "countdown 1.5B kept": ("1.5B", "grpo_countdown", (NO_CHECKPOINTING, "train.gradient_accumulation_steps=16")),
+    "countdown 1.5B selective": ("1.5B", "grpo_countdown", (SELECTIVE,)),
+    "countdown 1.5B LoRA selective": ("1.5B", "grpo_countdown", (LORA, SELECTIVE)),
+    "gsm8k 3B on 8 selective": ("3B", "grpo_gsm8k", (EIGHT, SELECTIVE)),
     "countdown 1.5B one microbatch of 16": ("1.5B", "grpo_countdown", ONE_MICROBATCH),
     "countdown 1.5B entropy": ("1.5B", "grpo_countdown", ("policy.entropy_coef=0.01",)),
     "gsm8k 3B on 8": ("3B", "grpo_gsm8k", (EIGHT,)),
@@ -39,7 +43,12 @@ CASES = {
     "countdown 1.5B on 8, one microbatch": ("1.5B", "grpo_countdown", (EIGHT, *ONE_MICROBATCH)),
 }
 """Model size, config and overrides by case."""
-FAST_CASES = ("countdown 1.5B LoRA", "countdown 1.5B one microbatch of 16", "countdown 1.5B on 8, one microbatch")
+FAST_CASES = (
+    "countdown 1.5B LoRA",
+    "countdown 1.5B selective",
+    "countdown 1.5B one microbatch of 16",
+    "countdown 1.5B on 8, one microbatch",
+)
 """Cases that run in the fast tests."""
 PHASES = {"score": ("score",), "optimize": ("forward", "backward"), "optimizer step": ("clip", "optimizer step")}
 """Phases of a plan, with the phases of a dry run that each covers."""

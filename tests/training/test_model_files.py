@@ -190,7 +190,7 @@ def test_an_unsupported_setting_of_a_model_gives_one_line(tmp_path: Path) -> Non
     save_tiny("jetmoe", tmp_path / "jetmoe")
     save_tiny("zamba2", tmp_path / "zamba2")
     for name, key, text in (
-        ("jetmoe", "train.gradient_checkpointing=true", "train.gradient_checkpointing=true: JetMoe"),
+        ("jetmoe", "train.gradient_checkpointing=true", "train.gradient_checkpointing=full: JetMoe"),
         ("zamba2", "train_model.lora.enabled=true", "peft has no adapter for a layer of Zamba2ForCausalLM"),
     ):
         config = compose_run_config(key, f"model.name={tmp_path / name}")

@@ -12,6 +12,7 @@ from config.schema.errors import RunError
 from config.schema.models import LoraConfig
 from tests.tiny_models import tiny_llama
 from torchgrpo.batches.batch import Tokens
+from torchgrpo.plan.microbatch_sizes import BLOCK_SIZE
 from torchgrpo.training import packed_attention
 from torchgrpo.training.adapters import add_lora
 from torchgrpo.training.packed_attention import ATTENTION_NAME, attend, supports_packing
@@ -199,7 +200,7 @@ def test_the_block_mask_equals_pytorchs(layout: str) -> None:
     segments = pack_rows(tokens).segments
     mask = segments.block_mask(torch.device("cpu"))
     wanted = create_block_mask(
-        mask.mask_mod, None, None, segments.total, segments.total, device="cpu", BLOCK_SIZE=packed_attention.BLOCK_SIZE
+        mask.mask_mod, None, None, segments.total, segments.total, device="cpu", BLOCK_SIZE=BLOCK_SIZE
     )
     assert mask.seq_lengths == wanted.seq_lengths
     for name in ("kv_num_blocks", "kv_indices", "q_num_blocks", "q_indices"):

@@ -2,7 +2,8 @@
 
     forward                 blocks keep activations for their backward pass ──▶ output head, a chunk of logits at a time
     backward of the head    logits of a chunk again, gradient of the head
-    backward of a block     its activations (recomputed under checkpointing), gradients of its widest vectors
+    backward of a block     its activations (recomputed under checkpointing, or those that selective recomputation
+                            did not keep), gradients of its widest vectors
 
 The memory comes on top of weights, gradients and optimizer state. The formulas count the tensors that PyTorch's
 autograd keeps. The block formulas assume a decoder block of the Llama kind (two RMS norms, rotary embeddings, scaled
@@ -80,6 +81,18 @@ def block_bytes(shape: ModelShape, batch: MicrobatchSizes, widths: ElementWidths
     mlp = (4 if shape.gated_mlp else 2) * shape.intermediate_size * widths.factor
     attended = 2 * batch.keys * heads * widths.factor + batch.mask * widths.factor
     return batch.positions * (norms + matrix_input_bytes + attention + mlp) + attended
+
+
+def saved_output_bytes(shape: ModelShape, batch: MicrobatchSizes, widths: ElementWidths) -> float:
+    """Bytes of a block's products and attention outputs, which selective recomputation keeps.
+
+    The matrices project to queries, keys, values, twice to the residual stream, and into the MLP. Attention returns its
+    output and a float32 log-sum-exp. An adapter has products of its own, with the same widths.
+    """
+    heads, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+    products = heads + 2 * keys + 2 * shape.hidden_size + (2 if shape.gated_mlp else 1) * shape.intermediate_size
+    attention = heads * widths.factor + shape.num_heads * FLOAT
+    return batch.positions * (products * widths.factor * (1 if widths.trains_weights else 2) + attention)
 
 
 def block_backward_bytes(shape: ModelShape, batch: MicrobatchSizes, widths: ElementWidths) -> float:

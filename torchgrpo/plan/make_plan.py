@@ -4,17 +4,25 @@ import math
 import os
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from config.schema.config import Config
 from config.schema.errors import ConfigError
 from torchgrpo.plan import model_shape
 from torchgrpo.plan import plan as plans
+from torchgrpo.plan.compilation import compiles_layers, reason_against
 from torchgrpo.plan.devices import DevicePlan, choose_transport, plan_devices
 from torchgrpo.plan.host_memory import choose_shard_size
 from torchgrpo.plan.log_prob_bounds import BOUNDS, coarsest_dtype
 from torchgrpo.plan.machine import Machine
-from torchgrpo.plan.memory import CONTEXT_BYTES, format_gib, kv_bytes_per_sequence, usable_bytes
+from torchgrpo.plan.memory import (
+    CONTEXT_BYTES,
+    configured_recomputation,
+    format_gib,
+    kv_bytes_per_sequence,
+    usable_bytes,
+)
 from torchgrpo.plan.microbatch_sizes import (
     chunk_size,
     longest_row_tokens,
@@ -28,8 +36,10 @@ from torchgrpo.plan.plan import EnginePlan, LearnerPlan, Plan, ReferencePlan, We
 AUTOCAST_DTYPES = {"fp32": None, "bf16": "bfloat16", "fp16": "float16"}
 GPU_MAX_NUM_SEQS, CPU_MAX_NUM_SEQS = 512, 256
 MAX_RESIDENT_SHARE = 0.9
-"""Share of a GPU up to which a resident reference or an awake engine may fill it; the rest covers errors of the
-estimate."""
+"""Share of a GPU up to which a resident reference, kept activations or an awake engine may fill it.
+
+The rest covers errors of the estimate.
+"""
 AWAKE_CACHE_FACTORS = (2, 1)
 """Candidates for the KV cache of an engine that stays awake beside the learner, as multiples of `max_num_seqs`."""
 SLEEPING_CACHE_FACTOR, MIN_SLEEPING_CACHE = 2, GIB
@@ -66,7 +76,8 @@ def make_plan(config: Config, is_overlapped: bool, machine: Machine, folder: Pat
     name = config.ref_model.name
     reference_shape = model_shape.find_shape(name, "ref_model.name") if name and config.policy.uses_reference else shape
     engine = _engine(config, is_overlapped, machine, devices, shape)
-    learner = _learner(config, is_overlapped, devices, shape)
+    compiles = partial(compiles_layers, config, is_overlapped, machine, devices, engine)
+    learner = _learner(config, is_overlapped, devices, shape, compiles(shape))
     # vLLM reads adapters from files, and offloaded shards are gathered in host memory.
     has_full_weights = config.inference_model.lora == "merge" and config.train_model.offload != "all"
     plan = Plan(
@@ -79,7 +90,7 @@ def make_plan(config: Config, is_overlapped: bool, machine: Machine, folder: Pat
         folder=folder,
         engine=engine,
         learner=learner,
-        reference=_reference(config, is_overlapped, devices, reference_shape),
+        reference=_reference(config, is_overlapped, devices, reference_shape, compiles(reference_shape)),
         transport=(
             "weight_folder"
             if engine.backend == "http"
@@ -97,7 +108,15 @@ def make_plan(config: Config, is_overlapped: bool, machine: Machine, folder: Pat
             "raise train.optim_batch_size, or lower train_model.num_devices"
         )
         plan = replace(plan, notes=(*plan.notes, idle))
-    for complete in (_choose_reference_home, choose_shard_size, _choose_sleep, _limit_gpu_share, _limit_kv_cache):
+    completions = (
+        _choose_reference_home,
+        _choose_recomputation,
+        choose_shard_size,
+        _choose_sleep,
+        _limit_gpu_share,
+        _limit_kv_cache,
+    )
+    for complete in completions:
         plan = complete(plan)
     return replace(plan, notes=(*plan.notes, *_notes(plan)))
 
@@ -122,6 +141,9 @@ def _notes(plan: Plan) -> Iterator[str]:
             "length at a time; set inference_model.backend=vllm to decode faster, where vLLM supports the "
             "model"
         )
+    reason = reason_against(config, plan.is_overlapped, machine, plan.devices, plan.engine, shape)
+    if config.train.compile is None and not plan.devices.on_cpu and reason is not None:
+        yield f"model.name={config.model.name}: decoder layers are not compiled (train.compile): {reason}"
     reward_device = config.env.reward_model.device
     device_sets = (*plan.devices.engines, plan.devices.train, plan.devices.reference)
     used = {f"cuda:{gpu}" for gpus in device_sets for gpu in gpus}
@@ -199,13 +221,17 @@ def _checked_prompt_lengths(shape: ModelShape | None, longest: int) -> tuple[int
     return tuple(max(1, min(length, longest - 8)) for length in prompts)
 
 
-def _learner(config: Config, is_overlapped: bool, devices: DevicePlan, shape: ModelShape | None) -> LearnerPlan:
+def _learner(
+    config: Config, is_overlapped: bool, devices: DevicePlan, shape: ModelShape | None, compiles: bool
+) -> LearnerPlan:
     half = AUTOCAST_DTYPES[config.train.mixed_precision]
     return LearnerPlan(
         shard_size=config.train_model.shards,
         autocast=half if devices.ranks == 1 and half != config.model.dtype else None,
         gathered_dtype=None if devices.ranks == 1 else half,
         packs=uses_packing(config, shape),
+        compiles=compiles,
+        recomputation=configured_recomputation(config, devices.on_cpu),
         microbatch_rows=microbatch_rows(config),
         microbatches=rank_microbatches(config, shape),
         chunk_size=None if shape is None else chunk_size(config, shape, devices.on_cpu),
@@ -213,7 +239,9 @@ def _learner(config: Config, is_overlapped: bool, devices: DevicePlan, shape: Mo
     )
 
 
-def _reference(config: Config, is_overlapped: bool, devices: DevicePlan, shape: ModelShape | None) -> ReferencePlan:
+def _reference(
+    config: Config, is_overlapped: bool, devices: DevicePlan, shape: ModelShape | None, compiles: bool
+) -> ReferencePlan:
     """Plans the reference; a reference without devices starts in host memory."""
     home, scorers = devices.reference_home, devices.scorers
     half, own_dtype = AUTOCAST_DTYPES[config.train.mixed_precision], config.reference_model.dtype
@@ -224,6 +252,7 @@ def _reference(config: Config, is_overlapped: bool, devices: DevicePlan, shape: 
         shard_size=(config.ref_model.shard_size or 1) if scorers else 1,
         num_threads=_num_threads(is_overlapped, devices) if scorers else None,
         packs=uses_packing(config, shape),
+        compiles=compiles,
         chunk_size=None if shape is None else chunk_size(config, shape, devices.on_cpu),
         prompts=_checked_prompt_lengths(shape, longest_row_tokens(config)),
         bounds=BOUNDS[coarsest_dtype([own_dtype, half])],
@@ -263,6 +292,22 @@ def _choose_reference_home(plan: Plan) -> Plan:
         return replace(staying, notes=(*plan.notes, f"{reason}: the reference stays on the training GPU"))
     note = f"{reason}: the reference stays in host memory and is copied to the first training GPU to score"
     return replace(plan, notes=(*plan.notes, note))
+
+
+def _choose_recomputation(plan: Plan) -> Plan:
+    """Chooses the least recomputation whose memory fits the GPU, unless it is configured.
+
+    The formulas of activations are those of a dense decoder.
+    """
+    size, shape = plan.machine.gpu_memory_gib, plan.shape
+    is_known = size is not None and shape is not None and shape.can_compile_layers
+    if plan.config.train.gradient_checkpointing is not None or plan.devices.on_cpu or not is_known:
+        return plan
+    for recomputation in ("none", "selective"):
+        candidate = replace(plan, learner=replace(plan.learner, recomputation=recomputation))
+        if max(phase.bytes for phase in candidate.phases) <= MAX_RESIDENT_SHARE * usable_bytes(size or 0.0):
+            return candidate
+    return plan
 
 
 def _choose_sleep(plan: Plan) -> Plan:

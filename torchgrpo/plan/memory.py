@@ -7,7 +7,7 @@ imports no torch.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, cast
 
 from config.schema.config import Config
 from torchgrpo.plan import activations
@@ -37,6 +37,10 @@ ReferenceLocation = Literal["elsewhere", "resident", "sharded", "visiting"]
 """Location of the reference for a learner rank; a `visiting` reference is on the GPU only while it scores."""
 
 
+Recomputation = Literal["none", "selective", "full"]
+"""Activations that the backward pass recomputes; the values of `train.gradient_checkpointing`."""
+
+
 @dataclass(frozen=True)
 class MemoryUse:
     """A use of memory in bytes, and the keys that change it."""
@@ -56,6 +60,14 @@ class Phase:
     @property
     def bytes(self) -> float:
         return sum(use.bytes for use in self.uses)
+
+
+def configured_recomputation(config: Config, on_cpu: bool) -> Recomputation:
+    """Returns the configured recomputation; unset, `none` on a CPU and `full` on a GPU."""
+    value = config.train.gradient_checkpointing
+    if value is None:
+        return "none" if on_cpu else "full"
+    return cast(Recomputation, value)
 
 
 def trained_parameters(config: Config, shape: ModelShape) -> int:
@@ -162,12 +174,15 @@ def train_phases(
     on_cpu: bool,
     reference: ReferenceLocation = "elsewhere",
     reference_shape: ModelShape | None = None,
+    recomputation: Recomputation | None = None,
 ) -> list[Phase]:
     """Returns the memory peaks of a learner rank, one for each phase.
 
     The phases are scoring without gradients, forward and backward pass of a microbatch, and optimizer step.
-    reference: location of the frozen reference. reference_shape: its sizes; None: those of the policy.
+    reference: location of the frozen reference. reference_shape: its sizes; None: those of the policy. recomputation:
+    None for `configured_recomputation`.
     """
+    recomputation = recomputation or configured_recomputation(config, on_cpu)
     reference_shape, ranks = reference_shape or shape, config.train_model.ranks
     resident = resident_phase(config, shape, reference, reference_shape).uses
     gradients, model = gradient_use(config, shape), config.train_model
@@ -202,7 +217,7 @@ def train_phases(
         step.append(MemoryUse("optimizer state, copied from host memory", state, knobs))
     return [
         phase("score", *visitor, matrix, *score_uses),
-        phase("optimize", matrix, *_optimize_uses(config, shape, on_cpu, gradients)),
+        phase("optimize", matrix, *_optimize_uses(config, shape, on_cpu, gradients, recomputation)),
         phase("optimizer step", gradients, *step),
     ]
 
@@ -252,7 +267,9 @@ def _total_bytes(uses: Sequence[MemoryUse]) -> float:
     return sum(use.bytes for use in uses)
 
 
-def _optimize_uses(config: Config, shape: ModelShape, on_cpu: bool, gradients: MemoryUse) -> list[MemoryUse]:
+def _optimize_uses(
+    config: Config, shape: ModelShape, on_cpu: bool, gradients: MemoryUse, recomputation: Recomputation
+) -> list[MemoryUse]:
     """Returns the peak memory of a microbatch's forward and backward pass.
 
     The peak is the largest of five moments: forward and backward pass of the head, backward pass of the last and of the
@@ -262,9 +279,10 @@ def _optimize_uses(config: Config, shape: ModelShape, on_cpu: bool, gradients: M
     batch = longest_microbatch(config, shape, on_cpu, config.train_model.context_parallel)
     widths = learner_widths(config, on_cpu)
     gathered = gathered_bytes(shape, widths, config.train_model.ranks)
-    recomputes = config.train.gradient_checkpointing
+    recomputes = recomputation != "none"
     block = activations.block_bytes(shape, batch, widths)
-    kept = batch.positions * shape.hidden_size * widths.stream if recomputes else block  # its input alone
+    saved = activations.saved_output_bytes(shape, batch, widths) if recomputation == "selective" else 0.0
+    kept = batch.positions * shape.hidden_size * widths.stream + saved if recomputes else block
     # The backward pass keeps half-precision copies of the weights unless checkpointing casts again. Weights in 4 bits
     # have no copies: they are dequantized for every product.
     keeps_copies = not recomputes and not config.train_model.lora.quantized
@@ -288,7 +306,7 @@ def _optimize_uses(config: Config, shape: ModelShape, on_cpu: bool, gradients: M
             own_use,
         ]
 
-    backward = activations.block_backward_bytes(shape, batch, widths) + (block if recomputes else 0.0)
+    backward = activations.block_backward_bytes(shape, batch, widths) + (block - saved if recomputes else 0.0)
     delayed = activations.delayed_head_gradient_bytes(shape, widths, config.train_model.ranks)
     layer_bytes = max(backward, gathered.layer_gradient + gathered.layer_sum)
 

@@ -13,6 +13,12 @@ CPU_CHUNK_BYTES, GPU_CHUNK_BYTES = 1 << 26, 1 << 30
 """Default size of a chunk of float32 logits."""
 ROW_TILE = 128
 """Rows of a GPU's matrix tile, of which a chunk on a GPU has a whole number."""
+BLOCK_SIZE, MIN_BLOCKS = 128, 3
+"""Positions of a block of flex attention, and the smallest number of blocks.
+
+The kernel skips pairs of blocks without visible positions. One block would be compiled for itself, as would a number of
+blocks that another size of the model equals.
+"""
 
 
 def longest_row_tokens(config: Config) -> int:
@@ -23,6 +29,11 @@ def longest_row_tokens(config: Config) -> int:
 def uses_packing(config: Config, shape: ModelShape | None) -> bool:
     """Whether a microbatch is one packed sequence, also for a model of unknown shape."""
     return config.train.packing and (shape is None or shape.has_plain_attention)
+
+
+def padded_positions(positions: int) -> int:
+    """Positions of a packed sequence on a GPU, which whole blocks of flex attention contain."""
+    return max(-(-positions // BLOCK_SIZE), MIN_BLOCKS) * BLOCK_SIZE
 
 
 def microbatch_rows(config: Config) -> int:
@@ -66,9 +77,10 @@ def microbatch_tokens(config: Config, shape: ModelShape | None) -> int:
 def longest_microbatch(config: Config, shape: ModelShape, on_cpu: bool, ranks: int = 1) -> MicrobatchSizes:
     """Returns the sizes of one microbatch of the longest prompts and responses on a rank.
 
-    In a packed microbatch keys are not repeated for every query head, and there is no mask. On a CPU, packed attention
-    gathers the keys and values of each response together with those of its prompt. A rank that shares the microbatch
-    with others computes a slice of its positions, all of which may be response tokens, and a part of the keys' heads.
+    In a packed microbatch keys are not repeated for every query head, and there is no mask. On a GPU the sequence is
+    padded to whole blocks. On a CPU, packed attention gathers the keys and values of each response together with those
+    of its prompt. A rank that shares the microbatch with others computes a slice of its positions, all of which may be
+    response tokens, and a part of the keys' heads.
     ranks: number of ranks that compute the microbatch together.
     """
     prompt, response = config.env.max_prompt_tokens, config.response_tokens
@@ -76,10 +88,12 @@ def longest_microbatch(config: Config, shape: ModelShape, on_cpu: bool, ranks: i
     chunk = chunk_size(config, shape, on_cpu)
     if uses_packing(config, shape):
         targets = min(microbatch_rows(config) * response, positions - prompt)
-        keys = positions * shape.num_kv_heads // shape.num_heads
         if on_cpu:
             gathered_keys = targets * row_length // response + (positions - targets)
             keys = gathered_keys * shape.num_kv_heads // shape.num_heads + positions // 2
+        else:
+            positions = padded_positions(positions)
+            keys = positions * shape.num_kv_heads // shape.num_heads
         own = -(-positions // ranks)
         return MicrobatchSizes(own, keys // ranks, 0, min(targets, own), chunk, is_shared=ranks > 1)
     rows = positions // row_length

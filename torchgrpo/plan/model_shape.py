@@ -33,8 +33,9 @@ class ModelShape:
     intermediate_size: of an expert in a model with several experts. num_experts, active_experts: routed experts of a
     layer, and those that a token passes. shared_size: intermediate size of all shared experts of a layer together.
     dense_layers, dense_size: layers without experts, and their intermediate size. tied: whether embedding and head
-    share their weights. has_plain_attention, rope_limit, window: results of `plain_attention`, `rope_limit` and
-    `attention_window`. windowed_layers: layers whose attention is limited to `window` tokens.
+    share their weights. has_plain_attention, can_compile_layers, rope_limit, window: results of `plain_attention`,
+    `can_compile_layers`, `rope_limit` and `attention_window`. windowed_layers: layers whose attention is limited to
+    `window` tokens.
     """
 
     vocab_size: int
@@ -53,6 +54,7 @@ class ModelShape:
     dense_layers: int = 0
     dense_size: int = 0
     has_plain_attention: bool = True
+    can_compile_layers: bool = True
     rope_limit: int = 0
     window: int = 0
     windowed_layers: int = 0
@@ -251,6 +253,7 @@ def make_shape(raw: dict[str, Any], source: str) -> ModelShape:
         gated_mlp=is_gemma or raw.get("hidden_act", "silu") in ("silu", "swish"),
         **_expert_sizes(raw),
         has_plain_attention=plain_attention(raw),
+        can_compile_layers=can_compile_layers(raw),
         rope_limit=rope_limit(raw),
         window=attention_window(raw),
         windowed_layers=_windowed_layers(raw),
@@ -313,6 +316,20 @@ def plain_attention(config: Mapping[str, Any]) -> bool:
     if config.get("sliding_window") and not switched_off:
         return False
     return set(config.get("layer_types") or ()) <= {"full_attention"}
+
+
+EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+"""Keys of config.json with the number of experts."""
+
+
+def can_compile_layers(config: Mapping[str, Any]) -> bool:
+    """Whether each layer of a config.json's model is one compiled graph for any length.
+
+    The layers attend to all previous tokens, are at `model.layers`, and have no experts, whose code depends on the
+    tokens.
+    """
+    has_experts = any((config.get(key) or 1) != 1 for key in EXPERT_KEYS)
+    return plain_attention(config) and not has_experts and config["model_type"] not in ("gpt2", "opt")
 
 
 def rope_limit(config: Mapping[str, Any]) -> int:

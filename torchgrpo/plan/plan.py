@@ -78,6 +78,8 @@ class LearnerPlan:
     gathered_dtype: dtype in which several ranks, which use no autocast, gather their parameters and compute. None: the
         dtype of the weights.
     packs: whether a microbatch is one packed sequence, if the model supports that.
+    compiles: whether decoder layers are compiled.
+    recomputation: activations that the backward pass recomputes: `none`, `selective` or `full`.
     microbatch_rows: completions of one rank's microbatch without a limit on positions. microbatches: microbatches of
         one rank in an optimizer step.
     chunk_size: response tokens whose logits exist at one time; None if the size of the head is unknown.
@@ -88,6 +90,8 @@ class LearnerPlan:
     autocast: str | None
     gathered_dtype: str | None
     packs: bool
+    compiles: bool
+    recomputation: memory.Recomputation
     microbatch_rows: int
     microbatches: int
     chunk_size: int | None
@@ -102,9 +106,9 @@ class ReferencePlan:
     ranks` shards the reference over them; it scores in turns with the policy. `own devices` runs `ranks` Ray actors
     that score while the learner works, and `shard_size` of them share one copy of the parameters.
     devices: a GPU index for each actor; empty on a CPU, and on a cluster only their number counts. num_threads: CPU
-    threads of each actor; None: torch's default. packs, chunk_size: as in `LearnerPlan`, for this model. prompts,
-    bounds: as `prompts` and `learner` of `WeightCheckPlan`, for this model. half_dtype: dtype in which the model
-    computes, by autocast or gathered parameters; None: the dtype of its weights.
+    threads of each actor; None: torch's default. packs, compiles, chunk_size: as in `LearnerPlan`, for this model.
+    prompts, bounds: as `prompts` and `learner` of `WeightCheckPlan`, for this model. half_dtype: dtype in which the
+    model computes, by autocast or gathered parameters; None: the dtype of its weights.
     """
 
     home: ReferenceHome
@@ -113,6 +117,7 @@ class ReferencePlan:
     shard_size: int = 1
     num_threads: int | None = None
     packs: bool = False
+    compiles: bool = False
     chunk_size: int | None = None
     prompts: tuple[int, ...] = ()
     bounds: Bounds = BOUNDS["float32"]
@@ -161,7 +166,8 @@ class Plan:
         if self.shape is None:
             return []
         location, on_cpu = reference_location(self), self.devices.on_cpu
-        return memory.train_phases(self.config, self.shape, on_cpu, location, self.reference_shape)
+        recomputation = self.learner.recomputation
+        return memory.train_phases(self.config, self.shape, on_cpu, location, self.reference_shape, recomputation)
 
 
 def count_used_gpus(plan: Plan) -> int:

@@ -160,10 +160,12 @@ def _batch_lines(plan: Plan) -> list[str]:
     count = f"{config.optimizer_steps_per_iteration} steps per iteration"
     positions = f"{microbatch_tokens(config, plan.shape)} positions in a microbatch"
     tokens = config.optim_batch_size * longest_row_tokens(config)
+    compiled = "compiled" if plan.learner.compiles else "not compiled"
     return [
         format_line("iteration", f"{groups} = {config.completions_per_iteration} completions"),
         format_line("minibatch", f"{config.optim_batch_size} completions = {microbatches}; {count}"),
         format_line("tokens", f"up to {tokens} per optimizer step, {positions}"),
+        format_line("layers", f"{compiled}; recomputed activations: {plan.learner.recomputation}"),
         format_line("run", f"{config.total_iterations} iterations, {config.total_optimizer_steps} optimizer steps"),
     ]
 

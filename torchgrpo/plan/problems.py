@@ -11,6 +11,7 @@ from config.run_folder.checkpoints import checkpoint_model_path, checkpoints
 from config.schema.checks import device_setting
 from config.schema.config import Config
 from config.schema.errors import ConfigError
+from torchgrpo.plan.compilation import disables_compilation
 from torchgrpo.plan.context_parallel import context_problem
 from torchgrpo.plan.disk import checkpoint_bytes, exported_model_bytes, max_stored_checkpoints
 from torchgrpo.plan.host_memory import host_bytes, host_uses
@@ -122,7 +123,11 @@ def _setting_conflicts(plan: Plan) -> Iterator[str]:
             f"train_model.lora.quantization={plan.config.train_model.lora.quantization} needs bitsandbytes: "
             "run pip install -e '.[qlora]' in the project's folder"
         )
-    users = {"vLLM": plan.engine.backend == "vllm", "train.packing=true": plan.learner.packs}
+    users = {
+        "vLLM": plan.engine.backend == "vllm",
+        "train.packing=true": plan.learner.packs,
+        "train.compile=true": bool(plan.config.train.compile),
+    }
     kernel_users = " and ".join(name for name, needs_kernels in users.items() if needs_kernels)
     if not plan.devices.on_cpu and plan.machine.missing_for_kernels and kernel_users:
         yield (
@@ -137,8 +142,7 @@ def _setting_conflicts(plan: Plan) -> Iterator[str]:
             "on this machine; install what is missing (Debian and Ubuntu: apt install g++ python3-dev), name "
             "another compiler in the variable CXX, or set train.compile=false"
         )
-    disables_compilation = plan.is_overlapped and plan.engine.backend == "vllm" and plan.engine.enforce_eager
-    if compiles and disables_compilation and plan.devices.in_process and plan.devices.ranks == 1:
+    if compiles and disables_compilation(plan.is_overlapped, plan.devices, plan.engine):
         yield (
             "train.compile=true: vLLM in the learner's process, with inference_model.enforce_eager=true (the "
             "default on a CPU), switches compiled code off for both whenever it generates; set "

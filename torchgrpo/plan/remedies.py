@@ -89,7 +89,7 @@ def _candidate_changes(plan: Plan, machine: Machine) -> Iterator[tuple[str, tupl
     yield "train.gradient_accumulation_steps", tuple(more_steps)
     rows = 0 if plan.shape is None else chunk_size(config, plan.shape, plan.devices.on_cpu)
     yield "train.log_prob_chunk_size", tuple(fewer for fewer in (1024, 512, 256, 128) if fewer < rows)
-    yield "train.gradient_checkpointing", () if train.gradient_checkpointing else (True,)
+    yield "train.gradient_checkpointing", () if plan.learner.recomputation == "full" else ("full",)
     shares = tuple(share for share in (0.9, 0.95) if share > inference.gpu_memory_utilization)
     yield "inference_model.gpu_memory_utilization", shares
     present = config.train_model.num_devices

@@ -46,12 +46,14 @@ class ContextGroup:
         if problem is not None:
             raise ConfigError(problem)
 
-    def padded_length(self, length: int) -> int:
+    def padded_length(self, length: int, multiple: int) -> int:
         """Returns the length of a sequence that is padded to slices of equal length.
 
         There is at least one position of padding, so that the segment of the padding is never empty.
+        multiple: positions of which each slice has a whole multiple.
         """
-        return (length // self.size + 1) * self.size
+        unit = self.size * multiple
+        return (length // unit + 1) * unit
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def exchange(self, states: Tensor) -> Tensor:

@@ -11,8 +11,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel
 
 from config.schema.config import Config
-from config.schema.errors import ConfigError
 from config.schema.models import ModelConfig
+from torchgrpo.plan.model_shape import can_compile_layers
 from torchgrpo.plan.plan import LearnerPlan, Plan, ReferencePlan
 from torchgrpo.training.adapters import add_lora, peft_model_of
 from torchgrpo.training.context_parallel import ContextGroup
@@ -24,6 +24,7 @@ from torchgrpo.training.model_loading import (
     make_skeleton,
     name_reference_in_errors,
 )
+from torchgrpo.training.recomputation import recompute_activations
 from torchgrpo.training.reference_model import HostWeights, ReferenceModel
 from torchgrpo.training.response_scorer import ResponseScorer
 from torchgrpo.training.shard_files import ADAPTER_NAME, find_shard_files, load_shards
@@ -71,7 +72,7 @@ def make_models(config: Config, model: PreTrainedModel, plan: Plan) -> LearnerMo
     weights, and never at the same time as the policy.
     """
     reference = _make_local_reference(config, plan, model.device)
-    policy = _prepare_policy(config, model)
+    policy = _prepare_policy(config, plan.learner, model)
     scorer = make_scorer(config, policy, plan.learner, _torch_dtype(plan.learner.autocast))
     if plan.reference.home == "base of the LoRA policy":
         peft_model = peft_model_of(policy)
@@ -91,9 +92,9 @@ def make_sharded_models(
     ahead = config.train_model.prefetch_layers
     schedule = GatherSchedule(ahead, config.train_model.reshard_after_forward)
     if config.train_model.lora.quantized:
-        root = _shard_4bit_policy(config, gathered_dtype, mesh, device, schedule)
+        root = _shard_4bit_policy(config, plan, mesh, device, schedule)
     else:
-        prepare_model = partial(_prepare_policy, config)
+        prepare_model = partial(_prepare_policy, config, plan.learner)
         root = _load_and_shard(config.model, prepare_model, gathered_dtype, mesh, device, offload, schedule)
     # FSDP2 records the trained parameters at the first pass. A pass with disabled adapters would show none.
     with torch.no_grad():
@@ -107,7 +108,8 @@ def make_sharded_models(
         assert peft_model is not None
         reference = ReferenceModel(scorer, scoring_context=peft_model.disable_adapter)
     elif plan.reference.home == "learner ranks":
-        frozen = _shard_frozen_model(config, plan.reference.half_dtype, mesh, device, offload, GatherSchedule(ahead))
+        half, schedule = plan.reference.half_dtype, GatherSchedule(ahead)
+        frozen = _shard_frozen_model(config, plan.reference, half, mesh, device, offload, schedule)
         scorer_of_frozen = make_scorer(config, frozen.model, plan.reference, unsharded_context=frozen, context=context)
         reference = ReferenceModel(scorer_of_frozen)
     return LearnerModels(policy, scorer, reference, root)
@@ -118,16 +120,17 @@ def make_frozen_scorer(config: Config, plan: Plan, mesh: DeviceMesh | None, devi
     half_dtype = plan.reference.half_dtype
     if mesh is not None:
         with name_reference_in_errors(config):
-            root = _shard_frozen_model(config, half_dtype, mesh, device, offload=False, schedule=DEFAULT_SCHEDULE)
+            root = _shard_frozen_model(config, plan.reference, half_dtype, mesh, device, False, DEFAULT_SCHEDULE)
         return make_scorer(config, root.model, plan.reference, unsharded_context=root)
     autocast = _torch_dtype(half_dtype)
     with name_reference_in_errors(config):
         frozen = load_frozen(config.reference_model, device, autocast)
-    return make_scorer(config, _prepare_frozen(config, frozen), plan.reference, autocast)
+    return make_scorer(config, _prepare_frozen(config, plan.reference, frozen), plan.reference, autocast)
 
 
 def _shard_frozen_model(
     config: Config,
+    plan: ReferencePlan,
     gathered_dtype: str | None,
     mesh: DeviceMesh,
     device: torch.device,
@@ -141,7 +144,8 @@ def _shard_frozen_model(
     files = config.reference_model
     if gathered_dtype is not None:
         files = replace(files, dtype=gathered_dtype)
-    return _load_and_shard(files, partial(_prepare_frozen, config), gathered_dtype, mesh, device, offload, schedule)
+    prepare_model = partial(_prepare_frozen, config, plan)
+    return _load_and_shard(files, prepare_model, gathered_dtype, mesh, device, offload, schedule)
 
 
 def _load_and_shard(
@@ -176,43 +180,45 @@ def _load_and_shard(
 
 
 def _shard_4bit_policy(
-    config: Config, gathered_dtype: str | None, mesh: DeviceMesh, device: torch.device, schedule: GatherSchedule
+    config: Config, plan: Plan, mesh: DeviceMesh, device: torch.device, schedule: GatherSchedule
 ) -> ShardedModel:
     """Returns the sharded policy over a base in 4 bits.
 
     Every rank reads the whole base and keeps its shard of the weights. The scales are no parameters, so every
     rank keeps all of them.
     """
+    gathered_dtype = plan.learner.gathered_dtype
     base = load_in_4bit(config.model, device, getattr(torch, gathered_dtype or config.model.dtype))
-    policy = _prepare_policy(config, base)
+    policy = _prepare_policy(config, plan.learner, base)
     for parameter in policy.parameters():
         if parameter.requires_grad:
             dist.broadcast(parameter.detach(), 0)
     return shard_model(policy, mesh, _torch_dtype(gathered_dtype), schedule=schedule)
 
 
-def _prepare_frozen(config: Config, model: PreTrainedModel) -> nn.Module:
+def _prepare_frozen(config: Config, plan: ReferencePlan, model: PreTrainedModel) -> nn.Module:
     """Prepares a loaded model as a reference or a teacher."""
-    if config.train.compile:
-        compile_layers(model)
+    _compile_if_planned(config, plan, model)
     model.requires_grad_(False).eval()
     return model
 
 
-def _prepare_policy(config: Config, model: PreTrainedModel) -> nn.Module:
+def _prepare_policy(config: Config, plan: LearnerPlan, model: PreTrainedModel) -> nn.Module:
     """Prepares a loaded model as the policy."""
-    if config.train.compile:
-        compile_layers(model)
-    if config.train.gradient_checkpointing:
-        try:
-            model.gradient_checkpointing_enable()
-        except ValueError as error:
-            raise ConfigError(
-                f"train.gradient_checkpointing=true: {error}; set train.gradient_checkpointing=false"
-            ) from error
+    _compile_if_planned(config, plan, model)
+    recompute_activations(model, plan)
     if config.train_model.lora.enabled:
         return add_lora(model, config.train_model.lora)
     return model
+
+
+def _compile_if_planned(config: Config, plan: LearnerPlan | ReferencePlan, model: PreTrainedModel) -> None:
+    """Compiles the layers of a model as planned.
+
+    A plan without the model's config.json does not know whether its layers compile.
+    """
+    if plan.compiles and (config.train.compile or can_compile_layers(model.config.to_dict())):
+        compile_layers(model)
 
 
 def make_scorer(
@@ -254,7 +260,8 @@ def _make_local_reference(config: Config, plan: Plan, learner: torch.device) -> 
     device = torch.device("cpu") if is_on_host else learner
     with name_reference_in_errors(config):
         frozen = load_frozen(config.reference_model, device, autocast)
-    reference = ReferenceModel(make_scorer(config, _prepare_frozen(config, frozen), plan.reference, autocast))
+    prepared = _prepare_frozen(config, plan.reference, frozen)
+    reference = ReferenceModel(make_scorer(config, prepared, plan.reference, autocast))
     if is_on_host:
         reference.scoring_context = HostWeights(frozen, learner).on_device
     return reference

@@ -3,7 +3,8 @@
 A prompt attends to itself alone; a response attends to its prompt and to itself. The code of the model does not
 change: its attention implementation is set once to the function `attend` registered here. The segments of a
 packed sequence reach `attend` as a keyword of the model's forward pass; without segments, `attend` is the plain
-attention of transformers. On a GPU a single kernel (flex attention) skips blocks that no token may attend to.
+attention of transformers. On a GPU a single kernel (flex attention) skips blocks that no token may attend to; a
+compiled layer contains it, with the tensors of the block mask as inputs.
 On other devices, rows of similar length go through scaled dot-product attention together, and no other module
 of the model sees their padding.
 """
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch._dynamo.exc import FailOnRecompileLimitHit
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PreTrainedModel
@@ -24,6 +26,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from config.schema.errors import RunError
 from torchgrpo.plan.model_shape import plain_attention
+from torchgrpo.training.block_mask import BlockMaskTensors, block_mask_tensors, make_block_mask
 from torchgrpo.training.context_parallel import ContextGroup
 from torchgrpo.training.device_copy import copy_to_device
 
@@ -34,8 +37,6 @@ SMALL_CALL = 1 << 13
 """Attention elements of padding that cost no more than another call."""
 FLEX_DEVICE_TYPES = ("cuda",)
 """Device types for which flex attention has a kernel with a backward pass."""
-BLOCK_SIZE = 128
-"""Positions of a block of flex attention; the kernel skips pairs of blocks without visible positions."""
 NEUTRAL_KEYWORDS = frozenset({"position_ids", "cache_position", "use_cache"})
 """Attention keywords that do not change which tokens are visible; a packed sequence allows no others."""
 
@@ -45,22 +46,9 @@ def supports_packing(model: PreTrainedModel) -> bool:
     return plain_attention(model.config.to_dict())
 
 
-def attends_with_copied_blocks(device: torch.device) -> bool:
-    """Whether layers on `device` attend with a block mask that is copied from the host."""
-    return device.type in FLEX_DEVICE_TYPES and device.type != "cpu"
-
-
-@dataclass(frozen=True)
-class BlockMaskTensors:
-    """Tensors of the block mask of a packed sequence.
-
-    groups, rows: int64 [L], number of the prompt and of the response of each position; row -1 is a prompt.
-    blocks: the tensors of `BlockMask` by name, int32 [1, 1, B] and [1, 1, B, B] for B blocks.
-    """
-
-    groups: Tensor
-    rows: Tensor
-    blocks: dict[str, Tensor]
+def attends_in_blocks(device: torch.device) -> bool:
+    """Whether flex attention computes packed sequences on `device`, in whole blocks of positions."""
+    return device.type in FLEX_DEVICE_TYPES
 
 
 class Segments:
@@ -72,7 +60,6 @@ class Segments:
     prompt_starts, prompt_lengths: [P]. starts, lengths: [N], of the responses; a length may be 0.
     groups: [N], index of the prompt of each response.
     context: ranks that compute the sequence together, each a slice of the positions; None: this process alone.
-    attended_layers: number of model layers that have used these segments.
     """
 
     def __init__(
@@ -90,8 +77,8 @@ class Segments:
         self.lengths = lengths
         self.groups = groups
         self.context = context
-        self.attended_layers = 0
-        self._device_plans: dict[torch.device, Any] = {}
+        self._attention_calls: dict[torch.device, AttentionCalls] = {}
+        self._block_masks: dict[torch.device, BlockMask] = {}
 
     @property
     def total(self) -> int:
@@ -100,19 +87,24 @@ class Segments:
 
     def attention_calls(self, device: torch.device) -> "AttentionCalls":
         """Returns the attention calls for `device`, planned once for all layers."""
-        if device not in self._device_plans:
-            self._device_plans[device] = AttentionCalls.from_segments(self, device)
-        return self._device_plans[device]  # type: ignore[no-any-return]
+        if device not in self._attention_calls:
+            self._attention_calls[device] = AttentionCalls.from_segments(self, device)
+        return self._attention_calls[device]
 
     def block_mask(self, device: torch.device) -> BlockMask:
-        """Returns the block mask of flex attention for `device`, built once for all layers."""
-        if device not in self._device_plans:
-            self.set_block_mask(copy_to_device(block_mask_tensors(self), device))
-        return self._device_plans[device]  # type: ignore[no-any-return]
+        """Returns the block mask for `device`, built once for all layers."""
+        if device not in self._block_masks:
+            self.set_block_mask(copy_to_device(self.block_mask_tensors(), device))
+        return self._block_masks[device]
+
+    def block_mask_tensors(self) -> BlockMaskTensors:
+        """Builds the tensors of the block mask on the host."""
+        spans = (self.prompt_starts, self.prompt_lengths, self.starts, self.lengths, self.groups)
+        return block_mask_tensors(*(each.cpu() for each in spans))
 
     def set_block_mask(self, tensors: BlockMaskTensors) -> None:
         """Sets the block mask for the device of `tensors`."""
-        self._device_plans[tensors.groups.device] = _block_mask(tensors)
+        self._block_masks[tensors.groups.device] = make_block_mask(tensors)
 
 
 def attend(
@@ -129,7 +121,8 @@ def attend(
     """Computes attention under the interface of transformers, by segments if there are any.
 
     query: [1, heads, L, D]; key, value: [1, heads of keys, L, D]. Returns [1, L, heads, D]. Without `segments`
-    the scaled dot-product attention of transformers computes the result.
+    the scaled dot-product attention of transformers computes the result. `count_attending_modules` counts the
+    modules that attended by segments.
 
     Raises:
         RunError: the attention of a packed sequence has further inputs.
@@ -145,36 +138,47 @@ def attend(
             f"{type(module).__name__} attends with {', '.join(unknown)}, which a packed sequence does not have: set "
             "train.packing=false"
         )
-    return _attend_by_segments(query, key, value, segments, scaling, dropout), None
-
-
-@torch.compiler.disable  # type: ignore[untyped-decorator]
-def _attend_by_segments(
-    query: Tensor, key: Tensor, value: Tensor, segments: Segments, scaling: float | None, dropout: float
-) -> Tensor:
-    """Computes the attention [1, L, heads, D] of a packed sequence.
-
-    A compiled layer breaks its graph here, because the calls depend on the positions of the segments.
-    """
-    segments.attended_layers += 1
+    # A compiled layer may write an attribute; a number that it reads would be part of the compiled code.
+    setattr(module, _SEGMENTS_OF_LAST_CALL, segments)
     context = segments.context
     if context is not None:
         query, key, value = (context.exchange(each) for each in (query, key, value))
-    if query.device.type in FLEX_DEVICE_TYPES and dropout == 0.0:
+    if attends_in_blocks(query.device) and dropout == 0.0:
         out = _attend_with_flex(query, key, value, segments, scaling)
     else:
-        out = segments.attention_calls(query.device).attend(query, key, value, scaling, dropout)
-    return out if context is None else context.exchange(out)
+        out = _attend_in_rows(query, key, value, segments, scaling, dropout)
+    return out if context is None else context.exchange(out), None
+
+
+_SEGMENTS_OF_LAST_CALL = "segments_of_last_call"
+
+
+def count_attending_modules(model: nn.Module, segments: Segments) -> int:
+    """Counts the attention modules that used `segments` in their last call, and removes that record."""
+    return sum(vars(module).pop(_SEGMENTS_OF_LAST_CALL, None) is segments for module in model.modules())
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _attend_in_rows(
+    query: Tensor, key: Tensor, value: Tensor, segments: Segments, scaling: float | None, dropout: float
+) -> Tensor:
+    """Computes the attention [1, L, heads, D] by rows of similar length.
+
+    A compiled layer breaks its graph here, because the calls depend on the positions of the segments.
+    """
+    return segments.attention_calls(query.device).attend(query, key, value, scaling, dropout)
 
 
 def _attend_with_flex(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scaling: float | None) -> Tensor:
     """Computes the attention [1, L, heads, D] with flex attention.
 
-    Flex attention needs operands of one dtype and ignores autocast.
+    Flex attention needs operands of one dtype and ignores autocast. In a compiled layer it is part of the
+    layer's graph; otherwise it is compiled alone.
     """
     device = query.device
     dtype = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else value.dtype
-    kernel = _compiled_flex_attention() if device.type == "cuda" else flex_attention
+    is_compiled_alone = device.type == "cuda" and not torch.compiler.is_compiling()
+    kernel = _flex_attention_alone if is_compiled_alone else flex_attention
     out: Tensor = kernel(
         query.to(dtype),
         key.to(dtype),
@@ -334,75 +338,25 @@ def _rows_of_like_width(widths: np.ndarray, prompt_length: int = 0) -> Iterator[
         remaining = remaining[count:]
 
 
-def block_mask_tensors(segments: Segments) -> BlockMaskTensors:
-    """Builds the tensors of the block mask of flex attention on the host.
+def _flex_attention_alone(query: Tensor, key: Tensor, value: Tensor, **arguments: Any) -> Any:
+    """Computes flex attention outside of a compiled layer, with code compiled for any length.
 
-    PyTorch's `create_block_mask` builds the same mask, but evaluates each pair of positions. On a GPU it must
-    be compiled for that, and compiled again for other lengths.
+    Raises:
+        RunError: the compiled variants reach PyTorch's limit, after which it would compute all scores [L, L].
     """
-    length = segments.total
-    groups, rows = torch.empty(length, dtype=torch.int64), torch.full((length,), -1)
-    prompts = _span_positions(segments.prompt_starts, segments.prompt_lengths)
-    responses = _span_positions(segments.starts, segments.lengths)
-    numbers = torch.arange(len(segments.prompt_starts))
-    groups[prompts] = numbers.repeat_interleave(segments.prompt_lengths.cpu())
-    groups[responses] = segments.groups.cpu().repeat_interleave(segments.lengths.cpu())
-    rows[responses] = torch.arange(len(segments.starts)).repeat_interleave(segments.lengths.cpu())
-
-    count = -(-length // BLOCK_SIZE)
-    prompt_overlaps = _block_overlaps(segments.prompt_starts, segments.prompt_lengths, count)
-    response_overlaps = _block_overlaps(segments.starts, segments.lengths, count)
-    own = torch.cat([prompt_overlaps, response_overlaps])
-    # Visible (query, key) pairs of each pair of blocks, float64 [B, B].
-    pairs = (own.T @ own).tril(-1) + torch.diag((own * (own + 1) / 2).sum(0))
-    pairs = pairs + response_overlaps.T @ prompt_overlaps[segments.groups.cpu()]
-    fully_visible = pairs == BLOCK_SIZE**2
-    blocks = {"": (pairs > 0) & ~fully_visible, "full_": fully_visible}
-    tensors: dict[str, Tensor] = {}
-    for kind, visible in blocks.items():
-        for side, ordered in (("kv", _ordered_blocks(visible)), ("q", _ordered_blocks(visible.T.contiguous()))):
-            tensors[f"{kind}{side}_num_blocks"], tensors[f"{kind}{side}_indices"] = ordered
-    return BlockMaskTensors(groups, rows, tensors)
-
-
-def _block_mask(tensors: BlockMaskTensors) -> BlockMask:
-    """Builds the block mask of flex attention from its tensors."""
-    groups, rows = tensors.groups, tensors.rows
-
-    def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        same = (groups[query] == groups[key]) & (query >= key)
-        return same & ((rows[key] == -1) | (rows[query] == rows[key]))
-
-    block_size = (BLOCK_SIZE, BLOCK_SIZE)
-    blocks: dict[str, Any] = {**tensors.blocks}
-    return BlockMask((len(groups), len(groups)), **blocks, BLOCK_SIZE=block_size, mask_mod=sees)
-
-
-def _block_overlaps(starts: Tensor, lengths: Tensor, blocks: int) -> Tensor:
-    """Counts the positions of each span in each block, float64 [spans, blocks]."""
-    starts, lengths = starts.cpu()[:, None], lengths.cpu()[:, None]
-    begins = torch.arange(blocks) * BLOCK_SIZE
-    ends = torch.minimum(starts + lengths, begins + BLOCK_SIZE)
-    return (ends - torch.maximum(starts, begins)).clamp(min=0).double()
-
-
-def _ordered_blocks(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the count of set blocks of each row, and the sorted block indices.
-
-    Set blocks come first. Shapes: int32 [1, 1, B] and [1, 1, B, B].
-    """
-    order = blocks.to(torch.int8).argsort(dim=-1, descending=True, stable=True)
-    return blocks.sum(-1).int()[None, None], order.int()[None, None]
-
-
-def _span_positions(starts: Tensor, lengths: Tensor) -> Tensor:
-    """Returns the concatenated positions of all spans, int64 [sum of lengths]."""
-    starts, lengths = starts.cpu(), lengths.cpu()
-    begins = starts - (lengths.cumsum(0) - lengths)
-    return begins.repeat_interleave(lengths) + torch.arange(int(lengths.sum()))
+    for operand in (query, key, value):  # sizes that are equal by chance would count as one variable size
+        torch._dynamo.mark_static(operand, 1)
+        torch._dynamo.mark_static(operand, 3)
+    try:
+        return _compiled_flex_attention()(query, key, value, **arguments)
+    except FailOnRecompileLimitHit as error:
+        raise RunError(
+            "train.packing=true: PyTorch has compiled flex attention as often as torch._dynamo.config.recompile_limit="
+            f"{torch._dynamo.config.recompile_limit} allows; TORCH_LOGS=recompiles shows why; set train.packing=false"
+        ) from error
 
 
 @cache
 def _compiled_flex_attention() -> Any:
-    """Returns flex attention compiled for dynamic shapes."""
-    return torch.compile(flex_attention, dynamic=True)
+    """Returns flex attention compiled for dynamic shapes, which fails at PyTorch's limit of variants."""
+    return torch.compile(flex_attention, dynamic=True, fullgraph=True)

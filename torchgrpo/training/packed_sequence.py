@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from torchgrpo.batches.batch import Tokens
+from torchgrpo.plan.microbatch_sizes import padded_positions
 from torchgrpo.training.context_parallel import ContextGroup
 from torchgrpo.training.packed_attention import Segments
 
@@ -66,15 +67,41 @@ def pack_rows(tokens: Tokens) -> PackedSequence:
     )
 
 
-def slice_sequence(sequence: PackedSequence, context: ContextGroup) -> tuple[PackedSequence, Tensor]:
+def pad_to_blocks(sequence: PackedSequence) -> PackedSequence:
+    """Pads a packed sequence to whole blocks of flex attention.
+
+    Sequences of many lengths then have few shapes. The padding is a prompt without responses, so that no other
+    position attends to it.
+    """
+    ids, segments = sequence.ids, sequence.segments
+    padding = torch.arange(padded_positions(ids.shape[1]) - ids.shape[1], device=ids.device)[None]
+    if not padding.numel():
+        return sequence
+    padded = Segments(
+        prompt_starts=torch.cat([segments.prompt_starts, segments.prompt_starts.new_tensor([ids.shape[1]])]),
+        prompt_lengths=torch.cat([segments.prompt_lengths, segments.prompt_lengths.new_tensor([padding.numel()])]),
+        starts=segments.starts,
+        lengths=segments.lengths,
+        groups=segments.groups,
+    )
+    return PackedSequence(
+        torch.cat([ids, torch.zeros_like(padding)], dim=1),
+        torch.cat([sequence.positions, padding], dim=1),
+        padded,
+        sequence.target_positions,
+    )
+
+
+def slice_sequence(sequence: PackedSequence, context: ContextGroup, multiple: int) -> tuple[PackedSequence, Tensor]:
     """Returns this rank's slice of a packed sequence, and which targets are in it.
 
     The sequence is padded to slices of equal length by a segment that no row attends to. The segments of the slice
     are those of the whole sequence; `target_positions` are positions in the slice. The targets in it are indices
     int64 [m] into the targets of the whole sequence.
+    multiple: positions of which each slice has a whole multiple.
     """
     whole, length = sequence.segments, sequence.ids.shape[1]
-    padding = context.padded_length(length) - length
+    padding = context.padded_length(length, multiple) - length
     segments = Segments(
         prompt_starts=pad(whole.prompt_starts, (0, 1), value=length),
         prompt_lengths=pad(whole.prompt_lengths, (0, 1), value=padding),

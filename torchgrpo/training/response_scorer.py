@@ -15,19 +15,20 @@ from transformers import PreTrainedModel
 
 from config.schema.errors import RunError
 from torchgrpo.batches.batch import Tokens
+from torchgrpo.plan.microbatch_sizes import BLOCK_SIZE, padded_positions
 from torchgrpo.training.adapters import causal_model
+from torchgrpo.training.block_mask import BlockMaskTensors
 from torchgrpo.training.context_parallel import ContextGroup
 from torchgrpo.training.device_copy import copy_to_device
 from torchgrpo.training.log_probs import check_temperature, selected_log_probs
 from torchgrpo.training.packed_attention import (
     ATTENTION_NAME,
-    BlockMaskTensors,
     Segments,
-    attends_with_copied_blocks,
-    block_mask_tensors,
+    attends_in_blocks,
+    count_attending_modules,
     supports_packing,
 )
-from torchgrpo.training.packed_sequence import pack_rows, packed_positions, slice_sequence
+from torchgrpo.training.packed_sequence import pack_rows, packed_positions, pad_to_blocks, slice_sequence
 from torchgrpo.training.sharding import UnshardedContext, compute_device, no_sharding
 
 
@@ -143,9 +144,11 @@ class ResponseScorer:
             rows, columns = indices // mask.shape[1], indices % mask.shape[1]
             predicting = rows * ids.shape[1] + prompt_lengths[rows] + columns - 1
             return ScoringInputs(ids, None, predicting, targets, indices, divisor, mask.shape)
-        packed, own = pack_rows(tokens), None
-        if self.context is not None:
-            packed, own = slice_sequence(packed, self.context)
+        packed, own, in_blocks = pack_rows(tokens), None, attends_in_blocks(self.device)
+        if self.context is None:
+            packed = pad_to_blocks(packed) if in_blocks else packed
+        else:
+            packed, own = slice_sequence(packed, self.context, BLOCK_SIZE if in_blocks else 1)
             targets = targets[own]
             divisor = divisor[own] if isinstance(divisor, torch.Tensor) else divisor
         return ScoringInputs(
@@ -157,7 +160,7 @@ class ResponseScorer:
             divisor,
             mask.shape,
             packed.segments,
-            block_mask_tensors(packed.segments) if attends_with_copied_blocks(self.device) else None,
+            packed.segments.block_mask_tensors() if in_blocks else None,
             own,
         )
 
@@ -205,7 +208,10 @@ class ResponseScorer:
         """Counts the positions that the model computes for [N] rows, padding included."""
         if self.packs:
             positions = packed_positions(tokens)
-            return positions if self.context is None else self.context.padded_length(positions)
+            in_blocks = attends_in_blocks(self.device)
+            if self.context is not None:
+                return self.context.padded_length(positions, BLOCK_SIZE if in_blocks else 1)
+            return padded_positions(positions) if in_blocks else positions
         lengths = tokens.prompt_mask.sum(1) + tokens.response_mask.sum(1)
         return len(tokens) * int(lengths.max())
 
@@ -228,11 +234,11 @@ class ResponseScorer:
             use_cache=False,
             segments=segments,
         ).last_hidden_state
-        layers = causal.config.num_hidden_layers
-        if segments.attended_layers != layers:
+        attending, layers = count_attending_modules(causal, segments), causal.config.num_hidden_layers
+        if attending != layers:
             raise RunError(
-                f"only {segments.attended_layers} of {layers} layers of {type(causal).__name__} used segment "
-                "attention: set train.packing=false"
+                f"only {attending} of {layers} layers of {type(causal).__name__} used segment attention: set "
+                "train.packing=false"
             )
         return _predicting_states(hidden, inputs)
 

@@ -115,7 +115,7 @@ def _time_lines(plan: Plan, dry_run: DryRun) -> Iterator[str]:
 
 
 def _priced_lines(plan: Plan, shape: ModelShape, dry_run: DryRun) -> Iterator[str]:
-    priced, is_compiled = priced_step(plan, shape, dry_run), plan.config.train.compile
+    priced, is_compiled = priced_step(plan, shape, dry_run), plan.learner.compiles
     layers = "compiled layers" if is_compiled else "layers without fusion"
     yield format_line(
         "microbatch", f"{priced.microbatch:.3f} s in {len(dry_run.kernels)} kernels, {layers}  [train.compile]"

@@ -28,7 +28,14 @@ from transformers import PreTrainedModel
 
 from config.schema.models import ModelConfig
 from torchgrpo.run.dry_run.tensor_tracker import is_device_query
-from torchgrpo.training import learner_models, log_probs, master_weights, model_loading, packed_attention, worker
+from torchgrpo.training import (
+    learner_models,
+    log_probs,
+    master_weights,
+    model_loading,
+    packed_attention,
+    worker,
+)
 from torchgrpo.training.packed_attention import Segments
 
 aten = torch.ops.aten
@@ -149,8 +156,8 @@ _CONSTANT_RESULTS: dict[Any, object] = {
 def use_fake_tensors(imitates_gpu: bool) -> Iterator[None]:
     """Makes all new tensors fake inside the context, and loads models from config.json alone.
 
-    Code that needs tensor values is disabled: checks and digests of loaded weights, and the whole model from which
-    shards are filled.
+    Code that needs tensor values is disabled: checks and digests of loaded weights, the whole model from which shards
+    are filled, and block masks.
     imitates_gpu: whether packed attention is one kernel, the output head is that of a GPU, and master weights have the
         large buckets of a GPU.
     """
@@ -176,6 +183,7 @@ def use_fake_tensors(imitates_gpu: bool) -> Iterator[None]:
             exit_stack.enter_context(patch.object(log_probs, "fuses_logits", lambda device: True))
             exit_stack.enter_context(patch.object(packed_attention, "FLEX_DEVICE_TYPES", ("cpu",)))
             exit_stack.enter_context(patch.object(packed_attention, "_attend_with_flex", attend_in_one_kernel))
+            exit_stack.enter_context(patch.object(Segments, "block_mask_tensors", _do_nothing))
         exit_stack.enter_context(FastFakeTensorMode(allow_non_fake_inputs=True))
         exit_stack.enter_context(RealIntegerMode())  # type: ignore[no-untyped-call]
         exit_stack.enter_context(FiniteValueMode())

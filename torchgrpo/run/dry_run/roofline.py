@@ -131,7 +131,7 @@ def collective_bytes(plan: Plan, shape: ModelShape) -> Counter[str]:
     if size > 1:
         batch = longest_microbatch(plan.config, shape, devices.on_cpu, size)
         heads = 2 * (shape.num_heads + shape.num_kv_heads)
-        passes = 3 if plan.config.train.gradient_checkpointing else 2
+        passes = 2 if plan.learner.recomputation == "none" else 3
         elements = passes * shape.num_layers * batch.positions * heads * shape.head_dim
         counts["all-to-all"] = round(elements * widths.factor)
         tokens = longest_microbatch_rows(plan.config, shape) * plan.config.response_tokens

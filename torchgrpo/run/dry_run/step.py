@@ -104,7 +104,7 @@ def dry_run_step(plan: Plan) -> DryRun:
             with traffic[phase], prices[phase]:
                 yield
 
-        compiled = decoder_layers(worker.model) if plan.config.train.compile else ()
+        compiled = decoder_layers(worker.model) if plan.learner.compiles else ()
         with patch.object(worker, "measure_phase", count_phase):
             with fuse_layers(microbatch, compiled):
                 worker.gradients([task])
@@ -196,9 +196,12 @@ def _prepared_worker(plan: Plan) -> Iterator[tuple[MeasuredWorker, MicrobatchTas
     totals = BatchTotals.from_batch(policy, batch)
     task = MicrobatchTask(batch, totals, policy.entropy_coef)
     with _fake_process_group(plan) as groups, use_fake_tensors(imitates_gpu=not plan.devices.on_cpu):
-        device, rank_plan = torch.device("cpu"), plan
+        device = torch.device("cpu")
+        # Compiled code runs on no fake tensor; the uncompiled layers keep at least as much memory.
+        learner, reference = replace(plan.learner, compiles=False), replace(plan.reference, compiles=False)
         if plan.reference.home == "own devices":
-            rank_plan = replace(plan, reference=ReferencePlan("none"))
+            reference = ReferencePlan("none")
+        rank_plan = replace(plan, learner=learner, reference=reference)
         if groups is None:
             models = make_models(plan.config, load_model(plan.config.model, device), rank_plan)
         else:

@@ -1,0 +1,45 @@
+"""Recomputes none, some or all activations of decoder layers in the backward pass.
+
+Each decoder layer is a checkpoint of `torch.utils.checkpoint`. Selective recomputation keeps outputs of matrix
+products and attention. Compiled layers need no checkpoint for that: the compiler keeps about these outputs and
+recomputes what it fuses.
+"""
+
+from functools import partial
+
+import torch
+from torch.utils.checkpoint import create_selective_checkpoint_contexts
+from transformers import PreTrainedModel
+
+from config.schema.errors import ConfigError
+from torchgrpo.plan.plan import LearnerPlan
+
+aten = torch.ops.aten
+SAVED_OPERATIONS = (
+    aten.mm.default,
+    aten.addmm.default,
+    aten._scaled_dot_product_flash_attention.default,
+    aten._scaled_dot_product_flash_attention_for_cpu.default,
+    aten._scaled_dot_product_efficient_attention.default,
+    aten._scaled_dot_product_cudnn_attention.default,
+)
+"""Operations whose outputs selective recomputation keeps."""
+
+
+def recompute_activations(model: PreTrainedModel, plan: LearnerPlan) -> None:
+    """Makes the decoder layers recompute activations as planned.
+
+    Raises:
+        ConfigError: the model does not support recomputation.
+    """
+    if plan.recomputation == "none" or (plan.recomputation == "selective" and plan.compiles):
+        return
+    options: dict[str, object] = {"use_reentrant": False}
+    if plan.recomputation == "selective":
+        options["context_fn"] = partial(create_selective_checkpoint_contexts, list(SAVED_OPERATIONS))
+    try:
+        model.gradient_checkpointing_enable(options)
+    except ValueError as error:
+        raise ConfigError(
+            f"train.gradient_checkpointing={plan.recomputation}: {error}; set train.gradient_checkpointing=none"
+        ) from error
