@@ -26,9 +26,9 @@ from tests.punkt import OWN_PUNKT, use_punkt
 from tests.script_runner import ROOT, SCHEDULE_CLASSES, compose_run_config, read_metrics
 from tests.small_qwen import END, PADDING, save_qwen
 from torchgrpo.batches.rollout import Rollout
+from torchgrpo.plan.known_models import KNOWN_MODELS
 from torchgrpo.plan.log_prob_bounds import BOUNDS
 from torchgrpo.plan.machine import installed_vllm
-from torchgrpo.plan.model_shape import KNOWN_MODELS
 from torchgrpo.run.job import run_job
 from torchgrpo.run.overlapped_run import Schedule
 from torchgrpo.training.checkpoint import Checkpoint, load_checkpoint

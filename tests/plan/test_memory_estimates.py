@@ -11,11 +11,12 @@ import pytest
 
 from tests.script_runner import compose_run_config
 from torchgrpo.plan.disk import checkpoint_bytes
+from torchgrpo.plan.known_models import KNOWN_MODELS
 from torchgrpo.plan.machine import Machine
 from torchgrpo.plan.make_plan import make_plan
 from torchgrpo.plan.memory import MASTER_BUCKET, Phase, resident_phase, train_phases
 from torchgrpo.plan.microbatch_sizes import chunk_size
-from torchgrpo.plan.model_shape import KNOWN_MODELS, find_shape
+from torchgrpo.plan.model_shape import find_shape
 from torchgrpo.plan.plan import Plan
 from torchgrpo.run.dry_run.step import Peaks, dry_run_peaks
 from torchgrpo.training.master_weights import BUCKET_ELEMENTS

@@ -55,5 +55,5 @@ class ContextRank(RankProcess):
     def count_targets(self, tokens: Tokens) -> tuple[int, int]:
         """Returns the numbers of positions and of loss tokens that this rank computes."""
         assert self.context is not None
-        own, targets = slice_sequence(pack_rows(tokens), self.context)
+        own, targets = slice_sequence(pack_rows(tokens), self.context, 1)
         return own.ids.shape[1], len(targets)

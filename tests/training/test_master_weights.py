@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from config.schema.optimizer import OptimizerConfig
-from torchgrpo.plan.model_shape import KNOWN_MODELS
+from torchgrpo.plan.known_models import KNOWN_MODELS
 from torchgrpo.training.checkpoint_tensors import read_tensors, write_tensors
 from torchgrpo.training.learner_state import learner_tensors, load_step_counts, optimizer_tensors, step_counts
 from torchgrpo.training.master_weights import BUCKET_ELEMENTS, MasterWeights, bucket_views, is_half, join, split

@@ -99,16 +99,8 @@ def make_plan(config: Config, is_overlapped: bool, machine: Machine, folder: Pat
         weight_check=_weight_check(config, engine, learner, shape),
         notes=devices.notes,
     )
-    groups, rows = config.train_model.microbatch_groups, config.optim_batch_size
-    if rows < groups:
-        size = config.train_model.context_parallel
-        idle = (
-            f"an optimizer step has {rows} completions, so {(groups - rows) * size} of {groups * size} learner ranks "
-            "are idle: "
-            "raise train.optim_batch_size, or lower train_model.num_devices"
-        )
-        plan = replace(plan, notes=(*plan.notes, idle))
     completions = (
+        _note_idle_ranks,
         _choose_reference_home,
         _choose_recomputation,
         choose_shard_size,
@@ -119,6 +111,19 @@ def make_plan(config: Config, is_overlapped: bool, machine: Machine, folder: Pat
     for complete in completions:
         plan = complete(plan)
     return replace(plan, notes=(*plan.notes, *_notes(plan)))
+
+
+def _note_idle_ranks(plan: Plan) -> Plan:
+    """Adds a note if an optimizer step has fewer completions than microbatches that are computed at once."""
+    model, rows = plan.config.train_model, plan.config.optim_batch_size
+    groups, size = model.microbatch_groups, model.context_parallel
+    if rows >= groups:
+        return plan
+    idle = (
+        f"an optimizer step has {rows} completions, so {(groups - rows) * size} of {groups * size} learner ranks "
+        "are idle: raise train.optim_batch_size, or lower train_model.num_devices"
+    )
+    return replace(plan, notes=(*plan.notes, idle))
 
 
 def _notes(plan: Plan) -> Iterator[str]:

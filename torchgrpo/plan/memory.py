@@ -11,7 +11,7 @@ from typing import Literal, cast
 
 from config.schema.config import Config
 from torchgrpo.plan import activations
-from torchgrpo.plan.activations import FLOAT, ElementWidths
+from torchgrpo.plan.activations import FLOAT, ElementWidths, MicrobatchSizes
 from torchgrpo.plan.fsdp_buffers import (
     gathered_bytes,
     kept_sum_share,
@@ -279,13 +279,10 @@ def _optimize_uses(
     batch = longest_microbatch(config, shape, on_cpu, config.train_model.context_parallel)
     widths = learner_widths(config, on_cpu)
     gathered = gathered_bytes(shape, widths, config.train_model.ranks)
-    recomputes = recomputation != "none"
-    block = activations.block_bytes(shape, batch, widths)
-    saved = activations.saved_output_bytes(shape, batch, widths) if recomputation == "selective" else 0.0
-    kept = batch.positions * shape.hidden_size * widths.stream + saved if recomputes else block
+    kept, recomputed = _layer_bytes(shape, batch, widths, recomputation)
     # The backward pass keeps half-precision copies of the weights unless checkpointing casts again. Weights in 4 bits
     # have no copies: they are dequantized for every product.
-    keeps_copies = not recomputes and not config.train_model.lora.quantized
+    keeps_copies = recomputation == "none" and not config.train_model.lora.quantized
     copies = activations.weight_copies_bytes(shape, widths) if keeps_copies else 0.0
     has_earlier_gradients = rank_microbatches(config, shape) > 1
     earlier = gradients.bytes if has_earlier_gradients else 0.0
@@ -293,7 +290,7 @@ def _optimize_uses(
     knobs = _batch_knobs(config)
 
     def moment(
-        own_use: MemoryUse, units: float, gradient: float = earlier, layers: int = shape.num_layers
+        own: MemoryUse, units: float, gradient: float = earlier, layers: int = shape.num_layers
     ) -> list[MemoryUse]:
         activations = layers * kept + batch.mask
         copied, sums = copies * layers / shape.num_layers, kept_share * gathered.layer_sum
@@ -303,10 +300,10 @@ def _optimize_uses(
             MemoryUse(f"activations of {batch.positions} tokens", activations, f"{knobs}, {CHECKPOINTING}"),
             MemoryUse("half-precision weights", copied, f"{CHECKPOINTING}, model.dtype"),
             MemoryUse(GATHERED_PARAMETERS, units, GATHERED_KNOB),
-            own_use,
+            own,
         ]
 
-    backward = activations.block_backward_bytes(shape, batch, widths) + (block - saved if recomputes else 0.0)
+    backward = activations.block_backward_bytes(shape, batch, widths) + recomputed
     delayed = activations.delayed_head_gradient_bytes(shape, widths, config.train_model.ranks)
     layer_bytes = max(backward, gathered.layer_gradient + gathered.layer_sum)
 
@@ -332,6 +329,17 @@ def _optimize_uses(
         moment(last, 0.0, gradients.bytes, layers=0),
     ]
     return max(moments, key=_total_bytes)
+
+
+def _layer_bytes(
+    shape: ModelShape, batch: MicrobatchSizes, widths: ElementWidths, recomputation: Recomputation
+) -> tuple[float, float]:
+    """Returns bytes of a layer's activations: those kept until its backward pass, and those recomputed for it."""
+    block = activations.block_bytes(shape, batch, widths)
+    if recomputation == "none":
+        return block, 0.0
+    saved = activations.saved_output_bytes(shape, batch, widths) if recomputation == "selective" else 0.0
+    return batch.positions * shape.hidden_size * widths.stream + saved, block - saved
 
 
 def reference_bytes(config: Config, shape: ModelShape, ranks: int) -> float:

@@ -26,7 +26,7 @@ _ALIGNMENT = 64
 """Elements to whose multiples tensors of a bucket are aligned, for vector instructions."""
 
 
-def join(weights: Sequence[Tensor], remainders: Sequence[Tensor]) -> Tensor:
+def join(weights: list[Tensor], remainders: list[Tensor]) -> Tensor:
     """Returns float32 numbers from `weights` (bfloat16) and `remainders` (int16), as one tensor.
 
     `bucket_views` returns the float32 tensor of each weight.
@@ -40,7 +40,7 @@ def join(weights: Sequence[Tensor], remainders: Sequence[Tensor]) -> Tensor:
     return masters
 
 
-def split(masters: Tensor, weights: Sequence[Tensor], remainders: Sequence[Tensor]) -> None:
+def split(masters: Tensor, weights: list[Tensor], remainders: list[Tensor]) -> None:
     """Writes the bfloat16 numbers nearest to `masters`, and the int16 differences of their bits.
 
     The inverse of `join`; overwrites `masters`. Ties round away from zero, not to even, since int16 has no

@@ -178,7 +178,7 @@ def _attend_with_flex(query: Tensor, key: Tensor, value: Tensor, segments: Segme
     device = query.device
     dtype = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else value.dtype
     is_compiled_alone = device.type == "cuda" and not torch.compiler.is_compiling()
-    kernel = _flex_attention_alone if is_compiled_alone else flex_attention
+    kernel: Any = _flex_attention_alone if is_compiled_alone else flex_attention
     out: Tensor = kernel(
         query.to(dtype),
         key.to(dtype),
