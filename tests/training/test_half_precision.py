@@ -1,4 +1,7 @@
-"""One rank and two gloo ranks compute alike in bfloat16, and adapters need no wider copies of activations."""
+"""Tests that one rank and two gloo ranks compute alike in bfloat16.
+
+Adapters need no wider copies of activations.
+"""
 
 from pathlib import Path
 from typing import Any

@@ -114,7 +114,7 @@ def make_plan(config: Config, is_overlapped: bool, machine: Machine, folder: Pat
 
 
 def _note_idle_ranks(plan: Plan) -> Plan:
-    """Adds a note if an optimizer step has fewer completions than microbatches that are computed at once."""
+    """Adds a note if an optimizer step has fewer completions than groups of ranks."""
     model, rows = plan.config.train_model, plan.config.optim_batch_size
     groups, size = model.microbatch_groups, model.context_parallel
     if rows >= groups:

@@ -7,6 +7,7 @@ imports no torch.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal, cast
 
 from config.schema.config import Config
@@ -223,7 +224,7 @@ def train_phases(
 
 
 def gradient_use(config: Config, shape: ModelShape) -> MemoryUse:
-    """Memory of one rank's shard of the gradients, which are float32 for weights of any dtype."""
+    """Memory of one rank's shard of the gradients, float32 for weights of any dtype."""
     size = trained_parameters(config, shape) * FLOAT / config.train_model.shards
     return MemoryUse("gradients", size, "train_model.lora.enabled, train_model.num_devices")
 
@@ -290,7 +291,7 @@ def _optimize_uses(
     knobs = _batch_knobs(config)
 
     def moment(
-        own: MemoryUse, units: float, gradient: float = earlier, layers: int = shape.num_layers
+        own_use: MemoryUse, units: float, gradient: float = earlier, layers: int = shape.num_layers
     ) -> list[MemoryUse]:
         activations = layers * kept + batch.mask
         copied, sums = copies * layers / shape.num_layers, kept_share * gathered.layer_sum
@@ -300,16 +301,13 @@ def _optimize_uses(
             MemoryUse(f"activations of {batch.positions} tokens", activations, f"{knobs}, {CHECKPOINTING}"),
             MemoryUse("half-precision weights", copied, f"{CHECKPOINTING}, model.dtype"),
             MemoryUse(GATHERED_PARAMETERS, units, GATHERED_KNOB),
-            own,
+            own_use,
         ]
 
     backward = activations.block_backward_bytes(shape, batch, widths) + recomputed
     delayed = activations.delayed_head_gradient_bytes(shape, widths, config.train_model.ranks)
     layer_bytes = max(backward, gathered.layer_gradient + gathered.layer_sum)
-
-    def layer(head_gradient: float) -> MemoryUse:
-        return MemoryUse("backward pass of one layer", layer_bytes + head_gradient, knobs)
-
+    layer_use = partial(MemoryUse, "backward pass of one layer", knobs=knobs)
     forward = MemoryUse("output head", activations.head_forward_bytes(shape, batch, widths, 2), HEAD_KNOBS)
     head_back = activations.head_backward_bytes(shape, batch, widths, 2 if config.policy.uses_entropy else 1)
     back = MemoryUse("backward pass of the output head", head_back, HEAD_KNOBS)
@@ -317,15 +315,15 @@ def _optimize_uses(
     last = MemoryUse("gradients of embedding and head", outside, "train_model.lora.enabled")
     held = layers_of_training(config, shape)
 
-    def unsharded(layers: int) -> float:
+    def unsharded_bytes(layers: int) -> float:
         return gathered.outside + layers * gathered.layer
 
     # `gradients` already includes the gradient of a tied head, which is kept until the end.
     moments = [
-        moment(layer(delayed), unsharded(held.last)),
-        moment(layer(0.0), unsharded(held.first), gradients.bytes, layers=1),
-        moment(forward, unsharded(held.head_forward)),
-        moment(back, unsharded(held.head_backward)),
+        moment(layer_use(bytes=layer_bytes + delayed), unsharded_bytes(held.last)),
+        moment(layer_use(bytes=layer_bytes), unsharded_bytes(held.first), gradients.bytes, layers=1),
+        moment(forward, unsharded_bytes(held.head_forward)),
+        moment(back, unsharded_bytes(held.head_backward)),
         moment(last, 0.0, gradients.bytes, layers=0),
     ]
     return max(moments, key=_total_bytes)
@@ -334,7 +332,7 @@ def _optimize_uses(
 def _layer_bytes(
     shape: ModelShape, batch: MicrobatchSizes, widths: ElementWidths, recomputation: Recomputation
 ) -> tuple[float, float]:
-    """Returns bytes of a layer's activations: those kept until its backward pass, and those recomputed for it."""
+    """Returns the bytes of a layer's activations that are kept, and that are recomputed."""
     block = activations.block_bytes(shape, batch, widths)
     if recomputation == "none":
         return block, 0.0
@@ -357,7 +355,7 @@ def reference_bytes(config: Config, shape: ModelShape, ranks: int) -> float:
 
 
 def pushed_bytes(config: Config, shape: ModelShape, dtype: str) -> float:
-    """Bytes of a weight push: full weights in `dtype`, or an adapter in the dtype of the model."""
+    """Bytes of a weight push: weights in `dtype`, or an adapter in the model's dtype."""
     if config.inference_model.lora == "adapter":
         return trained_parameters(config, shape) * DTYPE_BYTES[config.model.dtype]
     return shape.parameters * DTYPE_BYTES[dtype]

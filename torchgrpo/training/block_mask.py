@@ -1,4 +1,4 @@
-"""Builds block masks of flex attention for packed sequences, from tensors that the host copies at once."""
+"""Builds block masks of flex attention for packed sequences."""
 
 from dataclasses import dataclass
 from typing import Any

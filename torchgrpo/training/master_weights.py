@@ -60,7 +60,7 @@ def bucket_views(bucket: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _bucket_starts(tensors: Sequence[Tensor]) -> list[int]:
-    """Returns the first element of each tensor in a bucket, and the number of elements of the bucket."""
+    """Returns the first element of each tensor in a bucket, and the bucket's size."""
     sizes = (-(-tensor.numel() // _ALIGNMENT) * _ALIGNMENT for tensor in tensors)
     return list(accumulate(sizes, initial=0))
 

@@ -53,7 +53,8 @@ class ScoringInputs:
     predicting: int64 [m], index in the flattened `ids` of the position that predicts each token.
     targets: int64 [m], ids of the tokens. target_indices: int64 [M], indices in the flattened responses.
     temperature: of all tokens, or [m]. shape: N and R. segments, block_mask: of a packed sequence; `block_mask` is
-    None where no layer needs it on another device. own: int64 [m], which of the M tokens are scored here; None: all.
+    None where no layer needs it on another device. own_indices: int64 [m], which of the M tokens are scored here;
+    None: all.
     """
 
     ids: torch.Tensor
@@ -65,7 +66,7 @@ class ScoringInputs:
     shape: torch.Size
     segments: Segments | None = None
     block_mask: BlockMaskTensors | None = None
-    own: torch.Tensor | None = None
+    own_indices: torch.Tensor | None = None
 
 
 @dataclass(eq=False)
@@ -172,7 +173,7 @@ class ResponseScorer:
         )
 
     def _score_loss_tokens(self, inputs: ScoringInputs, with_entropy: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Computes log-prob and entropy [M] of the tokens in the loss, of all ranks that share the sequence.
+        """Computes log-prob and entropy [M] of the tokens in the loss.
 
         The layers of a model may lie on several devices; the hidden states [M, D] are on the device of the last
         layer. Under autocast they are cast to its dtype, like the inputs of linear layers; the residual stream
@@ -199,9 +200,9 @@ class ResponseScorer:
                 top_k=self.top_k,
                 min_p=self.min_p,
             )
-        if self.context is None or inputs.own is None:
+        if self.context is None or inputs.own_indices is None:
             return log_prob, entropy
-        join = partial(self.context.join_values, indices=inputs.own, count=len(inputs.target_indices))
+        join = partial(self.context.join_values, indices=inputs.own_indices, count=len(inputs.target_indices))
         return join(log_prob), None if entropy is None else join(entropy)
 
     def count_positions(self, tokens: Tokens) -> int:
