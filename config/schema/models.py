@@ -17,8 +17,8 @@ class ModelConfig:
     """A name on the Hugging Face hub, a local folder in Hugging Face format, a checkpoint, or the folder of a
     run."""
     dtype: str = "float32"
-    """Data type of the weights and adapters: `float32`, or `bfloat16`, for which gradients are float32 and the
-    optimizer keeps the bits that rounding loses, so that trained weights change as in float32."""
+    """Data type of the weights and adapters: `float32` or `bfloat16`. With `bfloat16`, gradients are float32, and
+    the optimizer keeps the bits that rounding loses: trained weights change as in float32."""
     attn_implementation: str = "sdpa"
     """Attention kernel of the trained and reference models on padded rows (without `train.packing`): `sdpa`,
     `eager`, `flash_attention_2`."""
