@@ -15,6 +15,7 @@ from tests.plan.test_plan import config_of, machine
 from torchgrpo.plan.make_plan import make_plan
 from torchgrpo.plan.model_shape import GIB
 from torchgrpo.run.dry_run.dry_run_report import format_dry_run
+from torchgrpo.run.dry_run.fake_tensors import use_fake_tensors
 from torchgrpo.run.dry_run.operation_prices import (
     BANDWIDTH_SHARE,
     LAUNCH_SECONDS,
@@ -26,6 +27,8 @@ from torchgrpo.run.dry_run.operation_prices import (
 )
 from torchgrpo.run.dry_run.roofline import priced_step
 from torchgrpo.run.dry_run.step import dry_run_step
+from torchgrpo.training.fused_log_probs import add_product
+from torchgrpo.training.logit_operations import logit_gradient, token_statistics
 
 WIDTH = 256
 MATRIX = WIDTH * WIDTH * 4
@@ -111,6 +114,32 @@ def test_layers_are_fused_in_both_passes() -> None:
     assert products[0] == products[1]
     assert len(compiled) < len(eager)
     assert sum(kernel.bytes for kernel in compiled) < sum(kernel.bytes for kernel in eager)
+
+
+def test_operations_on_logits_are_kernels() -> None:
+    """Statistics read the logits twice; their gradient is read once and written in another dtype."""
+    tracker, rows = PriceTracker({}), WIDTH * 4
+    with FakeTensorMode():
+        logits, targets = torch.empty(WIDTH, WIDTH), torch.zeros(WIDTH, dtype=torch.int64)
+        numbers, tokens = torch.ones(WIDTH), torch.zeros(WIDTH, dtype=torch.int64)
+        with tracker:
+            statistics = token_statistics(logits, targets, numbers)
+            gradient = logit_gradient(logits, targets, *[numbers] * 5, tokens, torch.bfloat16)
+    assert len(statistics) == 3 and gradient.dtype == torch.bfloat16
+    assert [kernel.bytes for kernel in tracker.kernels] == [
+        2 * MATRIX + 2 * rows + rows + 3 * rows,
+        MATRIX + MATRIX // 2 + 2 * 2 * rows + rows,
+    ]
+
+
+def test_a_product_that_is_added_to_a_wider_sum() -> None:
+    tracker = PriceTracker({})
+    with use_fake_tensors(imitates_gpu=True):
+        total, factor = torch.empty(WIDTH, WIDTH), torch.empty(WIDTH, WIDTH, dtype=torch.bfloat16)
+        with tracker:
+            add_product(total, factor, factor)
+    (kernel,) = tracker.kernels
+    assert (kernel.flops, kernel.share) == (2 * WIDTH**3, PRODUCT_SHARE)
 
 
 @pytest.mark.parametrize("adapters", [False, True])
