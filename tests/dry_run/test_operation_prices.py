@@ -148,7 +148,8 @@ def test_the_priced_mfu(tiny: str, adapters: bool) -> None:
 
     The backward pass does so, and this is not useful work.
     """
-    whole = ("train.gradient_checkpointing=false", f"train_model.lora.enabled={str(adapters).lower()}")
+    # Compiled layers also compute the positions that fill the last block.
+    whole = ("train.compile=false", "train.gradient_checkpointing=false", f"train_model.lora.enabled={str(adapters).lower()}")
     plan = plan_of(tiny, *whole, gpus=2)
     dry_run, shape = dry_run_step(plan), plan.shape
     assert shape is not None
@@ -177,10 +178,11 @@ def test_compiled_layers_have_fewer_kernels_and_equal_flops(tiny: str) -> None:
 
 MFU_GOAL = 0.45
 QWEN_OVERRIDES = {
-    "1.5B": ("train.gradient_checkpointing=false", "train.optim_batch_size=512"),
-    "7B": ("train.gradient_checkpointing=false", "train_model.lora.enabled=true", "train_model.lora.r=16"),
+    "1.5B": (),
+    "7B": (),
+    "7B adapters": ("train_model.lora.enabled=true", "train_model.lora.r=16"),
 }
-"""Ways to train the sizes on one GPU of 141 GB."""
+"""Ways to train the sizes on one GPU of 141 GB; all else has its default."""
 
 
 @pytest.mark.long
@@ -189,8 +191,8 @@ def test_the_priced_mfu_of_an_h200(size: str) -> None:
     """Microbatches have sixteen thousand positions, and a GPU has the memory rate of an H200."""
     lengths = ("train.max_tokens_per_microbatch=16384", "inference_model.max_tokens=1024", "env.max_prompt_tokens=512")
     card = ("run=dry_run", "machine.gpu_bandwidth_gib_s=4470")
-    model = (f"model.name=Qwen/Qwen2.5-{size}-Instruct", "model.dtype=bfloat16", "policy.kl_coef=0")
-    overrides = (*lengths, *card, *model, "train.compile=true", *QWEN_OVERRIDES[size])
+    model = (f"model.name=Qwen/Qwen2.5-{size.split()[0]}-Instruct", "policy.kl_coef=0")
+    overrides = (*lengths, *card, *model, *QWEN_OVERRIDES[size])
     plan = make_plan(config_of("grpo_gsm8k", *overrides), False, machine(1, 139.8))
     assert plan.shape is not None
     priced = priced_step(plan, plan.shape, dry_run_step(plan))
