@@ -144,7 +144,7 @@ def test_a_product_that_is_added_to_a_wider_sum() -> None:
 
 @pytest.mark.parametrize("adapters", [False, True])
 def test_the_priced_mfu(tiny: str, adapters: bool) -> None:
-    """The backward pass of attention computes its scores a second time, which is not useful work."""
+    """Attention computes its scores a second time, which is not useful work."""
     whole_blocks = "env.max_prompt_tokens=144"  # other lengths are padded to whole blocks, which is not useful either
     whole = ("train.gradient_checkpointing=false", f"train_model.lora.enabled={str(adapters).lower()}", whole_blocks)
     plan = plan_of(tiny, *whole, gpus=2)

@@ -65,7 +65,10 @@ def attention_flops(packed_pairs: int) -> FlopFormulas:
 
 
 def _added_product_flops(total: Shape, left: Shape, right: Shape, *_: object, **__: object) -> int:
-    """Counts a product that is added to `total`; PyTorch's own formula rejects the form with a dtype of the sum."""
+    """Counts a product that is added to `total`.
+
+    PyTorch's own formula raises an error if the dtype of the sum is given.
+    """
     return 2 * left[0] * left[1] * right[1]
 
 
