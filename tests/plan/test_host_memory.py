@@ -42,7 +42,7 @@ def test_the_copy_of_an_adapter_is_as_large_as_the_adapter() -> None:
     plan = make_plan(config_of("grpo_gsm8k", SMALL, *lora), False, machine(2, 80.0))
     assert plan.shape is not None
     (copy,) = host_uses(plan, plan.shape)
-    assert copy.bytes == 4 * plan.shape.lora_parameters(plan.config.train_model.lora.r)
+    assert copy.bytes == 2 * plan.shape.lora_parameters(plan.config.train_model.lora.r)
 
 
 def test_a_checkpoint_is_written_from_a_copy_unless_the_run_waits() -> None:
@@ -82,7 +82,7 @@ def test_shards_of_scorers_are_filled_from_whole_models_in_the_hosts_memory() ->
 
 def test_an_engine_of_another_process_than_the_learners_holds_its_weights_packed_too() -> None:
     """In the same process the learner reuses the memory of packed weights."""
-    config = ("grpo_gsm8k", SMALL, "device=cpu", "inference_model.backend=transformers")
+    config = ("grpo_gsm8k", SMALL, "model.dtype=float32", "device=cpu", "inference_model.backend=transformers")
     two = "inference_model.num_devices=2"
     engine_bytes = []
     for is_overlapped, overrides in ((False, ()), (True, ()), (False, (two,))):

@@ -26,11 +26,12 @@ MODELS = {size: f"Qwen/Qwen2.5-{size}-Instruct" for size in ("1.5B", "3B", "7B")
 SHAPES = {size: shape for size, name in MODELS.items() if (shape := find_shape(name))}
 LORA, NO_CHECKPOINTING = "train_model.lora.enabled=true", "train.gradient_checkpointing=false"
 SELECTIVE = "train.gradient_checkpointing=selective"
-HALF, ALONE, EIGHT = "model.dtype=bfloat16", "train_model.num_devices=1", "train_model.num_devices=8"
+FLOAT32, HALF = "model.dtype=float32", "model.dtype=bfloat16"
+ALONE, EIGHT = "train_model.num_devices=1", "train_model.num_devices=8"
 ONE_MICROBATCH = ("train.gradient_accumulation_steps=1", "train.optim_batch_size=16")
 CASES = {
     "math 7B bf16": ("7B", "grpo_math", (HALF,)),
-    "math 7B LoRA": ("7B", "grpo_math", (LORA, "model.dtype=float32")),
+    "math 7B LoRA": ("7B", "grpo_math", (LORA, FLOAT32)),
     "countdown 1.5B LoRA": ("1.5B", "grpo_countdown", (LORA,)),
     "countdown 1.5B kept": ("1.5B", "grpo_countdown", (NO_CHECKPOINTING, "train.gradient_accumulation_steps=16")),
     "countdown 1.5B selective": ("1.5B", "grpo_countdown", (SELECTIVE,)),
@@ -109,11 +110,11 @@ def test_chunk_sizes() -> None:
 
 
 def test_what_stays_between_two_steps() -> None:
-    config, shape = compose_run_config(name="grpo_gsm8k"), SHAPES["3B"]
+    config, shape = compose_run_config(FLOAT32, name="grpo_gsm8k"), SHAPES["3B"]
     assert resident_phase(config, shape).bytes == 12 * shape.parameters
-    half = compose_run_config("model.dtype=bfloat16", name="grpo_gsm8k")
+    half = compose_run_config(HALF, name="grpo_gsm8k")
     assert resident_phase(half, shape).bytes == 12 * shape.parameters, "with the rest of the float32 numbers"
-    lora = compose_run_config("train_model.lora.enabled=true", name="grpo_gsm8k")
+    lora = compose_run_config(LORA, FLOAT32, name="grpo_gsm8k")
     assert resident_phase(lora, shape).bytes == 4 * shape.parameters + 12 * shape.lora_parameters(8)
     with_reference = resident_phase(config, shape, reference="resident")
     assert with_reference.bytes == resident_phase(config, shape).bytes + 2 * (
@@ -126,9 +127,9 @@ def test_a_base_in_4_bits() -> None:
 
     Embedding, head and norms are not quantized.
     """
-    shape, adapters = SHAPES["7B"], "train_model.lora.enabled=true"
+    shape = SHAPES["7B"]
     small, whole = (
-        compose_run_config(ALONE, adapters, f"train_model.lora.quantization={kind}", name="grpo_math")
+        compose_run_config(ALONE, LORA, FLOAT32, f"train_model.lora.quantization={kind}", name="grpo_math")
         for kind in ("nf4", "none")
     )
     others = 2 * 152064 * 3584 + (2 * 28 + 1) * 3584
@@ -146,7 +147,7 @@ def test_shards_of_several_ranks() -> None:
     shape = SHAPES["7B"]
 
     def resident(*case: str) -> float:
-        return resident_phase(compose_run_config(*case, name="grpo_math"), shape).bytes
+        return resident_phase(compose_run_config(FLOAT32, *case, name="grpo_math"), shape).bytes
 
     assert resident("train_model.num_devices=8") == resident(ALONE) / 8
     assert resident("train_model.num_devices=16", "train_model.shard_size=8") == resident(ALONE) / 8
@@ -155,7 +156,8 @@ def test_shards_of_several_ranks() -> None:
 
 
 def test_ranks_take_less_memory_each() -> None:
-    one, two, eight = (estimated_phases("7B", "grpo_math", f"train_model.num_devices={ranks}") for ranks in (1, 2, 8))
+    case = ("7B", "grpo_math", FLOAT32)
+    one, two, eight = (estimated_phases(*case, f"train_model.num_devices={ranks}") for ranks in (1, 2, 8))
     for phase in ("optimize", "optimizer step"):
         assert one[phase].bytes > two[phase].bytes > eight[phase].bytes
     assert eight["optimizer step"].bytes == one["optimizer step"].bytes / 8

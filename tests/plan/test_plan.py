@@ -347,7 +347,8 @@ def test_a_reference_is_counted_at_its_location(qwen: str) -> None:
     """One rank holds a whole copy, always or only during scoring; several ranks hold shards."""
 
     def phases(*overrides: str, gpus: int, memory: float) -> tuple[str, dict[str, float]]:
-        plan = make_plan(config_of("grpo_gsm8k", qwen, *overrides), False, machine(gpus, memory))
+        config = config_of("grpo_gsm8k", qwen, "model.dtype=float32", *overrides)
+        plan = make_plan(config, False, machine(gpus, memory))
         return plan.reference.home, {phase.name: phase.bytes for phase in plan.phases}
 
     _, without = phases("policy.kl_coef=0", gpus=2, memory=80.0)

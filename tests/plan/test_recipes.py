@@ -21,7 +21,7 @@ def test_the_page_has_each_card() -> None:
 
 @pytest.mark.parametrize(("card", "method", "command"), ROWS)
 def test_a_plan_accepts_the_command(card: str, method: str, command: str) -> None:
-    named = re.match(r"--config-name (\S+) (.+)", command)
+    named = re.match(r"--config-name (\S+) ?(.*)", command)
     name, overrides = named.groups() if named else ("grpo_gsm8k", command)
     config = config_of(name, *overrides.split())
     installed = {"host_memory_gib": 128.0, "bitsandbytes": "0.50.0"}

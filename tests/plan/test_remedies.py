@@ -66,7 +66,8 @@ def test_a_remedy_for_missing_devices(overrides: list[str], nodes: int, expected
 
 
 def test_advised_microbatches_are_no_smaller_than_needed() -> None:
-    overrides = ("train_model.num_devices=1", "train.gradient_accumulation_steps=4", "env.max_prompt_tokens=16384")
+    long = ("train.gradient_accumulation_steps=4", "env.max_prompt_tokens=16384")
+    overrides = ("train_model.num_devices=1", "model.dtype=float32", *long)
     plan = plan_of("grpo_gsm8k", *overrides, gpus=2)
     steps = remedy_values(plan)["train.gradient_accumulation_steps"]
     assert steps > 4

@@ -8,7 +8,7 @@ import pytest
 
 from config.schema.errors import ConfigError
 from tests.plan.test_plan import config_of
-from tests.plan.test_scorers import LARGE, MIDDLE, SMALL, plan_of, ranks
+from tests.plan.test_scorers import FLOAT32, LARGE, MIDDLE, SMALL, plan_of, ranks
 from torchgrpo.plan.host_memory import host_uses
 from torchgrpo.plan.known_models import KNOWN_MODELS
 from torchgrpo.plan.log_prob_bounds import BOUNDS
@@ -18,7 +18,7 @@ from torchgrpo.plan.problems import find_problems, plan_with_problems
 from torchgrpo.plan.remedies import find_remedy
 
 CLUSTER: dict[str, Any] = {"nodes": 4, "is_hypothetical": True}
-EXACT = (f"ref_model.name={LARGE}", "train.mixed_precision=fp32")
+EXACT = (f"ref_model.name={LARGE}", *FLOAT32)
 
 
 def problem_text(plan: Plan) -> str:
@@ -85,11 +85,11 @@ def test_messages_name_device_lists() -> None:
 def test_a_frozen_model_is_checked_by_its_own_dtype_and_window(monkeypatch: pytest.MonkeyPatch) -> None:
     windowed = {**KNOWN_MODELS[MIDDLE], "model_type": "mistral", "sliding_window": 64}
     monkeypatch.setitem(KNOWN_MODELS, "nobody/windowed", windowed)
-    whole = ("train.mixed_precision=fp32", "ref_model.name=nobody/windowed")
+    whole = (*FLOAT32, "ref_model.name=nobody/windowed")
     plan = plan_of(*ranks(1, 1, 1), *whole, "ref_model.dtype=bfloat16", gpus=3)
     assert plan.reference.bounds == BOUNDS["bfloat16"] and plan.weight_check.learner == BOUNDS["float32"]
     assert (plan.reference.prompts, plan.weight_check.prompts) == ((8, 12, 68), (8, 12))
-    half = plan_of(*ranks(1, 2, 1), "train.mixed_precision=fp16", gpus=5)
+    half = plan_of(*ranks(1, 2, 1), "model.dtype=float32", "train.mixed_precision=fp16", gpus=5)
     assert half.reference.bounds == BOUNDS["float16"]
 
 
@@ -133,7 +133,7 @@ def test_the_report_calls_a_teacher_a_teacher() -> None:
     teacher = ("policy=opd", f"ref_model.name={MIDDLE}", "train_model.num_devices=1")
     sharing = plan_of(*teacher, gpus=2)
     text = format_plan(sharing, [])
-    assert f"ref_model        training GPU; the teacher; {MIDDLE}, float32" in text
+    assert f"ref_model        training GPU; the teacher; {MIDDLE}, bfloat16" in text
     assert "  teacher  [ref_model.num_devices, ref_model.dtype, ref_model.name]" in text
     assert "reference  [" not in text and "policy.kl_coef]" not in text
     own = scorer_phase(plan_of(*teacher, gpus=3))
@@ -149,6 +149,6 @@ def test_the_report_names_the_run_of_a_model() -> None:
     plan = plan_of(*ranks(1, 1, 1), f"ref_model.name={MIDDLE}", gpus=3)
     original_config = config_of("grpo_gsm8k", "model.name=outputs/one", "ref_model.name=outputs/two")
     named_plan = with_original_names(plan, original_config)
-    assert f"Ray actor; outputs/two (of {MIDDLE}), float32" in format_plan(named_plan, [])
+    assert f"Ray actor; outputs/two (of {MIDDLE}), bfloat16" in format_plan(named_plan, [])
     assert named_plan.config.model.name == f"outputs/one (of {SMALL})"
     assert with_original_names(plan, plan.config) == plan

@@ -17,6 +17,7 @@ from torchgrpo.plan.problems import check_plan, find_problems
 from torchgrpo.plan.remedies import find_remedy
 
 SMALL, MIDDLE, LARGE = (f"Qwen/Qwen2.5-{size}-Instruct" for size in ("0.5B", "14B", "32B"))
+FLOAT32 = ("model.dtype=float32", "train.mixed_precision=fp32")
 EACH_SCHEDULE = pytest.mark.parametrize("is_overlapped", [False, True], ids=["grpo", "grpo_async"])
 
 
@@ -63,7 +64,7 @@ SHARDED_RANKS = "ranks, parameters sharded over all of them: GPU"
             (*ranks(2, 4, 2), "ref_model.shard_size=2", f"ref_model.name={MIDDLE}"),
             f"2 {SHARDED_RANKS} 0, 1",
             "GPU 4, 5, 6, 7: 4 ranks, parameters sharded in groups of 2 that split the microbatches, Ray "
-            f"actors; {MIDDLE}, float32",
+            f"actors; {MIDDLE}, bfloat16",
             ["2", "3"],
         ),
     ],
@@ -93,7 +94,7 @@ def test_eight_nodes_of_eight_gpus(is_overlapped: bool) -> None:
         "train_model      16 ranks, parameters sharded over all of them: 8 on each of 2 node(s) of the Ray cluster, a "
         "GPU each",
         "ref_model        16 GPU(s) of the Ray cluster: 16 ranks, parameters sharded in groups of 4 that split the "
-        f"microbatches, Ray actors; {LARGE}, float32",
+        f"microbatches, Ray actors; {LARGE}, bfloat16",
         "engine 0         2 GPU(s) of the Ray cluster, vllm, bfloat16, Ray actor",
     ]
     assert len(plan.reference.devices) == plan.reference.ranks == 16
@@ -134,7 +135,7 @@ def test_the_memory_of_a_scorer() -> None:
     overrides = (*ranks(2, 2, 1), f"ref_model.name={MIDDLE}", "train.mixed_precision=bf16")
     shape = find_shape(MIDDLE)
     assert shape is not None
-    whole, half = plan_of(*overrides, gpus=5), plan_of(*overrides, "ref_model.dtype=bfloat16", gpus=5)
+    whole, half = plan_of(*overrides, "ref_model.dtype=float32", gpus=5), plan_of(*overrides, gpus=5)
     sharded = plan_of(*overrides, "ref_model.shard_size=2", gpus=5)
     weights = [scorer.uses[0].bytes for plan in (whole, half, sharded) if (scorer := scorer_phase(plan))]
     assert weights == [2 * (shape.parameters + shape.head_parameters), 2 * shape.parameters, shape.parameters]
@@ -154,12 +155,12 @@ def test_the_memory_of_a_scorer() -> None:
 def test_a_reference_without_devices_is_counted_beside_the_policy() -> None:
     shape, other = find_shape(SMALL), find_shape(MIDDLE)
     assert shape is not None and other is not None
-    reference_model = f"ref_model.name={MIDDLE}"
+    reference_model, float32 = f"ref_model.name={MIDDLE}", "model.dtype=float32"
 
     def added_bytes(*overrides: str, gpus: int, phase: int) -> tuple[str, float]:
-        with_reference = plan_of(reference_model, *overrides, gpus=gpus)
-        without = plan_of("policy.kl_coef=0", *overrides, gpus=gpus)
-        added = with_reference.phases[phase].bytes - without.phases[phase].bytes
+        with_reference = plan_of(reference_model, float32, *overrides, gpus=gpus)
+        without = plan_of("policy.kl_coef=0", float32, *overrides, gpus=gpus)
+        added = round(with_reference.phases[phase].bytes - without.phases[phase].bytes)
         return with_reference.reference.home, added
 
     assert added_bytes("train_model.num_devices=4", gpus=5, phase=1) == ("learner ranks", 2 * other.parameters / 4)
@@ -167,7 +168,7 @@ def test_a_reference_without_devices_is_counted_beside_the_policy() -> None:
     assert added_bytes("train_model.num_devices=1", gpus=2, phase=2) == ("training GPU", whole)
     home, size = added_bytes("train_model.num_devices=1", gpus=1, phase=0)
     assert home == "host memory" and size > whole, "its layers are wider than the policy's"
-    visiting = plan_of(reference_model, "train_model.num_devices=1", gpus=1)
+    visiting = plan_of(reference_model, float32, "train_model.num_devices=1", gpus=1)
     assert {use.name: use.bytes for use in host_uses(visiting, shape)}["reference in host memory"] == whole
     lora = ("train_model.lora.enabled=true", "train_model.num_devices=1")
     assert plan_of(reference_model, *lora, gpus=2).reference.home == "training GPU"
@@ -182,7 +183,7 @@ def test_a_reference_without_devices_is_counted_beside_the_policy() -> None:
 @EACH_SCHEDULE
 def test_scorers_of_a_cpu_share_its_cores_and_its_memory(is_overlapped: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(9)))
-    overrides = ("device=cpu", *ranks(2, 2, 1))
+    overrides = ("device=cpu", "model.dtype=float32", *ranks(2, 2, 1))
     plan = plan_of(*overrides, gpus=0, is_overlapped=is_overlapped)
     assert not find_problems(plan)
     assert devices_of(plan)[:3] == [
@@ -282,13 +283,13 @@ def test_colocated_learner_and_engines_leave_gpus_to_the_scorers() -> None:
         (("ref_model.name=a/b/c/d",), 4, "ref_model.name=a/b/c/d: neither a folder nor a hub name"),
         (("ref_model.name=tests",), 4, "ref_model.name=tests: the folder has no config.json"),
         (
-            (*ranks(1, 1, 1), f"ref_model.name={LARGE}", "train.mixed_precision=fp32"),
+            (*ranks(1, 1, 1), f"ref_model.name={LARGE}", *FLOAT32),
             4,
             f"ref_model.name={LARGE} with ref_model.num_devices=1: each scorer GPU needs about 12.* and has 80.00 GiB, "
             "of which .*raise ref_model.num_devices, .*ref_model.dtype=bfloat16, or choose a smaller model",
         ),
         (
-            (*ranks(1, 2, 1), f"ref_model.name={LARGE}", "ref_model.shard_size=1", "train.mixed_precision=fp32"),
+            (*ranks(1, 2, 1), f"ref_model.name={LARGE}", "ref_model.shard_size=1", *FLOAT32),
             4,
             "leave ref_model.shard_size=1 unset, so that more ranks share a copy, set ref_model.dtype=bfloat16",
         ),
@@ -319,7 +320,7 @@ def test_remedies_for_scorers() -> None:
         plan = plan_of(*overrides, gpus=64)
         return " ".join(map(str, find_remedy(plan, plan_of(gpus=gpus, **machine_fields).machine) or ()))
 
-    exact = ("train.mixed_precision=fp32", f"ref_model.name={LARGE}")
+    exact = (*FLOAT32, f"ref_model.name={LARGE}")
     assert advised_settings(*ranks(1, 1, 1), *exact, gpus=8) == "ref_model.num_devices=3"
     assert advised_settings(*ranks(1, 1, 1), *exact, gpus=3) == "ref_model.dtype=bfloat16"
     assert advised_settings(*ranks(1, 4, 1), "ref_model.shard_size=1", *exact, gpus=8) == "ref_model.shard_size=null"

@@ -1,4 +1,4 @@
-"""FLOP formulas of attention for `FlopCounterMode`, which count only visible pairs of tokens.
+"""FLOP formulas for `FlopCounterMode`: attention counts only visible pairs of tokens.
 
 PyTorch's own counter assumes that every query attends to every key. In a packed sequence a query attends to its prompt
 and to earlier tokens of its response; in whole rows it attends to earlier tokens.
@@ -62,6 +62,17 @@ def attention_flops(packed_pairs: int) -> FlopFormulas:
         aten._scaled_dot_product_flash_attention_for_cpu: row_flops,
         aten._scaled_dot_product_flash_attention_for_cpu_backward: row_backward_flops,
     }
+
+
+def _added_product_flops(total: Shape, left: Shape, right: Shape, *_: object, **__: object) -> int:
+    """Counts a product that is added to `total`.
+
+    PyTorch's own formula raises an error if the dtype of the sum is given.
+    """
+    return 2 * left[0] * left[1] * right[1]
+
+
+PRODUCT_FLOPS: FlopFormulas = {aten.addmm: _added_product_flops}
 
 
 def _triangle(length: Any) -> Any:

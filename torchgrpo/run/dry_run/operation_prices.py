@@ -19,8 +19,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from config.schema.machine import MachineConfig
 from torchgrpo.plan.model_shape import GIB
-from torchgrpo.run.dry_run.flops import FlopFormulas
+from torchgrpo.run.dry_run.flops import PRODUCT_FLOPS, FlopFormulas
 from torchgrpo.run.dry_run.tensor_tracker import OperationObserver
+from torchgrpo.training.logit_operations import NAMESPACE
 
 TERA = 1e12
 PRODUCT_SHARE, WIDE_PRODUCT_SHARE = 0.708, 0.05
@@ -40,6 +41,8 @@ _FREE_OPERATIONS = frozenset(
 """Operations that read and write nothing."""
 _LOOKUPS = frozenset({"gather", "embedding", "index_select", "scatter_add_", "index"})
 """Operations that touch only some elements of their first tensor."""
+_REREADING_OPERATIONS = frozenset({"token_statistics"})
+"""Operations that read their first tensor twice."""
 
 
 @dataclass
@@ -76,7 +79,7 @@ class PriceTracker(OperationObserver):
         super().__init__()
         self.kernels: list[Kernel] = []
         self.is_compiled = False
-        self._flop_formulas = FlopCounterMode(display=False, custom_mapping=formulas).flop_registry
+        self._flop_formulas = FlopCounterMode(display=False, custom_mapping={**PRODUCT_FLOPS, **formulas}).flop_registry
         self._open_kernel: Kernel | None = None
         self._storages: dict[int, _Storage] = {}
 
@@ -94,7 +97,9 @@ class PriceTracker(OperationObserver):
     def on_operation(self, func: Any, arguments: Any, out: Any) -> None:
         name = func.name().partition("::")[2].partition(".")[0]
         inputs, results = _tensors(arguments), _tensors(out)
-        if func.is_view or func.namespace != "aten" or name in _FREE_OPERATIONS or not (inputs or results):
+        if func.is_view or func.namespace not in ("aten", NAMESPACE):
+            return
+        if name in _FREE_OPERATIONS or not (inputs or results):
             return
         flops = self._count_flops(func, arguments, out)
         fuses = self.is_compiled and not flops
@@ -106,6 +111,8 @@ class PriceTracker(OperationObserver):
             storage = self._storage(tensor)
             if storage.maker is not kernel:
                 self._read(kernel, storage, 0 if storage is table else _size(tensor))
+        if name in _REREADING_OPERATIONS:
+            kernel.bytes += _size(inputs[0])
         for tensor in results:
             storage = self._storage(tensor)
             if storage is table:
@@ -196,4 +203,5 @@ def _size(tensor: Tensor) -> int:
 def _product_share(name: str, inputs: list[Tensor]) -> float:
     if "attention" in name:
         return ATTENTION_BACKWARD_SHARE if "backward" in name else ATTENTION_SHARE
-    return PRODUCT_SHARE if inputs[0].element_size() <= 2 else WIDE_PRODUCT_SHARE
+    factor = inputs[1]  # the first tensor of `addmm` is the sum
+    return PRODUCT_SHARE if factor.element_size() <= 2 else WIDE_PRODUCT_SHARE
