@@ -76,7 +76,7 @@ class Case:
 def config_of(layout: Layout, case: Case) -> Config:
     """Returns the config of a case on a layout.
 
-    GPU configs have bf16 and checkpointing. Presets that read the old log-probs of the trainer get two
+    GPU configs have bf16 and checkpointing. Compiled code would not run on pretended GPUs. Presets that read the old log-probs of the trainer get two
     epochs.
     """
     config = Config(
@@ -86,6 +86,7 @@ def config_of(layout: Layout, case: Case) -> Config:
             mixed_precision=case.precision,
             gradient_checkpointing=case.checkpointing,
             packing=case.packing,
+            compile=False,
             epochs=2 if case.policy.old_log_prob == "trainer" else 1,
         ),
         policy=replace(case.policy),
