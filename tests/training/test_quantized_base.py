@@ -73,7 +73,7 @@ def test_only_linear_layers_but_the_head_are_in_4_bits(folder: Path, dtype: torc
     assert small == {name for name in named if name.endswith("proj.base_layer.weight")} and small
     adapters = {name for name, parameter in named.items() if parameter.requires_grad}
     assert adapters == {name for name in named if "lora_" in name}
-    assert {named[name].dtype for name in adapters} == {torch.float32}
+    assert {named[name].dtype for name in adapters} == {dtype}
     assert {parameter.dtype for name, parameter in named.items() if name not in small | adapters} == {dtype}
 
 
