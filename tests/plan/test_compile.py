@@ -152,3 +152,14 @@ def test_a_gpu_recomputes_no_more_than_its_memory_requires() -> None:
     assert make_plan(config_of("grpo_quickstart"), False, machine(0)).learner.recomputation == "none"
     with pytest.raises(ConfigError, match=r"train\.gradient_checkpointing='some': choose one of none"):
         config_of("grpo_quickstart", "train.gradient_checkpointing=some")
+
+
+def test_ranks_that_share_a_microbatch_compile_only_if_configured() -> None:
+    shared = ("train_model.num_devices=2", "train_model.context_parallel=2")
+    config = config_of("grpo_gsm8k", *shared, "policy.kl_coef=0")
+    plan = make_plan(config, False, machine(3, 80.0))
+    assert not plan.learner.compiles
+    (note,) = compilation_notes(plan)
+    assert "share a microbatch" in note
+    config = config_of("grpo_gsm8k", *shared, COMPILE)
+    assert make_plan(config, False, machine(3, 80.0)).learner.compiles

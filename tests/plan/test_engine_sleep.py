@@ -33,6 +33,14 @@ def test_sizes_whose_engine_stays_awake() -> None:
     assert awake_sizes(139.8) == ["0.5B", "1.5B"], "activations of 3B that are kept leave less memory"
 
 
+def test_an_engine_that_must_stay_awake_has_room_beside_activations() -> None:
+    """The learner recomputes activations that would fit alone."""
+    alone = plan_of("3B", 139.8, "inference_model.sleep=true")
+    together = plan_of("3B", 139.8, "inference_model.sleep=false")
+    assert alone.learner.recomputation == "selective" and together.learner.recomputation == "full"
+    assert not together.engine.sleeps and not find_problems(together)
+
+
 @pytest.mark.parametrize("card", CARDS)
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("way", [(), ("train_model.lora.enabled=true",), ("ray.enabled=true",)])

@@ -289,6 +289,15 @@ def test_parts_of_a_pushed_tensor_go_to_several_places() -> None:
     assert model.weight.tolist() == [[4.0, 5.0], [6.0, 7.0], [0.0, 1.0], [2.0, 3.0]]
 
 
+def test_a_square_matrix_may_be_transposed() -> None:
+    pytest.importorskip("vllm")
+    model = OneMatrix(lambda parameter, tensor: parameter.data.copy_(tensor.T))
+    model.weight = nn.Parameter(torch.zeros(2, 2))
+    live = LiveWeights.from_model(model, tensors(2, 2))
+    live.copy(WeightUpdate(tensors(2, 2)))
+    assert model.weight.tolist() == [[0.0, 2.0], [1.0, 3.0]]
+
+
 @pytest.mark.parametrize(
     ("loading", "reason"),
     [

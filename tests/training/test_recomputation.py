@@ -1,7 +1,6 @@
 """Tests that recomputed activations change no bit, and what selective recomputation repeats and keeps."""
 
 from collections import Counter
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,9 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from config.schema.models import LoraConfig
-from tests.plan.test_plan import config_of, machine
 from tests.training.test_packed_sequence import SIZES, rows
-from torchgrpo.plan.make_plan import make_plan
 from torchgrpo.plan.memory import Recomputation
 from torchgrpo.training.adapters import add_lora
 from torchgrpo.training.recomputation import SAVED_OPERATIONS, recompute_activations
@@ -25,8 +22,7 @@ WAYS: tuple[Recomputation, ...] = ("none", "selective", "full")
 def make_model(recomputation: Recomputation, has_adapters: bool = False, compiles: bool = False) -> nn.Module:
     torch.manual_seed(0)
     model = Qwen2ForCausalLM(Qwen2Config(**SIZES))
-    learner = make_plan(config_of("grpo_quickstart"), False, machine(0)).learner
-    recompute_activations(model, replace(learner, recomputation=recomputation, compiles=compiles))
+    recompute_activations(model, recomputation, compiles)
     if not has_adapters:
         return model.train()
     adapted = add_lora(model, LoraConfig(enabled=True))

@@ -41,6 +41,8 @@ def reason_against(
         return "the layers of this architecture are not known to compile; set train.compile=true to try"
     if config.train_model.lora.quantized:
         return "layers in 4 bits are not known to compile; set train.compile=true to try"
+    if config.train_model.context_parallel > 1:
+        return "layers whose ranks share a microbatch are not known to compile; set train.compile=true to try"
     if missing:
         return f"torch.compile does not find {' and '.join(dict.fromkeys(missing))} on this machine"
     if disables_compilation(is_overlapped, devices, engine):

@@ -308,9 +308,12 @@ def _choose_recomputation(plan: Plan) -> Plan:
     is_known = size is not None and shape is not None and shape.can_compile_layers
     if plan.config.train.gradient_checkpointing is not None or plan.devices.on_cpu or not is_known:
         return plan
+    limit = MAX_RESIDENT_SHARE * usable_bytes(size or 0.0)
+    if plan.engine.sleeps and plan.config.inference_model.sleep is False and shape is not None:
+        limit -= plans.engine_bytes_without_cache(plan, shape) + _awake_cache_sizes(plan, shape)[-1]
     for recomputation in ("none", "selective"):
         candidate = replace(plan, learner=replace(plan.learner, recomputation=recomputation))
-        if max(phase.bytes for phase in candidate.phases) <= MAX_RESIDENT_SHARE * usable_bytes(size or 0.0):
+        if max(phase.bytes for phase in candidate.phases) <= limit:
             return candidate
     return plan
 
@@ -331,10 +334,7 @@ def _choose_sleep(plan: Plan) -> Plan:
     peak, fixed = plans.learner_peak_bytes(plan), plans.engine_bytes_without_cache(plan, shape)
     share = max(0.0, math.floor(100 * (1 - (peak + CONTEXT_BYTES) / (size * GIB))) / 100)
     share = min(share, engine.gpu_memory_utilization)
-    split, one = inference.tensor_parallel_size, kv_bytes_per_sequence(plan.config, shape, engine.dtype)
-    sizes = [max(MIN_SLEEPING_CACHE, factor * engine.max_num_seqs * one) for factor in AWAKE_CACHE_FACTORS]
-    if engine.kv_cache_bytes is not None:
-        sizes = [engine.kv_cache_bytes / split]
+    split, sizes = inference.tensor_parallel_size, _awake_cache_sizes(plan, shape)
     limit = min(MAX_RESIDENT_SHARE * usable_bytes(size) - peak, share * size * GIB)
     fitting = [cache for cache in sizes if fixed + cache <= limit]
     if not fitting and inference.sleep is None:
@@ -346,6 +346,15 @@ def _choose_sleep(plan: Plan) -> Plan:
         f"{format_gib(peak)} of the learner are on the GPU together; inference_model.sleep=true frees the former"
     )
     return replace(plan, engine=engine, notes=(*plan.notes, note))
+
+
+def _awake_cache_sizes(plan: Plan, shape: ModelShape) -> list[float]:
+    """Returns candidates for the KV cache of an awake engine on one device, in bytes."""
+    engine = plan.engine
+    if engine.kv_cache_bytes is not None:
+        return [engine.kv_cache_bytes / plan.config.inference_model.tensor_parallel_size]
+    one = kv_bytes_per_sequence(plan.config, shape, engine.dtype)
+    return [max(MIN_SLEEPING_CACHE, factor * engine.max_num_seqs * one) for factor in AWAKE_CACHE_FACTORS]
 
 
 def _limit_gpu_share(plan: Plan) -> Plan:

@@ -22,6 +22,7 @@ from transformers import PreTrainedModel
 
 from config.schema.errors import ConfigError
 from torchgrpo.plan.context_parallel import context_problem
+from torchgrpo.plan.microbatch_sizes import BLOCK_SIZE, padded_positions
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +54,8 @@ class ContextGroup:
         multiple: positions of which each slice has a whole multiple.
         """
         unit = self.size * multiple
-        return (length // unit + 1) * unit
+        shortest = padded_positions(0) if multiple == BLOCK_SIZE else 0
+        return max(length // unit + 1, -(-shortest // unit)) * unit
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def exchange(self, states: Tensor) -> Tensor:

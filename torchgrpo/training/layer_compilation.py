@@ -35,7 +35,6 @@ def compile_layers(model: nn.Module) -> None:
             f"train.compile=true: {type(causal_model(model)).__name__} has no layers at `model.layers`, "
             "which compilation needs: set train.compile=false"
         ) from None
-    torch._dynamo.config.fail_on_recompile_limit_hit = True
     for layer in layers:
         layer.forward = partial(_call_compiled, torch.compile(layer.forward, dynamic=True))
 
@@ -61,7 +60,8 @@ def _call_compiled(
     if position_embeddings is not None:
         more["position_embeddings"] = position_embeddings
     try:
-        return compiled_layer(hidden_states, *arguments, **more)
+        with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
+            return compiled_layer(hidden_states, *arguments, **more)
     except FailOnRecompileLimitHit as error:
         raise RunError(
             "train.compile=true: PyTorch has compiled the decoder layers as often as "

@@ -205,20 +205,22 @@ def _prepare_frozen(config: Config, plan: ReferencePlan, model: PreTrainedModel)
 
 def _prepare_policy(config: Config, plan: LearnerPlan, model: PreTrainedModel) -> nn.Module:
     """Prepares a loaded model as the policy."""
-    _compile_if_planned(config, plan, model)
-    recompute_activations(model, plan)
+    is_compiled = _compile_if_planned(config, plan, model)
+    recompute_activations(model, plan.recomputation, is_compiled)
     if config.train_model.lora.enabled:
         return add_lora(model, config.train_model.lora)
     return model
 
 
-def _compile_if_planned(config: Config, plan: LearnerPlan | ReferencePlan, model: PreTrainedModel) -> None:
-    """Compiles the layers of a model as planned.
+def _compile_if_planned(config: Config, plan: LearnerPlan | ReferencePlan, model: PreTrainedModel) -> bool:
+    """Compiles the layers of a model as planned; returns whether they are compiled.
 
     A plan without the model's config.json does not know whether its layers compile.
     """
-    if plan.compiles and (config.train.compile or can_compile_layers(model.config.to_dict())):
+    is_compiled = plan.compiles and bool(config.train.compile or can_compile_layers(model.config.to_dict()))
+    if is_compiled:
         compile_layers(model)
+    return is_compiled
 
 
 def make_scorer(

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from torchgrpo.training.adapters import causal_model
 from torchgrpo.training.log_probs import selected_log_probs
-from torchgrpo.training.sharding import UnshardedContext, no_sharding
+from torchgrpo.training.sharding import UnshardedContext, compute_device, no_sharding
 from torchgrpo.training.training_mode import evaluation_mode
 
 
@@ -30,10 +30,11 @@ def plain_log_probs(
     indices_by_length: dict[int, list[int]] = {}
     for index, sequence in enumerate(sequences):
         indices_by_length.setdefault(len(sequence), []).append(index)
-    half = torch.autocast(causal.device.type, autocast, enabled=autocast is not None)
+    device_type = compute_device(causal.get_output_embeddings().weight).type
+    half = torch.autocast(device_type, autocast, enabled=autocast is not None)
     with half, evaluation_mode(model):
         for indices in indices_by_length.values():
-            ids = torch.tensor([list(sequences[index]) for index in indices], device=causal.device)
+            ids = torch.tensor([list(sequences[index]) for index in indices])
             log_probs = unsharded_context(partial(_log_probs, causal, ids, temperature))
             results |= dict(zip(indices, log_probs.tolist(), strict=True))
     return [results[index] for index in range(len(sequences))]
@@ -44,7 +45,7 @@ def _log_probs(causal: PreTrainedModel, ids: torch.Tensor, temperature: float) -
 
     The layers run uncompiled. Uncompiled operations of a GPU's output head would hold several copies of its logits.
     """
-    head = causal.get_output_embeddings()
+    head, ids = causal.get_output_embeddings(), ids.to(causal.device)
     with torch.compiler.set_stance("force_eager"):
         hidden = causal.base_model(ids, use_cache=False).last_hidden_state[:, :-1].flatten(0, 1)
     targets = ids[:, 1:].flatten().to(head.weight.device)

@@ -71,7 +71,7 @@ class PolicyTensor:
             return full_tensor(merged.to(self.dtype))
 
     def merge_adapters(self, weight: torch.Tensor) -> torch.Tensor:
-        """Dequantizes `weight` and adds the layer's active adapters, without rounding.
+        """Dequantizes `weight` and adds the layer's active adapters in float32.
 
         weight: the source, or its full tensor.
         """

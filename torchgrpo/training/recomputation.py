@@ -12,7 +12,7 @@ from torch.utils.checkpoint import create_selective_checkpoint_contexts
 from transformers import PreTrainedModel
 
 from config.schema.errors import ConfigError
-from torchgrpo.plan.plan import LearnerPlan
+from torchgrpo.plan.memory import Recomputation
 
 aten = torch.ops.aten
 SAVED_OPERATIONS = (
@@ -26,20 +26,22 @@ SAVED_OPERATIONS = (
 """Operations whose outputs selective recomputation keeps."""
 
 
-def recompute_activations(model: PreTrainedModel, plan: LearnerPlan) -> None:
-    """Makes the decoder layers recompute activations as planned.
+def recompute_activations(model: PreTrainedModel, recomputation: Recomputation, is_compiled: bool) -> None:
+    """Makes the decoder layers recompute activations.
+
+    is_compiled: the layers are compiled.
 
     Raises:
         ConfigError: the model does not support recomputation.
     """
-    if plan.recomputation == "none" or (plan.recomputation == "selective" and plan.compiles):
+    if recomputation == "none" or (recomputation == "selective" and is_compiled):
         return
     options: dict[str, object] = {"use_reentrant": False}
-    if plan.recomputation == "selective":
+    if recomputation == "selective":
         options["context_fn"] = partial(create_selective_checkpoint_contexts, list(SAVED_OPERATIONS))
     try:
         model.gradient_checkpointing_enable(options)
     except ValueError as error:
         raise ConfigError(
-            f"train.gradient_checkpointing={plan.recomputation}: {error}; set train.gradient_checkpointing=none"
+            f"train.gradient_checkpointing={recomputation}: {error}; set train.gradient_checkpointing=none"
         ) from error

@@ -117,6 +117,9 @@ def load_shards(root: ShardedModel, config: ModelConfig, files: Mapping[str, Pat
                     if shard.numel():  # a rank has no rows of a weight with fewer rows than ranks
                         shard.copy_(file.get_slice(name)[_shard_rows(tensors[name])])
     _check_finite(config.name, {name: tensor for name, tensor in tensors.items() if name not in buffers})
+    for name, parameter in model.named_parameters():
+        if ADAPTER_NAME in name:  # fresh adapters add zero
+            local_shard(parameter.detach()).zero_()
     mode = model.training
     with torch.no_grad(), torch.compiler.set_stance("force_eager"):
         root(lambda: check_output_head(model.eval()))

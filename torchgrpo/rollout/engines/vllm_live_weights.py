@@ -44,9 +44,9 @@ class _Copy:
 
     def source(self, tensor: Tensor) -> Tensor:
         """Returns the part of a pushed tensor that this copy reads."""
-        if self.size == tensor.shape:
-            return tensor
         tensor = tensor.contiguous()
+        if (self.size, self.stride, self.offset) == (tensor.shape, tensor.stride(), 0):
+            return tensor
         return tensor.as_strided(self.size, self.stride, tensor.storage_offset() + self.offset)
 
 
