@@ -76,8 +76,8 @@ class Case:
 def config_of(layout: Layout, case: Case) -> Config:
     """Returns the config of a case on a layout.
 
-    GPU configs have bf16 and checkpointing. Compiled code would not run on pretended GPUs. Presets that read the old log-probs of the trainer get two
-    epochs.
+    GPU configs have bf16 and checkpointing. Compiled code would not run on pretended GPUs. Presets that read the old
+    log-probs of the trainer get two epochs.
     """
     config = Config(
         env=EnvConfig(dataset="arithmetic", num_envs=GROUPS, repeats=REPEATS),
