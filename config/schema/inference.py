@@ -72,8 +72,8 @@ class InferenceModelConfig:
     colocate: bool = False
     """Runs engine and learner in turns on the same GPUs."""
     sleep: bool | None = None
-    """Whether a vLLM engine on the learner's GPUs releases its memory while the learner trains. Unset: where engine and
-    learner do not fit the GPUs together."""
+    """Makes a vLLM engine on the learner's GPUs release its memory while the learner trains. Unset: the engine sleeps
+    unless the plan knows that engine and learner fit the GPUs together."""
     lora: str = "merge"
     """Weights that a LoRA policy sends to the engines: `merge` sends the merged full weights, `adapter` only
     the adapter."""

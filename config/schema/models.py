@@ -92,11 +92,11 @@ class TrainModelConfig:
     step; `all`, also parameters and gradients, and the step runs on the CPU. Only for GPUs: less GPU memory,
     more time."""
     prefetch_layers: int = 1
-    """Number of layers that several ranks gather ahead of the layer that computes. More hide slow or uneven links,
-    for the memory of these layers."""
+    """Number of layers that ranks gather ahead of the layer that computes. More layers hide slow or uneven links, and
+    take the memory of these layers. For several ranks."""
     reshard_after_forward: bool = True
-    """Frees a layer after its forward pass and gathers it again for its backward pass. `false`: all layers stay
-    gathered in between, which saves one of two gathers for the memory of the model in half precision. For several
+    """Frees a layer after its forward pass and gathers it again for its backward pass. `false`: layers stay gathered in
+    between, which saves one of two gathers and takes the memory of all layers in the gathered dtype. For several
     ranks."""
     devices: Any = None
     """Explicit device indices, one per rank, such as `[0]`, instead of the plan's choice."""

@@ -31,16 +31,17 @@ class TrainConfig:
     gradient_checkpointing: str | None = None
     """Activations that the backward pass recomputes: `none`, `selective` or `full`. `selective` keeps the outputs
     of matrix products and attention; `full` keeps the inputs of layers alone, for about a third more time.
-    `false` and `true` mean `none` and `full`. Unset: `none` on a CPU; on a GPU the first of the three
-    whose planned memory fits."""
+    `false` and `true` mean `none` and `full`. Unset: `none` on a CPU. Unset on a GPU: the first of the three
+    whose planned memory fits with a reserve, or `full` if the GPU's size or the model's layers are unknown."""
     packing: bool = True
     """Runs a microbatch through the model as one sequence without padding, each prompt once; the results are
     exact. Packed sequences use their own attention kernel instead of `model.attn_implementation`. Models with
     sliding windows or recurrent layers always use padded rows."""
     compile: bool | None = None
     """Compiles each decoder layer with torch.compile: a slower first step, faster later steps
-    (docs/scaling.md), equal results up to rounding. Needs a C++ compiler. Unset: on a GPU if the layers of the
-    model are known to compile, on a CPU not."""
+    (docs/scaling.md), equal results up to rounding. Needs a C++ compiler. Unset: off on a CPU, on for GPUs.
+    Exceptions are layers in 4 bits or of unknown kind, a missing compiler, and vLLM in the process that switches
+    compiled code off. `run=plan` prints the reason."""
     log_prob_chunk_size: int | None = None
     """Response tokens whose logits are in memory at one time, [chunk, vocabulary]. Unset: chosen by the head's
     size."""

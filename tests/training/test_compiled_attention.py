@@ -107,7 +107,7 @@ def test_attention_outside_of_a_layer_is_compiled_once(uncompiled_kernels: None)
 
 
 def test_the_limit_of_variants_is_an_error(uncompiled_kernels: None) -> None:
-    """Past the limit PyTorch would compute all scores without a message."""
+    """Stops past the limit: PyTorch would compute all scores without a message."""
     with torch._dynamo.config.patch(recompile_limit=1), torch.no_grad():
         attend_alone(TOKEN_BATCHES[0])
         with pytest.raises(RunError, match=r"train\.packing=true: PyTorch has compiled flex .*set train.packing"):

@@ -136,7 +136,7 @@ def test_training_options(
 
 @pytest.mark.parametrize("preset", ["dapo", "gspo", "kl_cov", "opsd"])
 def test_presets(preset: str, ranks: Ranks, model: str, groups: list[Group], tmp_path: Path) -> None:
-    """Among them are weights over the whole batch, and a teacher."""
+    """Covers weights over the whole batch, and a teacher."""
     one = in_one_process(config_of(model, 1, load_policy(preset)), tmp_path)
     assert_equal_training(one, sharing_learner(ranks, model, tmp_path, load_policy(preset)), groups, count=3)
 

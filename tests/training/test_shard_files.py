@@ -84,7 +84,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_shards_and_buffers_equal_those_of_the_whole_model(folder: Path, ranks: int, dtype: str) -> None:
-    """With three ranks the last one has fewer rows."""
+    """Compares the shards of ranks, of which the last may have fewer rows."""
     config = ModelConfig(str(folder), dtype)
     whole = load_model(config, CPU)
     shards = [load_rank(config, rank, ranks).model for rank in range(ranks)]

@@ -70,7 +70,8 @@ def host_uses(plan: Plan, shape: ModelShape) -> list[MemoryUse]:
         MemoryUse("copy of the last push", copy, "model.name, inference_model.dtype"),
     ]
     reference, shards, loaded_bytes = plan.reference_shape, plan.reference.shard_size, 0.0
-    if reference is not None and shards > 1:  # one rank of each copy loads a whole model for the shards
+    if reference is not None and shards > 1:
+        # the upper bound: one rank of each copy loads a whole model if its shards cannot be read from files
         node_copies = -(-min(devices.scorers_per_node, max_scorers_per_node(plan)) // shards)
         loaded_bytes = node_copies * memory.reference_bytes(config, reference, shards)
     loading = [MemoryUse("scorers while they load", loaded_bytes, SCORER_KNOBS)]

@@ -36,12 +36,12 @@ from torchgrpo.plan.plan import EnginePlan, LearnerPlan, Plan, ReferencePlan, We
 AUTOCAST_DTYPES = {"fp32": None, "bf16": "bfloat16", "fp16": "float16"}
 GPU_MAX_NUM_SEQS, CPU_MAX_NUM_SEQS = 512, 256
 MAX_RESIDENT_SHARE = 0.9
-"""Share of a GPU up to which a resident reference, kept activations or an awake engine may fill it.
+"""Largest share of a GPU for a resident reference, kept activations or an awake engine.
 
 The rest covers errors of the estimate.
 """
 AWAKE_CACHE_FACTORS = (2, 1)
-"""Candidates for the KV cache of an engine that stays awake beside the learner, as multiples of `max_num_seqs`."""
+"""Candidates for the KV cache of an awake engine, as multiples of `max_num_seqs`."""
 SLEEPING_CACHE_FACTOR, MIN_SLEEPING_CACHE = 2, GIB
 """KV cache of a sleeping engine: its sequences as a multiple of `max_num_seqs`, and the minimum bytes.
 

@@ -64,7 +64,7 @@ def _call_compiled(
             return compiled_layer(hidden_states, *arguments, **more)
     except FailOnRecompileLimitHit as error:
         raise RunError(
-            "train.compile=true: PyTorch has compiled the decoder layers as often as "
+            "train.compile: PyTorch has compiled the decoder layers as often as "
             f"torch._dynamo.config.recompile_limit={torch._dynamo.config.recompile_limit} allows; "
             "TORCH_LOGS=recompiles shows why; set train.compile=false"
         ) from error

@@ -1,8 +1,8 @@
 """Recomputes none, some or all activations of decoder layers in the backward pass.
 
 Each decoder layer is a checkpoint of `torch.utils.checkpoint`. Selective recomputation keeps outputs of matrix
-products and attention. Compiled layers need no checkpoint for that: the compiler keeps about these outputs and
-recomputes what it fuses.
+products and attention. Compiled layers need no checkpoint for that: the compiler keeps nearly the same outputs, and
+recomputes the operations that it fuses.
 """
 
 from functools import partial

@@ -1,6 +1,6 @@
 """Shards a model over ranks with FSDP2, gathers its tensors, and computes norms over shards.
 
-    rank 0: full tensors ──broadcast──▶ every rank: its shard of each parameter, float32 or bfloat16
+    files, or full tensors of rank 0 ──▶ every rank: its shard of each parameter, float32 or bfloat16
     a layer's forward and backward: all-gather its parameters, compute, free them; reduce-scatter gradients
 
 Every computation runs inside the root's forward, because FSDP2 gathers embedding, last norm and head together
