@@ -20,7 +20,7 @@ import grpo_async
 from config.run_folder.checkpoints import newest_checkpoint
 from config.schema.config import Config
 from envs.task import make_task
-from tests.checkpoint_helpers import saved_model
+from tests.checkpoint_helpers import saved_master_weights
 from tests.plans import gpu_configs
 from tests.punkt import OWN_PUNKT, use_punkt
 from tests.script_runner import ROOT, SCHEDULE_CLASSES, compose_run_config, read_metrics
@@ -204,7 +204,7 @@ def test_a_shipped_config(
     assert record.optimizer_steps == config.total_optimizer_steps == 4
     assert record.reference_scores == [config.policy.uses_reference] * 4
     assert all_weights_changed(
-        saved_model(load_newest_checkpoint(tmp_path).path), load_file(folder / "model.safetensors")
+        saved_master_weights(load_newest_checkpoint(tmp_path).path), load_file(folder / "model.safetensors")
     )
     evaluated = {path.parent.name for path in tmp_path.glob("eval/*/iteration_*.jsonl")}
     assert evaluated == set(config.eval.sets)
@@ -223,7 +223,7 @@ def test_a_shipped_config_with_an_adapter(
     record = run_script(config, script, tmp_path)
     check_rows(script, tmp_path)
     assert record.reference_scores == [True] * 4, "the base of the policy is the reference"
-    assert all_weights_changed(saved_model(load_newest_checkpoint(tmp_path).path), {})
+    assert all_weights_changed(saved_master_weights(load_newest_checkpoint(tmp_path).path), {})
 
 
 def all_weights_changed(weights: dict[str, torch.Tensor], initial_weights: dict[str, torch.Tensor]) -> bool:
