@@ -22,7 +22,7 @@ def saved_model(path: Path) -> dict[str, Tensor]:
 
 
 def saved_master_weights(path: Path) -> dict[str, Tensor]:
-    """Returns the model's tensors in a checkpoint, those of bfloat16 with the bits that their optimizer keeps."""
+    """Returns the model's tensors in a checkpoint, bfloat16 with the optimizer's remainders."""
     states, weights = saved_tensors(path / LEARNER, OPTIMIZER_PREFIX), saved_model(path)
     for name, weight in weights.items():
         remainder = states.get(f"{OPTIMIZER_PREFIX}{name}.remainder")
