@@ -67,9 +67,16 @@ class ChatEncoder:
         """Encodes the prompt of an example as token ids.
 
         Raises:
-            ConfigError: the chat template refuses the messages, or the model has no embedding of a token.
+            ConfigError: the chat template refuses the messages, the prompt has no tokens, or the model has no
+                embedding of a token.
         """
         ids = encode_prompt(self.tokenizer, example)
+        if not ids:
+            raise ConfigError(
+                f"the prompt of row {example.row} has no tokens: the tokenizer drops its text "
+                f"{render_prompt(self.tokenizer, example)!r}. Use a chat template that adds text to messages, or the "
+                "tokenizer of the model's training"
+            )
         if self.embeddings is not None and max(ids) >= self.embeddings:
             token = max(ids)
             raise ConfigError(

@@ -99,6 +99,8 @@ def cuda_patches(gpus: "SimulatedGPUs") -> list[Any]:
         "synchronize": synchronize,
         "empty_cache": lambda: None,
         "mem_get_info": lambda device=None: (gpus.free_bytes, CARD_BYTES),
+        "max_memory_allocated": lambda device=None: 0,
+        "reset_peak_memory_stats": lambda device=None: None,
         "memory_allocated": lambda device=None: 0,
         "memory_reserved": lambda device=None: 0,
         "get_device_properties": properties,

@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import PreTrainedTokenizerBase
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from config.schema.errors import ConfigError
 from config.schema.models import ModelConfig
@@ -210,3 +212,11 @@ def test_prompts_that_are_rendered_already_are_counted(log_capture: LogCapture) 
     log_capture.messages.clear()
     check_prompts(without_template(), rows, "jsonl")
     assert not log_capture.messages
+
+
+def test_a_prompt_without_tokens_is_refused() -> None:
+    """Some tokenizers drop characters that they do not know."""
+    two_tokens = Tokenizer(BPE({"<eos>": 0, "a": 1}, []))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=two_tokens, eos_token="<eos>")
+    with pytest.raises(ConfigError, match=r"^the prompt of row 7 has no tokens: .* its text '1\+1=.*tokenizer of the"):
+        ChatEncoder(tokenizer, embeddings=2).encode(Example((QUESTION,), "2", 7))

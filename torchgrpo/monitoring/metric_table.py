@@ -158,6 +158,14 @@ METRICS = (
     _metric("throughput/padding",
             "Number of token positions that the learner computes, divided by the number of real tokens (each prompt "
             "once, plus its responses): about 1 with `train.packing`, more with padded rows"),
+    _metric("throughput/learner_tokens_per_s",
+            "Real tokens per second of an optimizer step, each prompt counted once"),
+    _metric("throughput/learner_mfu",
+            "Share of `machine.gpu_tflops` of the learner's GPUs that useful operations take in an optimizer step "
+            "([MFU](gpu.md#mfu)); microbatches without a gradient count their forward pass. On GPUs only"),
+    _metric("memory/learner_peak_gib",
+            "Most GPU memory that PyTorch had allocated in a learner process since the previous step, the largest of "
+            "all ranks. Not logged for a learner that shares its process with an engine"),
     _metric("throughput/tokens_per_s throughput/completions_per_s",
             "Trained tokens and completions per second of wall-clock time since the previous row"),
     _metric("eval/SET/METRIC",

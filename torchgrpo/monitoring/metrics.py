@@ -18,7 +18,7 @@ from torchgrpo.monitoring.episode_metrics import episode_metrics, turn_metrics
 from torchgrpo.monitoring.rows_by_completion import completions_in_loss, first_rows, mean_advantages
 
 _TIMING_PREFIXES = (
-    *("time/", "throughput/", "reward_latency/", "idle/", "weight_check/", "agent/seconds/"),
+    *("time/", "throughput/", "memory/", "reward_latency/", "idle/", "weight_check/", "agent/seconds/"),
     *("judge/", "reward_model/", "endpoint/"),  # what is kept or batched depends on the time too
 )
 

@@ -15,7 +15,7 @@ from torchgrpo.plan.known_models import KNOWN_MODELS
 
 PACKAGE_DIR = Path(__file__).resolve().parents[1]
 """Folder of the package, which contains `models/quickstart`."""
-GIB = 1024**3
+GIB, TERA = 1024**3, 1e12
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1}
 NF4_BYTES, _SCALE_BYTES = 1 / 2, 1 / 64 + 4 / (64 * 256)
 """Bytes per parameter in 4 bits, and bytes of its scales.

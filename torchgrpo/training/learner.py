@@ -13,6 +13,7 @@ The loss of a share is divided by the totals of the whole batch, and gradients a
 neither the number of workers nor the number of microbatches changes an update.
 """
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
@@ -40,6 +41,7 @@ from torchgrpo.training.packed_sequence import count_real_tokens
 from torchgrpo.training.policy_terms import rows_with_gradient
 from torchgrpo.training.published_weights import PolicyTensor, push_tensor_source
 from torchgrpo.training.step_report import NonFiniteError, StepReport, gather_token_tensors
+from torchgrpo.training.step_speed import StepSpeed
 from torchgrpo.training.token_weights import token_weights
 from torchgrpo.training.worker import MicrobatchTask, UpdateResult, Worker
 from torchgrpo.training.workers import LocalWorkers, Workers
@@ -94,7 +96,7 @@ def make_learner(
         if scorers is not None:
             scorers.wait_until_loaded()
         on_error.pop_all()
-    return Learner(config, workers, run_dir, on_progress, scorers)
+    return Learner(config, workers, run_dir, on_progress, scorers, StepSpeed.from_plan(config, plan))
 
 
 class Learner:
@@ -105,6 +107,7 @@ class Learner:
         run_dir: folder in which the batches of non-finite steps are saved.
         on_progress: called with stage, number and count of the microbatches of a step.
         scorers: the frozen model on devices of its own; closed with the learner.
+        speed: computes the metrics of speed, if they are to be reported.
     """
 
     def __init__(
@@ -114,12 +117,14 @@ class Learner:
         run_dir: Path,
         on_progress: Callable[[str, int, int], None] = lambda stage, done, total: None,
         scorers: "FrozenScorers | None" = None,
+        speed: StepSpeed | None = None,
     ) -> None:
         self.config = config
         self.workers = workers
         self.run_dir = run_dir
         self.on_progress = on_progress
         self.scorers = scorers
+        self.speed = speed
         self._pending_scores: dict[int, Future[Tensor]] = {}
         self.optimizer_steps = 0
         """Optimizer steps so far, skipped ones included."""
@@ -259,7 +264,7 @@ class Learner:
         Raises:
             NonFiniteError: the step is the last of `train.max_nonfinite_steps` non-finite steps in a row.
         """
-        policy = self.config.policy
+        policy, start = self.config.policy, time.perf_counter()
         batch, shares = self._partition_step(batch)
         assert batch.mask is not None
         totals = BatchTotals.from_batch(policy, batch)
@@ -289,7 +294,11 @@ class Learner:
         elif not update.overflow:
             self._count_nonfinite(report, batch)
         report["loss/nonfinite_steps"] = float(self.nonfinite_steps)
-        return StepReport(report, not update.is_applied, log_ratio, entropy, advantage)
+        speed = {}
+        if self.speed is not None:
+            peak_bytes = max(output.peak_bytes for output in outputs)
+            speed = self.speed.metrics(batch.tokens, shares, time.perf_counter() - start, peak_bytes)
+        return StepReport(report, speed, not update.is_applied, log_ratio, entropy, advantage)
 
     def _queue_scoring(self, batch: Batch, shares: list[list[Microbatch]]) -> "list[list[Future[Tensor]]]":
         """Submits every microbatch to the scorers, [workers][count], unless the batch is scored already."""

@@ -71,6 +71,15 @@ def keep_freed_memory() -> None:
     libc.mallopt(trim_threshold, -1)  # the heap never shrinks
 
 
+def take_peak_bytes(device: torch.device) -> int:
+    """Returns the most memory that this process had allocated on a GPU since the last call; 0 for a CPU."""
+    if device.type != "cuda":
+        return 0
+    peak_bytes = torch.cuda.max_memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    return peak_bytes
+
+
 def release_memory() -> None:
     """Returns unused GPU memory of this process's allocator to the device, for other processes."""
     gc.collect()

@@ -8,7 +8,7 @@ Advantages, the partition of a batch and metrics are the learner's (`training/le
 import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ from torchgrpo.training.learner_state import (
 from torchgrpo.training.loss_metrics import Metrics, effective_sample_size_by_age, merge_metrics
 from torchgrpo.training.optimizer import make_optimizer, make_scheduler, set_schedule_step
 from torchgrpo.training.optimizer_offload import OffloadedStates
-from torchgrpo.training.process_setup import release_memory
+from torchgrpo.training.process_setup import release_memory, take_peak_bytes
 from torchgrpo.training.published_weights import PolicyTensor, PolicyWeights
 from torchgrpo.training.sharding import ShardedModel, global_norm, local_shard
 from torchgrpo.training.trained_parameters import base_digest, check_same_model, describe_model
@@ -76,12 +76,14 @@ class WorkerOutput:
     """Output of one worker's share of an optimizer step.
 
     positions: positions that went through the model, padding included. metrics: accumulators, which are
-    summed over workers. tokens: scores of every microbatch.
+    summed over workers. tokens: scores of every microbatch. peak_bytes: most GPU memory that the worker's process had
+    allocated since its previous output; 0 on a CPU.
     """
 
     positions: int
     metrics: Metrics
     tokens: list[TokenScores]
+    peak_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -161,7 +163,7 @@ class Worker(PolicyWeights):
         """Returns the output of the step's microbatches on the host, and forgets it."""
         output = copy_to_device(merge_outputs(self._outputs), HOST)
         self._outputs.clear()
-        return output
+        return replace(output, peak_bytes=take_peak_bytes(self.scorer.device))
 
     def update(self) -> UpdateResult:
         """Clips the accumulated gradients and makes the optimizer step if they are finite."""

@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 from torchgrpo.plan.memory import format_gib, usable_bytes
 from torchgrpo.plan.microbatch_sizes import longest_microbatch_rows
-from torchgrpo.plan.model_shape import GIB, ModelShape
+from torchgrpo.plan.model_shape import GIB, TERA, ModelShape
 from torchgrpo.plan.plan import Plan
 from torchgrpo.plan.plan_report import format_line
 from torchgrpo.plan.problems import Problem
-from torchgrpo.run.dry_run.operation_prices import BANDWIDTH_SHARE, PRODUCT_SHARE, TERA
+from torchgrpo.run.dry_run.operation_prices import BANDWIDTH_SHARE, PRODUCT_SHARE
 from torchgrpo.run.dry_run.roofline import collective_bytes, priced_step, step_seconds
 from torchgrpo.run.dry_run.step import DryRun, Peaks, peak_bytes, peak_phase
 

@@ -9,19 +9,10 @@ from typing import Any
 
 import torch
 
-from torchgrpo.training.packed_attention import Segments
-
 aten = torch.ops.aten
 Shape = Sequence[int]
 FlopFormulas = dict[Any, Callable[..., int]]
 """FLOP formulas by operation; a formula takes the shapes of the tensors and the other arguments."""
-
-
-def count_visible_pairs(segments: Segments) -> int:
-    """Counts the visible pairs of a query and a key in a packed sequence."""
-    prompts, responses = segments.prompt_lengths, segments.lengths
-    shared = responses * prompts[segments.groups]
-    return int(_triangle(prompts).sum() + _triangle(responses).sum() + shared.sum())
 
 
 def attention_flops(packed_pairs: int) -> FlopFormulas:
@@ -75,13 +66,10 @@ def _added_product_flops(total: Shape, left: Shape, right: Shape, *_: object, **
 PRODUCT_FLOPS: FlopFormulas = {aten.addmm: _added_product_flops}
 
 
-def _triangle(length: Any) -> Any:
-    return length * (length + 1) // 2
-
-
 def _pairs(query: Shape, key: Shape, is_causal: bool) -> int:
     """Returns the computed pairs of one row; without `is_causal` all pairs are computed."""
-    return int(_triangle(query[-2])) if is_causal else query[-2] * key[-2]
+    queries = query[-2]
+    return queries * (queries + 1) // 2 if is_causal else queries * key[-2]
 
 
 def _flops(pairs: int, query: Shape, value: Shape, key_products: int, value_products: int) -> int:

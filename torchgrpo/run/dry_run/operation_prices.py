@@ -18,12 +18,11 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from config.schema.machine import MachineConfig
-from torchgrpo.plan.model_shape import GIB
+from torchgrpo.plan.model_shape import GIB, TERA
 from torchgrpo.run.dry_run.flops import PRODUCT_FLOPS, FlopFormulas
 from torchgrpo.run.dry_run.tensor_tracker import OperationObserver
 from torchgrpo.training.logit_operations import NAMESPACE
 
-TERA = 1e12
 PRODUCT_SHARE, WIDE_PRODUCT_SHARE = 0.708, 0.05
 """Reachable share of `machine.gpu_tflops` in matrix products of half-precision factors, and of float32 factors."""
 ATTENTION_SHARE, ATTENTION_BACKWARD_SHARE = 0.404, 0.283

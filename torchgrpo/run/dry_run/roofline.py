@@ -14,10 +14,10 @@ from torchgrpo.plan.activations import FLOAT
 from torchgrpo.plan.fsdp_buffers import gathered_bytes
 from torchgrpo.plan.memory import learner_widths
 from torchgrpo.plan.microbatch_sizes import longest_microbatch, longest_microbatch_rows
-from torchgrpo.plan.model_shape import GIB, ModelShape
+from torchgrpo.plan.model_shape import GIB, TERA, ModelShape
 from torchgrpo.plan.plan import Plan
-from torchgrpo.run.dry_run.operation_prices import TERA
 from torchgrpo.run.dry_run.step import DryRun
+from torchgrpo.training.step_speed import useful_flops
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def priced_step(plan: Plan, shape: ModelShape, dry_run: DryRun) -> PricedStep:
     rates, microbatches = plan.config.machine, plan.learner.microbatches
     microbatch = sum(kernel.seconds(rates) for kernel in dry_run.kernels)
     optimizer = sum(kernel.seconds(rates) for kernel in dry_run.optimizer_kernels)
-    useful = useful_flops(plan, shape, dry_run)
+    useful = useful_flops(shape, dry_run.sizes, has_adapters=plan.config.train_model.lora.enabled)
     total = microbatches * max(microbatch, step_seconds(plan, dry_run).links) + optimizer
     return PricedStep(
         microbatch=microbatch,
@@ -95,17 +95,6 @@ def priced_step(plan: Plan, shape: ModelShape, dry_run: DryRun) -> PricedStep:
         useful_flops=useful,
         mfu=microbatches * useful / (total * rates.gpu_tflops * TERA),
     )
-
-
-def useful_flops(plan: Plan, shape: ModelShape, dry_run: DryRun) -> int:
-    """Counts the FLOPs of a microbatch that training needs, without recomputation.
-
-    A linear parameter has two FLOPs per position in the forward pass and four in the backward pass, or two if it is
-    frozen. The head counts for response tokens only, and attention for visible pairs of tokens.
-    """
-    sizes, factor = dry_run.sizes, 4 if plan.config.train_model.lora.enabled else 6
-    products = shape.active_linear_parameters * sizes.positions + shape.head_parameters * sizes.targets
-    return factor * products + 12 * sizes.pairs * shape.num_heads * shape.head_dim * shape.num_layers
 
 
 def collective_bytes(plan: Plan, shape: ModelShape) -> Counter[str]:

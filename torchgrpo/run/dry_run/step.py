@@ -26,7 +26,7 @@ from torchgrpo.batches.batch import Batch, CompletionRewards, Tokens
 from torchgrpo.plan.microbatch_sizes import longest_microbatch_rows
 from torchgrpo.plan.plan import Plan, ReferencePlan
 from torchgrpo.run.dry_run.fake_tensors import use_fake_tensors
-from torchgrpo.run.dry_run.flops import attention_flops, count_visible_pairs
+from torchgrpo.run.dry_run.flops import attention_flops
 from torchgrpo.run.dry_run.measured_worker import MeasuredWorker, label_tensors
 from torchgrpo.run.dry_run.operation_prices import Kernel, PriceTracker, fuse_layers
 from torchgrpo.run.dry_run.tensor_tracker import BytesByKind, MemoryTracker, TrafficTracker
@@ -34,24 +34,12 @@ from torchgrpo.training.aggregation import BatchTotals
 from torchgrpo.training.context_parallel import ContextGroup, join_context_group
 from torchgrpo.training.learner_models import make_models, make_sharded_models
 from torchgrpo.training.model_loading import load_model
-from torchgrpo.training.packed_sequence import pack_rows
 from torchgrpo.training.sharding import decoder_layers, learner_mesh
+from torchgrpo.training.step_speed import PackedSizes, packed_sizes
 from torchgrpo.training.worker import MicrobatchTask
 
 Peaks = dict[str, BytesByKind]
 """Peak memory by phase, in bytes by kind."""
-
-
-@dataclass(frozen=True)
-class PackedSizes:
-    """Sizes of a packed microbatch.
-
-    positions: positions that pass the layers. targets: response tokens. pairs: visible pairs of query and key.
-    """
-
-    positions: int
-    targets: int
-    pairs: int
 
 
 @dataclass(frozen=True)
@@ -93,7 +81,7 @@ def dry_run_step(plan: Plan) -> DryRun:
     """
     traffic: dict[str, TrafficTracker] = {}
     with _prepared_worker(plan) as (worker, task):
-        sizes = _packed_sizes(task.batch)
+        sizes = packed_sizes(task.batch.tokens)
         formulas = attention_flops(sizes.pairs)
         microbatch, update = PriceTracker(formulas), PriceTracker(formulas)
         prices = {"forward": microbatch, "backward": microbatch, "clip": update, "optimizer step": update}
@@ -123,12 +111,6 @@ def dry_run_step(plan: Plan) -> DryRun:
         optimizer_moved_bytes=traffic["clip"].moved_bytes + traffic["optimizer step"].moved_bytes,
         optimizer_kernels=update.kernels,
     )
-
-
-def _packed_sizes(batch: Batch) -> PackedSizes:
-    segments = pack_rows(batch.tokens).segments
-    assert batch.mask is not None, "`make_longest_microbatch` sets the mask"
-    return PackedSizes(segments.total, int(batch.mask.sum()), count_visible_pairs(segments))
 
 
 def dry_run_peaks(plan: Plan) -> Peaks:
