@@ -98,14 +98,16 @@ def priced_step(plan: Plan, shape: ModelShape, dry_run: DryRun) -> PricedStep:
 
 
 def useful_flops(plan: Plan, shape: ModelShape, dry_run: DryRun) -> int:
-    """Counts the FLOPs of a microbatch that training needs, without recomputation.
+    """Counts the FLOPs of one rank in a microbatch that training needs, without recomputation.
 
     A linear parameter has two FLOPs per position in the forward pass and four in the backward pass, or two if it is
-    frozen. The head counts for response tokens only, and attention for visible pairs of tokens.
+    frozen. The head counts for response tokens only, and attention for visible pairs of tokens. Ranks that share a
+    microbatch divide these FLOPs.
     """
     sizes, factor = dry_run.sizes, 4 if plan.config.train_model.lora.enabled else 6
     products = shape.active_linear_parameters * sizes.positions + shape.head_parameters * sizes.targets
-    return factor * products + 12 * sizes.pairs * shape.num_heads * shape.head_dim * shape.num_layers
+    attention = 12 * sizes.pairs * shape.num_heads * shape.head_dim * shape.num_layers
+    return (factor * products + attention) // plan.config.train_model.context_parallel
 
 
 def collective_bytes(plan: Plan, shape: ModelShape) -> Counter[str]:
