@@ -135,3 +135,15 @@ def test_notes_about_unused_gpus(train: int, generate: int, num_unused: int) -> 
         assert more
         better = make_plan(config_of("grpo_gsm8k", *overrides, more[0]), False, machine(8, 80.0))
         assert not [note for note in better.notes if "unused" in note]
+
+
+@pytest.mark.parametrize("bitsandbytes", ["0.50", None])
+def test_adapters_over_4_bits_fit_a_small_gpu(bitsandbytes: str | None) -> None:
+    """The base in 4 bits needs merged pushes, and the engine weights of 8 bits."""
+    seven = "model.name=Qwen/Qwen2.5-7B-Instruct"
+    plan = plan_of("grpo_gsm8k_24gb", seven, memory=23.6, bitsandbytes=bitsandbytes)
+    if bitsandbytes is None:
+        assert find_remedy(plan, plan.machine) is None
+        return
+    quantization = {"inference_model.quantization": "fp8", "train_model.lora.quantization": "nf4"}
+    assert remedy_values(plan) == quantization | {"inference_model.lora": "merge"}

@@ -123,8 +123,10 @@ def _candidate_changes(plan: Plan, machine: Machine) -> Iterator[tuple[str, tupl
     can_quantize = on_gpu and inference.quantization is None
     yield "inference_model.quantization", ("fp8",) if can_quantize else ()
     yield "policy.kl_coef", () if config.policy.kl_coef == 0 else (0.0,)
-    yield "train_model.lora.quantization", ("none",) if config.train_model.lora.quantized else ()
-    yield "train_model.lora.enabled", () if config.train_model.lora.enabled else (True,)
+    lora = config.train_model.lora
+    yield "train_model.lora.enabled", () if lora.enabled else (True,)
+    yield "train_model.lora.quantization", ("none",) if lora.quantized else ("nf4",)
+    yield "inference_model.lora", ("merge",) if inference.lora == "adapter" else ()  # as 4 bits require
     yield "model.dtype", () if config.model.dtype == "bfloat16" else ("bfloat16",)
     shorter = tuple(inference.max_tokens // divisor for divisor in (2, 4, 8))
     yield "inference_model.max_tokens", tuple(length for length in shorter if length >= 128)
