@@ -193,7 +193,10 @@ def test_a_kv_cache_that_holds_no_sequence(qwen: str) -> None:
 
 def test_too_little_memory_names_the_largest_part(qwen: str) -> None:
     check_fails(
-        r"a GPU has 24.00 GiB, .* the largest part of phase optimize is optimizer state", qwen, gpu_memory_gib=24
+        r"a GPU has 24.00 GiB, .* the largest part of phase optimize is optimizer state with .*: change "
+        "train_model.num_devices, train_model.offload, train_model.lora.enabled, optimizer.name",
+        qwen,
+        gpu_memory_gib=24,
     )
     large = make_plan(config_of("grpo_gsm8k", qwen), False, machine(2, 141.0))
     assert not find_problems(large)
