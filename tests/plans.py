@@ -14,7 +14,7 @@ from hydra import compose, initialize_config_dir
 
 from config.cli.composition import CONFIG_DIR, register_schema, to_config
 from config.schema.config import Config
-from torchgrpo.plan.machine import Machine
+from torchgrpo.plan.machine import ASSUMED_BITSANDBYTES, Machine
 from torchgrpo.plan.memory import format_gib, kv_bytes_per_sequence
 from torchgrpo.plan.plan import Plan, kv_cache_per_device
 from torchgrpo.plan.problems import Problem, plan_with_problems
@@ -47,6 +47,7 @@ def machines() -> dict[str, Machine]:
             gpu_ids=tuple(map(str, range(gpus))),
             nodes=nodes,
             is_hypothetical=True,
+            bitsandbytes=ASSUMED_BITSANDBYTES,
         )
         for nodes, gpus, memory in SIZES
     }

@@ -16,7 +16,8 @@ class MachineConfig:
     gpus: int | None = None
     """Number of NVIDIA GPUs of one node. Unset: the plan is for this machine."""
     gpu_memory_gib: float | None = None
-    """Memory of one GPU in GiB, as in the card's name. With `gpus` and unset: 80, an H100's."""
+    """Memory of one GPU in GiB. CUDA has less than a card's name: 79.1 of 80 GB, 139.8 of 141 GB. With `gpus` and
+    unset: 80."""
     nodes: int = 1
     """Number of machines of this kind, joined in one Ray cluster."""
     host_memory_gib: float | None = None

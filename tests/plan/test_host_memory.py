@@ -45,6 +45,22 @@ def test_the_copy_of_an_adapter_is_as_large_as_the_adapter() -> None:
     assert copy.bytes == 2 * plan.shape.lora_parameters(plan.config.train_model.lora.r)
 
 
+def test_a_sleeping_engine_with_adapters_keeps_its_base_in_host_memory() -> None:
+    """With merged weights the engine drops them, since the next push brings new ones."""
+    lora = ("train_model.lora.enabled=true", "train.async_checkpoint=false", "inference_model.sleep=true")
+    config = config_of("grpo_gsm8k", SMALL, *lora, "inference_model.lora=adapter")
+    plan = make_plan(config, False, machine(1, 80.0))
+    assert plan.shape is not None
+    (base,) = host_uses(plan, plan.shape)
+    assert (base.name, base.bytes) == ("weights of sleeping engines", 2 * plan.shape.parameters)
+    full = make_plan(config, False, machine(1, 80.0, host_memory_gib=0.9 * base.bytes / GIB))
+    (problem,) = find_problems(full)
+    assert problem.line == "host memory" and "(weights of sleeping engines" in problem.text
+    for other in ("inference_model.lora=merge", "inference_model.sleep=false"):
+        awake_or_merged = config_of("grpo_gsm8k", SMALL, *lora, "inference_model.lora=adapter", other)
+        assert host_uses(make_plan(awake_or_merged, False, machine(1, 80.0)), plan.shape) == []
+
+
 def test_a_checkpoint_is_written_from_a_copy_unless_the_run_waits() -> None:
     """The copy has float32 weights and the two moments of AdamW."""
     config = config_of("grpo_gsm8k", SMALL, "policy.kl_coef=0", "model.dtype=float32")

@@ -178,12 +178,25 @@ def test_plans_that_cannot_work(qwen: str) -> None:
     check_fails(r"nf4 needs bitsandbytes: run pip install -e '\.\[qlora\]' in the project's", qwen, *nf4)
     check_fails("cannot release its memory", qwen, "inference_model.backend=transformers", gpus=1)
     check_fails("runs learner and engines at the same time", qwen, gpus=1, is_overlapped=True)
-    check_fails("does not hold one sequence of 1536 tokens", qwen, "inference_model.kv_cache_gib=0.01")
+
+
+def test_a_kv_cache_that_holds_no_sequence(qwen: str) -> None:
+    no_sequence = "does not hold one sequence of 1536 tokens"
+    check_fails(rf"{no_sequence} .*: raise inference_model.kv_cache_gib", qwen, "inference_model.kv_cache_gib=0.01")
+    share, beside = "inference_model.gpu_memory_utilization=0.05", r"the engine needs \d+\.\d+ GiB beside the cache"
+    check_fails(
+        rf"{no_sequence} .*; {beside} and has 5% of a GPU: raise .*utilization, lower", qwen, share, gpu_memory_gib=80
+    )
+    left = rf"{no_sequence} .*; {beside}, and the learner leaves 0% of the GPU: set .*=fp8, train"
+    check_fails(left, qwen, gpus=1, gpu_memory_gib=24)
 
 
 def test_too_little_memory_names_the_largest_part(qwen: str) -> None:
     check_fails(
-        r"a GPU has 24.00 GiB, .* the largest part of phase optimize is optimizer state", qwen, gpu_memory_gib=24
+        r"a GPU has 24.00 GiB, .* the largest part of phase optimize is optimizer state with .*: change "
+        "train_model.num_devices, train_model.offload, train_model.lora.enabled, optimizer.name",
+        qwen,
+        gpu_memory_gib=24,
     )
     large = make_plan(config_of("grpo_gsm8k", qwen), False, machine(2, 141.0))
     assert not find_problems(large)

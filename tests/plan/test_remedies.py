@@ -135,3 +135,29 @@ def test_notes_about_unused_gpus(train: int, generate: int, num_unused: int) -> 
         assert more
         better = make_plan(config_of("grpo_gsm8k", *overrides, more[0]), False, machine(8, 80.0))
         assert not [note for note in better.notes if "unused" in note]
+
+
+@pytest.mark.parametrize("bitsandbytes", ["0.50", None])
+def test_adapters_over_4_bits_fit_a_small_gpu(bitsandbytes: str | None) -> None:
+    """The base in 4 bits needs merged pushes, and the engine weights of 8 bits."""
+    seven = "model.name=Qwen/Qwen2.5-7B-Instruct"
+    plan = plan_of("grpo_gsm8k_24gb", seven, memory=23.6, bitsandbytes=bitsandbytes)
+    if bitsandbytes is None:
+        assert find_remedy(plan, plan.machine) is None
+        return
+    quantization = {"inference_model.quantization": "fp8", "train_model.lora.quantization": "nf4"}
+    assert remedy_values(plan) == quantization | {"inference_model.lora": "merge"}
+
+
+def test_ranks_that_share_a_microbatch_divide_the_heads() -> None:
+    devices = ("train_model.num_devices=8", "inference_model.num_devices=8", "train_model.context_parallel=8")
+    for model, allowed in (("Qwen/Qwen2.5-7B-Instruct", 4), ("google/gemma-3-4b-it", 1)):
+        plan = plan_of("grpo_gsm8k", f"model.name={model}", *devices, gpus=8)
+        assert remedy_values(plan) == {"train_model.context_parallel": allowed}
+
+
+def test_the_costliest_key_has_the_mildest_value() -> None:
+    """Answers are as long as the model's positions allow, and microbatches as small as they require."""
+    plan = plan_of("grpo_gsm8k", "model.name=Qwen/Qwen3-4B", "inference_model.max_tokens=40960")
+    expected = {"train.gradient_accumulation_steps": 128, "inference_model.max_tokens": 40448}
+    assert remedy_values(plan) == expected

@@ -26,9 +26,9 @@ from torchgrpo.plan.plan import (
 def host_uses(plan: Plan, shape: ModelShape) -> list[MemoryUse]:
     """Returns the uses of host memory on one node.
 
-    On a CPU they are learner, scorers and engines; beside GPUs a reference in host memory and offloaded tensors. In
-    addition, the larger of two sums counts: the copies for a checkpoint and of the last push, or the whole models from
-    which sharded scorers load.
+    On a CPU they are learner, scorers and engines; beside GPUs a reference in host memory, weights of sleeping engines
+    and offloaded tensors. In addition, the larger of two sums counts: the copies for a checkpoint and of the last push,
+    or the whole models from which sharded scorers load.
     """
     config, devices = plan.config, plan.devices
     if devices.on_cpu:
@@ -54,6 +54,7 @@ def host_uses(plan: Plan, shape: ModelShape) -> list[MemoryUse]:
         shape_on_host = plan.reference_shape if plan.reference.home == "host memory" else None
         size = 0.0 if shape_on_host is None else memory.reference_bytes(config, shape_on_host, devices.ranks)
         uses = [MemoryUse(f"{memory.reference_role(config)} in host memory", size, "ref_model.num_devices")]
+        uses.append(_sleeping_engines_use(plan, shape))
         offload, ranks = config.train_model.offload, devices.ranks_per_node
         # Not counted: a sharded reference, which is offloaded together with the policy.
         kept = () if offload == "none" else memory.optimizer_state_uses(config, shape)
@@ -78,6 +79,15 @@ def host_uses(plan: Plan, shape: ModelShape) -> list[MemoryUse]:
     uses += max(copies, loading, key=lambda moment: sum(use.bytes for use in moment))
     uses.append(_reward_model_use(config))
     return [use for use in uses if use.bytes]
+
+
+def _sleeping_engines_use(plan: Plan, shape: ModelShape) -> MemoryUse:
+    """Memory of the base weights of engines that sleep; engines without adapters drop their weights."""
+    config, engine = plan.config, plan.engine
+    size = 0.0
+    if engine.sleeps and config.inference_model.lora == "adapter":
+        size = config.inference_model.num_devices * memory.engine_weight_bytes(config, shape, engine.dtype, False)
+    return MemoryUse("weights of sleeping engines", size, "inference_model.lora=merge, inference_model.quantization")
 
 
 def _reward_model_use(config: Config) -> MemoryUse:

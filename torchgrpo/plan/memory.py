@@ -32,6 +32,7 @@ MASTER_BUCKET, MASTER_BUCKET_BYTES = 1 << 29, 7
 BATCH_KNOBS = "train.max_tokens_per_microbatch, gradient_accumulation_steps, inference_model.max_tokens"
 CHECKPOINTING = "train.gradient_checkpointing"
 HEAD_KNOBS = "train.log_prob_chunk_size"
+STATE_KNOBS = "train_model.num_devices, train_model.offload, train_model.lora.enabled"
 GATHERED_PARAMETERS, GATHERED_KNOB = "gathered parameters", "train_model.num_devices=1 gathers none"
 
 ReferenceLocation = Literal["elsewhere", "resident", "sharded", "visiting"]
@@ -140,9 +141,9 @@ def optimizer_state_uses(config: Config, shape: ModelShape) -> tuple[MemoryUse, 
     uses = []
     if width < FLOAT:
         remainders = trained_parameters(config, shape) * (FLOAT - width) / shards
-        uses.append(MemoryUse("float32 remainders of the weights", remainders, "train_model.lora.enabled"))
+        uses.append(MemoryUse("float32 remainders of the weights", remainders, STATE_KNOBS))
     state = optimizer_state_bytes(config, shape) / shards
-    return (*uses, MemoryUse("optimizer state", state, "train_model.lora.enabled, optimizer.name"))
+    return (*uses, MemoryUse("optimizer state", state, f"{STATE_KNOBS}, optimizer.name"))
 
 
 def _reference_use(config: Config, reference_shape: ModelShape, shards: int = 1) -> MemoryUse:

@@ -313,16 +313,26 @@ def _cache_problems(plan: Plan, shape: ModelShape) -> Iterator[Problem]:
             )
     one = kv_bytes_per_sequence(plan.config, shape, plan.engine.dtype)
     if cache is not None and cache < one:
-        share = plan.engine.gpu_memory_utilization
-        share_text = ""
-        if plan.devices.colocated:
-            share_text = f" in {share:g} of the GPU, which is what the learner leaves"
         yield Problem(
             "KV cache",
-            f"the KV cache of {format_gib(max(0.0, cache))}{share_text} does not hold one sequence of "
-            f"{plan.config.max_model_len} tokens ({format_gib(one)}): raise inference_model.kv_cache_gib or "
-            "gpu_memory_utilization, lower max_tokens, or give the engine more or other devices",
+            f"the KV cache of {format_gib(max(0.0, cache))} does not hold one sequence of "
+            f"{plan.config.max_model_len} tokens ({format_gib(one)}){_cache_advice(plan, shape)}, lower "
+            "inference_model.max_tokens, or give the engine more or other devices",
         )
+
+
+def _cache_advice(plan: Plan, shape: ModelShape) -> str:
+    """Returns the reason of a small KV cache, and the settings that enlarge the cache."""
+    inference, share = plan.config.inference_model, plan.engine.gpu_memory_utilization
+    if plan.engine.kv_cache_bytes is not None:
+        return ": raise inference_model.kv_cache_gib"
+    engine = f"the engine needs {format_gib(engine_bytes_without_cache(plan, shape))} beside the cache"
+    if share < inference.gpu_memory_utilization:
+        return (
+            f"; {engine}, and the learner leaves {share:.0%} of the GPU: set inference_model.quantization=fp8, train "
+            "adapters (train_model.lora.enabled, train_model.lora.quantization)"
+        )
+    return f"; {engine} and has {share:.0%} of a GPU: raise inference_model.gpu_memory_utilization"
 
 
 def _disk_problems(plan: Plan, shape: ModelShape) -> Iterator[Problem]:

@@ -2,11 +2,13 @@
 
 Each candidate key has values from mild to strong. The search tries sets of one key, then of two, three and four keys,
 each with the strongest values. In the first set that works it chooses the mildest values that still work. Keys with the
-smallest cost for the run come first, so that the mildest of the sets of one size is found.
+smallest cost for the run come first, so that the mildest of the sets of one size is found. The mildest values are
+sought from the last key to the first.
 """
 
 import copy
 import json
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, combinations
@@ -17,7 +19,7 @@ from config.schema.checks import check_config
 from config.schema.errors import ConfigError
 from torchgrpo.plan.machine import Machine
 from torchgrpo.plan.make_plan import make_plan
-from torchgrpo.plan.microbatch_sizes import chunk_size
+from torchgrpo.plan.microbatch_sizes import chunk_size, uses_packing
 from torchgrpo.plan.plan import Plan, count_used_gpus
 from torchgrpo.plan.problems import find_problems
 
@@ -63,7 +65,7 @@ def find_remedy(plan: Plan, machine: Machine) -> tuple[Setting, ...] | None:
         settings = [Setting(key, values[-1]) for key, values in key_set]
         if not works(settings):
             continue
-        for position, (key, values) in enumerate(key_set):
+        for position, (key, values) in reversed(list(enumerate(key_set))):
             for value in values:
                 milder = [*settings[:position], Setting(key, value), *settings[position + 1 :]]
                 if works(milder):
@@ -95,6 +97,7 @@ def _candidate_changes(plan: Plan, machine: Machine) -> Iterator[tuple[str, tupl
     present = config.train_model.num_devices
     counts = range(gpus, 0, -1) if present > gpus else range(present + 1, gpus + 1)
     yield "train_model.num_devices", tuple(counts)
+    yield "train_model.context_parallel", _fewer_together(plan)
     nodes, ranks = config.train_model.num_nodes, config.train_model.ranks
     fewer_nodes = tuple(count for count in range(nodes - 1, 0, -1) if ranks % count == 0)
     yield "train_model.num_nodes", fewer_nodes
@@ -123,8 +126,21 @@ def _candidate_changes(plan: Plan, machine: Machine) -> Iterator[tuple[str, tupl
     can_quantize = on_gpu and inference.quantization is None
     yield "inference_model.quantization", ("fp8",) if can_quantize else ()
     yield "policy.kl_coef", () if config.policy.kl_coef == 0 else (0.0,)
-    yield "train_model.lora.quantization", ("none",) if config.train_model.lora.quantized else ()
-    yield "train_model.lora.enabled", () if config.train_model.lora.enabled else (True,)
+    lora = config.train_model.lora
+    yield "train_model.lora.enabled", () if lora.enabled else (True,)
+    yield "train_model.lora.quantization", ("none",) if lora.quantized else ("nf4",)
+    yield "inference_model.lora", ("merge",) if inference.lora == "adapter" else ()  # as 4 bits require
     yield "model.dtype", () if config.model.dtype == "bfloat16" else ("bfloat16",)
-    shorter = tuple(inference.max_tokens // divisor for divisor in (2, 4, 8))
-    yield "inference_model.max_tokens", tuple(length for length in shorter if length >= 128)
+    room = plan.shape.max_positions - config.env.max_prompt_tokens if plan.shape and plan.shape.max_positions else 0
+    shorter = (room, *(inference.max_tokens // divisor for divisor in (2, 4, 8)))
+    lengths = sorted({length for length in shorter if 128 <= length < inference.max_tokens}, reverse=True)
+    yield "inference_model.max_tokens", tuple(lengths)
+
+
+def _fewer_together(plan: Plan) -> tuple[int, ...]:
+    """Returns the largest number of ranks per microbatch that the model allows, if it is smaller than the present."""
+    together, shape = plan.config.train_model.context_parallel, plan.shape
+    if shape is None:
+        return ()
+    allowed = math.gcd(together, shape.num_kv_heads) if uses_packing(plan.config, shape) else 1
+    return (allowed,) if allowed < together else ()

@@ -70,7 +70,7 @@ class PricedStep:
     """Priced seconds of the work of one rank.
 
     microbatch, optimizer: seconds of one microbatch, and of clipping and optimizer update. products: part of
-    `microbatch` in matrix products and attention. useful_flops: result of `useful_flops`. mfu: share of
+    `microbatch` in matrix products and attention. useful_flops: this rank's part of `useful_flops`. mfu: share of
     `machine.gpu_tflops` that useful FLOPs take in an optimizer step.
     """
 
@@ -86,7 +86,8 @@ def priced_step(plan: Plan, shape: ModelShape, dry_run: DryRun) -> PricedStep:
     rates, microbatches = plan.config.machine, plan.learner.microbatches
     microbatch = sum(kernel.seconds(rates) for kernel in dry_run.kernels)
     optimizer = sum(kernel.seconds(rates) for kernel in dry_run.optimizer_kernels)
-    useful = useful_flops(shape, dry_run.sizes, has_adapters=plan.config.train_model.lora.enabled)
+    whole = useful_flops(shape, dry_run.sizes, has_adapters=plan.config.train_model.lora.enabled)
+    useful = whole // plan.config.train_model.context_parallel
     total = microbatches * max(microbatch, step_seconds(plan, dry_run).links) + optimizer
     return PricedStep(
         microbatch=microbatch,
