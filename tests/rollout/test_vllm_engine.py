@@ -302,7 +302,9 @@ from pathlib import Path
 import torch
 from torchgrpo.rollout.engines import vllm_engine
 from torchgrpo.rollout.engines.vllm_engine import VLLMEngine
+from envs.group import Sampling
 from tests.rollout.conftest import tiny_llama, tiny_settings
+from torchgrpo.rollout.engines.interface import Request
 
 class Learner:
     pass
@@ -326,8 +328,11 @@ def run():
     layers = [weakref.ref(layer) for layer in model.modules()]
     weights = iter(tiny_llama(True).state_dict().items())
     engine._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})  # a push on a GPU
+    engine.submit(Request(1, (5, 6), 2, Sampling(max_tokens=9), seed=0))
+    assert engine.step() == []
     engine.close()
     engine.close()
+    assert (engine.step(), engine.in_flight) == ([], 0), "its requests have ended"
     return *layers, weakref.ref(engine), weakref.ref(learner)
 
 held = run()

@@ -30,6 +30,9 @@ from torchgrpo.plan.plan import (
     scorer_phase,
 )
 
+VLLM_TEMPERATURES = (0.01, 2.0)
+"""Least and largest temperature above 0 that vLLM samples at: it raises smaller ones, and refuses larger ones."""
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -148,7 +151,25 @@ def _setting_conflicts(plan: Plan) -> Iterator[str]:
             "default on a CPU), switches compiled code off for both whenever it generates; set "
             "ray.enabled=true to run vLLM in its own process, or train.compile=false"
         )
+    if plan.engine.backend in ("vllm", "http"):
+        yield from _temperature_messages(plan.config)
     yield from _cluster_shortages(plan)
+
+
+def _temperature_messages(config: Config) -> Iterator[str]:
+    """Yields messages for temperatures that vLLM does not sample at."""
+    inference, (least, largest) = config.inference_model, VLLM_TEMPERATURES
+    temperatures = {
+        "inference_model.temperature": inference.temperature,
+        "inference_model.temperature_end": inference.temperature_end,
+        **{f"eval.sets.{name}.temperature": one.temperature for name, one in config.eval.sets.items()},
+    }
+    for key, temperature in temperatures.items():
+        if temperature and not least <= temperature <= largest:
+            yield (
+                f"{key}={temperature:g}: vLLM samples at temperatures from {least:g} to {largest:g}, or greedily; "
+                "set one of these, or inference_model.backend=transformers"
+            )
 
 
 def _cluster_shortages(plan: Plan) -> Iterator[str]:

@@ -378,7 +378,8 @@ class VLLMEngine:
 
     def close(self) -> None:
         """Ends the engine and vLLM's state, also for other engines in this process."""
-        self._groups.clear()
+        for requests in (self._groups, self._running, self._scores, self._finished_responses):
+            requests.clear()
         self._shared_memory.close()
         if self._adapter_folder is not None:
             self._adapter_folder.cleanup()
