@@ -20,7 +20,7 @@ from torchgrpo.plan.microbatch_sizes import padded_positions
 from torchgrpo.plan.model_shape import GIB
 from torchgrpo.plan.plan import Plan
 from torchgrpo.run.dry_run.dry_run_report import format_dry_run, oversized_phases
-from torchgrpo.run.dry_run.roofline import collective_bytes, step_seconds, useful_flops
+from torchgrpo.run.dry_run.roofline import collective_bytes, priced_step, step_seconds
 from torchgrpo.run.dry_run.step import dry_run_peaks, dry_run_step, peak_phase
 from torchgrpo.run.job import run_job
 from torchgrpo.run.lockstep_run import LockstepRun
@@ -81,8 +81,8 @@ def test_exchanges_of_ranks_that_share_a_microbatch(tiny: str, checkpointing: st
     run_alone = dry_run_step(alone)
     assert 2 * alone.learner.microbatch_rows == plan.learner.microbatch_rows
     assert dry_run.flops == pytest.approx(run_alone.flops, rel=0.02)
-    useful_alone = useful_flops(alone, plan.shape, run_alone)
-    assert useful_flops(plan, plan.shape, dry_run) == pytest.approx(useful_alone, rel=0.02)
+    useful_alone = priced_step(alone, plan.shape, run_alone).useful_flops
+    assert priced_step(plan, plan.shape, dry_run).useful_flops == pytest.approx(useful_alone, rel=0.02)
 
 
 @pytest.mark.parametrize("setting", ["prefetch_layers=2", "reshard_after_forward=false"])
