@@ -9,6 +9,7 @@ import pytest
 from config.schema.config import Config
 from config.schema.errors import ConfigError
 from config.schema.inference import InferenceModelConfig
+from config.schema.machine import MachineConfig
 from config.schema.models import LoraConfig, RefModelConfig, TrainModelConfig
 from config.schema.policy import PolicyConfig
 from config.schema.ray import RayConfig
@@ -167,6 +168,16 @@ def test_ranks_on_the_nodes_of_a_cluster() -> None:
     assert nodes(4, num_gpus=0).ranks_per_node == 2
     with pytest.raises(ConfigError, match=r"train_model.num_nodes=2: several nodes need a Ray cluster"):
         nodes(2, on_cluster=False)
+
+
+def test_a_plan_proposes_nodes_for_learner_and_engines() -> None:
+    requested = Config(
+        train_model=TrainModelConfig(num_devices=8, num_nodes=2),
+        inference_model=InferenceModelConfig(num_devices=5),
+        machine=MachineConfig(gpus=4),
+    )
+    with pytest.raises(ConfigError, match=r"a Ray cluster; set machine\.nodes=4, or set train_model\.num_nodes=1"):
+        plan_devices(requested, num_gpus=4)
 
 
 def test_on_a_cluster_ray_chooses_the_engines_devices() -> None:

@@ -191,16 +191,6 @@ def test_a_kv_cache_that_holds_no_sequence(qwen: str) -> None:
     check_fails(left, qwen, gpus=1, gpu_memory_gib=24)
 
 
-@pytest.mark.parametrize("key", ["inference_model.temperature", "inference_model.temperature_end", "eval"])
-def test_temperatures_that_vllm_does_not_sample_at(qwen: str, key: str) -> None:
-    for number in ("0.009", "2.1", "0.01", "2.0"):
-        value = f"+eval.sets.eval={{dataset:gsm8k,temperature:{number}}}" if key == "eval" else f"{key}={number}"
-        if number in ("0.009", "2.1"):
-            check_fails(rf"={number}: vLLM samples at temperatures from 0\.01 to 2, or greedily; set one", qwen, value)
-            value += " inference_model.backend=transformers"
-        check_plan(make_plan(config_of("grpo_gsm8k", qwen, *value.split()), False, machine(2)))
-
-
 def test_too_little_memory_names_the_largest_part(qwen: str) -> None:
     check_fails(
         r"a GPU has 24.00 GiB, .* the largest part of phase optimize is optimizer state with .*: change "

@@ -185,14 +185,23 @@ def plan_devices(config: Config, num_gpus: int, is_overlapped: bool = False, on_
     )
 
 
+def needed_nodes(config: Config, gpus_per_node: int) -> int:
+    """Returns the number of nodes that learner, engines and scorers need; 1 for a learner on one node."""
+    nodes, inference = config.train_model.num_nodes, config.inference_model
+    if nodes == 1 or gpus_per_node == 0:
+        return nodes
+    engine_gpus = 0 if inference.urls else inference.num_devices
+    scorer_gpus = config.ref_model.ranks if config.policy.uses_reference else 0
+    return max(nodes, -(-(config.train_model.ranks + engine_gpus + scorer_gpus) // gpus_per_node))
+
+
 def _check_nodes(config: Config, on_cluster: bool) -> None:
     model = config.train_model
     if model.num_nodes > 1 and not on_cluster:
-        nodes = f"machine.nodes={model.num_nodes}"
         remedy = (
             "give the address of the cluster, such as ray.address=auto"
             if config.machine.gpus is None
-            else f"set {nodes}"
+            else f"set machine.nodes={needed_nodes(config, config.machine.gpus)}"
         )
         raise ConfigError(
             f"train_model.num_nodes={model.num_nodes}: several nodes need a Ray cluster; {remedy}, or set "

@@ -13,6 +13,7 @@ from config.schema.config import Config
 from config.schema.errors import ConfigError
 from torchgrpo.plan.compilation import disables_compilation
 from torchgrpo.plan.context_parallel import context_problem
+from torchgrpo.plan.devices import needed_nodes
 from torchgrpo.plan.disk import checkpoint_bytes, exported_model_bytes, max_stored_checkpoints
 from torchgrpo.plan.host_memory import host_bytes, host_uses
 from torchgrpo.plan.machine import ASSUMED_VLLM, Machine
@@ -67,7 +68,7 @@ def plan_with_problems(
     """
     missing = ""
     with_vllm = replace(machine, vllm=machine.vllm or ASSUMED_VLLM, is_hypothetical=True)
-    with_nodes = replace(with_vllm, nodes=max(machine.nodes, config.train_model.num_nodes))
+    with_nodes = replace(with_vllm, nodes=max(machine.nodes, needed_nodes(config, machine.num_gpus)))
     larger = [
         replace(with_nodes, num_gpus=count, gpu_ids=tuple(map(str, range(count))))
         for count in range(machine.num_gpus + 1, 65)
