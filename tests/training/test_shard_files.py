@@ -138,6 +138,19 @@ def test_a_node_with_other_files_leaves_them_to_rank_0(tmp_path: Path, monkeypat
     assert find_shard_files(ModelConfig(str(tmp_path))) is None
 
 
+def test_weights_in_the_middle_of_a_file_are_compared_between_nodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Merging an adapter changes projections, but neither the size of a file nor its last weight."""
+    tiny_llama().save_pretrained(tmp_path)
+    digests: list[list[int]] = []
+    monkeypatch.setattr(dist, "all_reduce", lambda extremes, operation: digests.append(extremes.tolist()))
+    find_shard_files(ModelConfig(str(tmp_path)))
+    change_file(tmp_path, "model.layers.1.self_attn.v_proj.weight", torch.zeros(64, 64))
+    find_shard_files(ModelConfig(str(tmp_path)))
+    assert digests[0] != digests[1] and 0 not in (*digests[0], *digests[1])
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_values_that_are_not_finite_have_the_message_of_the_whole_model(rank: int, tmp_path: Path) -> None:
     tiny_llama().save_pretrained(tmp_path)
