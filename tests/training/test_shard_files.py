@@ -1,5 +1,6 @@
 """Ranks that read their own shards of a model from its files."""
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,6 +33,7 @@ class RecordingFile:
 
     def __init__(self, *arguments: Any) -> None:
         self.file = safetensors.safe_open(*arguments)
+        self.keys = self.file.keys
 
     def __enter__(self) -> "RecordingFile":
         self.file.__enter__()
@@ -149,6 +151,17 @@ def test_weights_in_the_middle_of_a_file_are_compared_between_nodes(
     change_file(tmp_path, "model.layers.1.self_attn.v_proj.weight", torch.zeros(64, 64))
     find_shard_files(ModelConfig(str(tmp_path)))
     assert digests[0] != digests[1] and 0 not in (*digests[0], *digests[1])
+
+
+def test_an_index_that_names_another_file_is_left_to_the_library(tmp_path: Path) -> None:
+    tiny_llama().save_pretrained(tmp_path, max_shard_size="100KB")
+    path = tmp_path / "model.safetensors.index.json"
+    index = json.loads(path.read_text())
+    index["weight_map"][NORM] = index["weight_map"]["model.embed_tokens.weight"]
+    path.write_text(json.dumps(index))
+    with rank_of(0, 2):
+        assert find_shard_files(ModelConfig(str(tmp_path))) is None
+    load_model(ModelConfig(str(tmp_path)), CPU)
 
 
 @pytest.mark.parametrize("rank", [0, 1])

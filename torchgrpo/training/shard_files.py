@@ -64,6 +64,8 @@ def _matching_files(config: ModelConfig) -> dict[str, Path] | None:
             return None
         for path, names in _names_by_file(files).items():
             with safe_open(path, "pt") as file:
+                if not set(names) <= set(file.keys()):
+                    return None
                 for name in names:
                     rows, weight = file.get_slice(name), saved[name]
                     is_plain = rows.get_dtype() in _PLAIN_DTYPES and weight.ndim <= _MAX_DIMENSIONS
