@@ -18,6 +18,7 @@ from config.schema.errors import ConfigError
 from config.schema.models import ModelConfig
 from tests.tiny_models import tiny_llama
 from torchgrpo.training import shard_files
+from torchgrpo.training.learner_models import check_tied_head
 from torchgrpo.training.model_loading import load_model, make_skeleton
 from torchgrpo.training.shard_files import find_shard_files, load_shards
 from torchgrpo.training.sharding import ShardedModel, learner_mesh, local_shard, shard_model
@@ -162,6 +163,16 @@ def test_an_index_that_names_another_file_is_left_to_the_library(tmp_path: Path)
     with rank_of(0, 2):
         assert find_shard_files(ModelConfig(str(tmp_path))) is None
     load_model(ModelConfig(str(tmp_path)), CPU)
+
+
+def test_a_head_of_its_own_is_refused_where_the_config_ties_it(tmp_path: Path) -> None:
+    """Ranks have the tensors of the config, and would drop this head."""
+    tiny_llama(tied=True).save_pretrained(tmp_path)
+    config = ModelConfig(str(tmp_path))
+    check_tied_head(config.name, load_model(config, CPU), make_skeleton(config))
+    change_file(tmp_path, "lm_head.weight", torch.ones(40, 64))
+    with pytest.raises(ConfigError, match=r"other values for lm_head\.weight; set tie_word_embeddings=false"):
+        check_tied_head(config.name, load_model(config, CPU), make_skeleton(config))
 
 
 @pytest.mark.parametrize("rank", [0, 1])
