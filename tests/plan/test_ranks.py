@@ -22,6 +22,15 @@ def test_ranks_in_the_report() -> None:
     assert "128 completions, so 1 of 129 learner ranks are idle" in many.notes[0]
 
 
+def test_prefetched_layers_are_at_most_those_of_the_model() -> None:
+    """The quickstart's model has two layers."""
+    counts = (2, 3, 100_000)
+    overrides = [("train_model.num_devices=2", f"train_model.prefetch_layers={count}") for count in counts]
+    plans = [make_plan(config_of("grpo_quickstart", *each), False, machine(0)) for each in overrides]
+    few, more, many = ([phase.bytes for phase in plan.phases] for plan in plans)
+    assert few == more == many
+
+
 def test_ranks_share_the_cores_of_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(8)))
 

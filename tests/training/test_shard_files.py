@@ -1,5 +1,6 @@
 """Ranks that read their own shards of a model from its files."""
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,7 @@ from config.schema.errors import ConfigError
 from config.schema.models import ModelConfig
 from tests.tiny_models import tiny_llama
 from torchgrpo.training import shard_files
+from torchgrpo.training.learner_models import check_tied_head
 from torchgrpo.training.model_loading import load_model, make_skeleton
 from torchgrpo.training.shard_files import find_shard_files, load_shards
 from torchgrpo.training.sharding import ShardedModel, learner_mesh, local_shard, shard_model
@@ -32,6 +34,7 @@ class RecordingFile:
 
     def __init__(self, *arguments: Any) -> None:
         self.file = safetensors.safe_open(*arguments)
+        self.keys = self.file.keys
 
     def __enter__(self) -> "RecordingFile":
         self.file.__enter__()
@@ -136,6 +139,40 @@ def test_a_node_with_other_files_leaves_them_to_rank_0(tmp_path: Path, monkeypat
 
     monkeypatch.setattr(dist, "all_reduce", reduce_with_another_rank)
     assert find_shard_files(ModelConfig(str(tmp_path))) is None
+
+
+def test_weights_in_the_middle_of_a_file_are_compared_between_nodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Merging an adapter changes projections, but neither the size of a file nor its last weight."""
+    tiny_llama().save_pretrained(tmp_path)
+    digests: list[list[int]] = []
+    monkeypatch.setattr(dist, "all_reduce", lambda extremes, operation: digests.append(extremes.tolist()))
+    find_shard_files(ModelConfig(str(tmp_path)))
+    change_file(tmp_path, "model.layers.1.self_attn.v_proj.weight", torch.zeros(64, 64))
+    find_shard_files(ModelConfig(str(tmp_path)))
+    assert digests[0] != digests[1] and 0 not in (*digests[0], *digests[1])
+
+
+def test_an_index_that_names_another_file_is_left_to_the_library(tmp_path: Path) -> None:
+    tiny_llama().save_pretrained(tmp_path, max_shard_size="100KB")
+    path = tmp_path / "model.safetensors.index.json"
+    index = json.loads(path.read_text())
+    index["weight_map"][NORM] = index["weight_map"]["model.embed_tokens.weight"]
+    path.write_text(json.dumps(index))
+    with rank_of(0, 2):
+        assert find_shard_files(ModelConfig(str(tmp_path))) is None
+    load_model(ModelConfig(str(tmp_path)), CPU)
+
+
+def test_a_head_of_its_own_is_refused_where_the_config_ties_it(tmp_path: Path) -> None:
+    """Ranks have the tensors of the config, and would drop this head."""
+    tiny_llama(tied=True).save_pretrained(tmp_path)
+    config = ModelConfig(str(tmp_path))
+    check_tied_head(config.name, load_model(config, CPU), make_skeleton(config))
+    change_file(tmp_path, "lm_head.weight", torch.ones(40, 64))
+    with pytest.raises(ConfigError, match=r"other values for lm_head\.weight; set tie_word_embeddings=false"):
+        check_tied_head(config.name, load_model(config, CPU), make_skeleton(config))
 
 
 @pytest.mark.parametrize("rank", [0, 1])

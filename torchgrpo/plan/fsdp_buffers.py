@@ -53,13 +53,13 @@ def gathered_bytes(shape: ModelShape, widths: ElementWidths, ranks: int) -> Gath
     )
 
 
-def layers_of_scoring(prefetch_layers: int) -> int:
+def layers_of_scoring(prefetch_layers: int, num_layers: int) -> int:
     """Returns the layers whose bytes a rank holds in a pass without gradients.
 
     They are the parameters of the layer that computes, the buffer that they were copied from, and the layers gathered
     ahead. With one layer ahead, its buffer replaces the one before.
     """
-    return 2 if prefetch_layers == 1 else 2 + prefetch_layers
+    return 2 if prefetch_layers == 1 else 2 + min(prefetch_layers, num_layers - 1)
 
 
 @dataclass(frozen=True)

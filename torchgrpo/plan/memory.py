@@ -251,7 +251,7 @@ def scoring_uses(
     block = activations.block_scoring_bytes(shape, batch, widths) + batch.mask * (1 + widths.factor)
     layer = MemoryUse("one layer's activations", block, _batch_knobs(config))
     head = MemoryUse("output head", activations.head_forward_bytes(shape, batch, widths, 1), HEAD_KNOBS)
-    layers = layers_of_scoring(prefetch_layers)
+    layers = layers_of_scoring(prefetch_layers, shape.num_layers)
     moments = [
         [MemoryUse(GATHERED_PARAMETERS, 2 * (gathered.outside + gathered.layer), gathered_knob)],
         [MemoryUse(GATHERED_PARAMETERS, gathered.outside + layers * gathered.layer, gathered_knob), layer],

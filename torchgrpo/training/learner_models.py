@@ -11,6 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel
 
 from config.schema.config import Config
+from config.schema.errors import ConfigError
 from config.schema.models import ModelConfig
 from torchgrpo.plan.model_shape import can_compile_layers
 from torchgrpo.plan.plan import LearnerPlan, Plan, ReferencePlan
@@ -164,6 +165,8 @@ def _load_and_shard(
     """
     shard_files, is_first_rank = find_shard_files(files), dist.get_rank() == 0
     full = load_model(files, torch.device("cpu")) if is_first_rank and shard_files is None else None
+    if full is not None:
+        check_tied_head(files.name, full, make_skeleton(files))
     with torch.device("meta"):
         empty = prepare_model(make_skeleton(files))
     root = shard_model(empty, mesh, _torch_dtype(gathered_dtype), offload, schedule)
@@ -177,6 +180,21 @@ def _load_and_shard(
         full = make_skeleton(files).to_empty(device="cpu") if is_first_rank else None
         distribute_weights(root.model, None if full is None else prepare_model(full), ADAPTER_NAME)
     return root
+
+
+def check_tied_head(name: str, full: nn.Module, skeleton: nn.Module) -> None:
+    """Refuses a head of its own that the ranks of a model would drop.
+
+    name: value of `model.name`. full: the loaded model. skeleton: the model by its config, as ranks have it. Raises
+    ConfigError.
+    """
+    names = dict(skeleton.named_parameters())
+    unknown = next((tensor for tensor, _ in full.named_parameters() if tensor not in names), None)
+    if unknown is not None:
+        raise ConfigError(
+            f"model.name={name}: config.json ties the output head to the embedding, but the files hold other values "
+            f"for {unknown}; set tie_word_embeddings=false in config.json"
+        )
 
 
 def _shard_4bit_policy(

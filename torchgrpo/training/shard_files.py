@@ -34,7 +34,9 @@ _PLAIN_DTYPES = ("F64", "F32", "F16", "BF16")
 """Dtypes of safetensors whose values are those of the weights; others belong to quantized models."""
 _MAX_DIMENSIONS = 2
 """Dimensions of the weights that are read by rows; a library may merge experts into tensors of more."""
-_TAIL_BYTES = 1 << 12
+_SAMPLES = 64
+"""Number of samples that are compared of each file, at equal distances from its start to its end."""
+_SAMPLE_BYTES = 1 << 12
 ADAPTER_NAME = "lora_"
 """Part of the names of adapters, which are in no file of the base model."""
 
@@ -62,6 +64,8 @@ def _matching_files(config: ModelConfig) -> dict[str, Path] | None:
             return None
         for path, names in _names_by_file(files).items():
             with safe_open(path, "pt") as file:
+                if not set(names) <= set(file.keys()):
+                    return None
                 for name in names:
                     rows, weight = file.get_slice(name), saved[name]
                     is_plain = rows.get_dtype() in _PLAIN_DTYPES and weight.ndim <= _MAX_DIMENSIONS
@@ -84,13 +88,15 @@ def _names_by_file(files: Mapping[str, Path]) -> dict[Path, list[str]]:
 
 
 def _files_digest(files: Mapping[str, Path]) -> int:
-    """Returns a positive number for names, sizes and last values of the files."""
+    """Returns a positive number for names, sizes and samples of the files."""
     digest = hashlib.sha256()
     for path, names in sorted(_names_by_file(files).items(), key=lambda item: item[0].name):
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - _TAIL_BYTES))
-            digest.update(repr((path.name, size, names)).encode() + file.read())
+            digest.update(repr((path.name, size, names)).encode())
+            for number in range(_SAMPLES):
+                file.seek(max(0, size - _SAMPLE_BYTES) * number // (_SAMPLES - 1))
+                digest.update(file.read(_SAMPLE_BYTES))
     return 1 + int.from_bytes(digest.digest()[:7], "big")
 
 
