@@ -1,4 +1,4 @@
-"""Measures iterations of grpo.py on GPUs with random weights, beside the dry run of the same settings.
+"""Measures grpo.py on GPUs with random weights, beside the dry run.
 
     python benchmarks/gpu.py                                    Qwen2.5-1.5B, all GPUs
     python benchmarks/gpu.py --model Qwen/Qwen2.5-7B-Instruct train_model.lora.enabled=true
@@ -63,7 +63,7 @@ ROWS = {
 
 
 def save_random_model(name: str, folder: Path) -> None:
-    """Saves random bfloat16 weights of a known model's sizes, and a tokenizer that has every id."""
+    """Saves random bfloat16 weights of a known model's sizes, and a tokenizer."""
     fields = TINY if name == "tiny" else KNOWN_MODELS[name]
     ids = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": None}
     config = AutoConfig.for_model(**fields | ids)
@@ -81,7 +81,10 @@ def save_random_model(name: str, folder: Path) -> None:
 
 
 def run_script(*arguments: str) -> str:
-    """Runs grpo.py and returns its output; ends this process with the output of a run that fails."""
+    """Runs grpo.py and returns its output.
+
+    A run that fails ends this process with its output.
+    """
     command = [sys.executable, str(ROOT / "grpo.py"), "--config-name", "base_gpu", *arguments]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -89,10 +92,10 @@ def run_script(*arguments: str) -> str:
     return done.stdout
 
 
-def print_measured(rows: Sequence[dict[str, float]], skipped: int) -> None:
-    """Prints the medians of the rows after the first `skipped`, and the values of the first row."""
+def print_measured(rows: Sequence[dict[str, float]], first_row: int) -> None:
+    """Prints medians of metrics, and their first values. first_row: first row of the medians."""
     for metric, label in ROWS.items():
-        values = [row[metric] for row in rows[skipped:] if metric in row]
+        values = [row[metric] for row in rows[first_row:] if metric in row]
         if values:
             print(
                 f"  {label:36} {statistics.median(values):10.4g}   first step {rows[0].get(metric, float('nan')):.4g}"

@@ -157,7 +157,7 @@ def test_ranks_that_share_a_microbatch_divide_the_heads() -> None:
 
 
 def test_the_costliest_key_has_the_mildest_value() -> None:
-    """Answers are as long as the model's positions allow, and microbatches as small as they require."""
+    """Answers are as long as the model's positions allow."""
     plan = plan_of("grpo_gsm8k", "model.name=Qwen/Qwen3-4B", "inference_model.max_tokens=40960")
     expected = {"train.gradient_accumulation_steps": 128, "inference_model.max_tokens": 40448}
     assert remedy_values(plan) == expected

@@ -18,7 +18,7 @@ def model_log_probs(model: LlamaForCausalLM, sequence: list[int], temperature: f
 
 
 def max_log_prob_gap(model: LlamaForCausalLM, engine: WeightTarget, sequences: list[list[int]]) -> float:
-    """Returns the largest difference between the engine's scores and the model's; NaN if one is NaN."""
+    """Returns the largest difference between engine and model, NaN if one is NaN."""
     gaps = []
     for sequence, scores in zip(sequences, score_single_engine(engine, sequences), strict=True):
         expected = model_log_probs(model, sequence)[:-1].gather(1, torch.tensor(sequence[1:])[:, None])[:, 0]

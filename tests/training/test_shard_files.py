@@ -144,7 +144,7 @@ def test_a_node_with_other_files_leaves_them_to_rank_0(tmp_path: Path, monkeypat
 def test_weights_in_the_middle_of_a_file_are_compared_between_nodes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Merging an adapter changes projections, but neither the size of a file nor its last weight."""
+    """A merged adapter changes neither the size of a file nor its last weight."""
     tiny_llama().save_pretrained(tmp_path)
     digests: list[list[int]] = []
     monkeypatch.setattr(dist, "all_reduce", lambda extremes, operation: digests.append(extremes.tolist()))

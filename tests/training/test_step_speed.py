@@ -31,7 +31,7 @@ GPUS = StepSpeed(SHAPE, gpus=2, gpu_flops=1e6, has_adapters=False, has_own_proce
 
 
 def test_sizes_of_rows_by_hand() -> None:
-    """Two rows share a prompt of 2 tokens, a third has one of 3; the last response token is no input."""
+    """Two rows share a prompt of two tokens; last response tokens are no inputs."""
     prompt = torch.tensor([[0, 5, 6], [0, 5, 6], [7, 8, 9]])
     mask = torch.tensor([[1, 1, 1], [1, 0, 0], [1, 1, 0]]).bool()
     tokens = Tokens(
@@ -77,7 +77,7 @@ def test_microbatches_without_a_gradient_count_less_and_idle_ones_nothing() -> N
 
 
 @pytest.mark.parametrize(
-    ("speed", "absent"),
+    ("step_speed", "absent"),
     [
         (replace(GPUS, gpus=0), {"throughput/learner_mfu", "memory/learner_peak_gib"}),
         (replace(GPUS, shape=None), {"throughput/learner_mfu"}),
@@ -85,11 +85,11 @@ def test_microbatches_without_a_gradient_count_less_and_idle_ones_nothing() -> N
     ],
     ids=["CPU", "unknown shape", "engine in the process"],
 )
-def test_metrics_without_a_meaning_are_absent(speed: StepSpeed, absent: set[str]) -> None:
+def test_metrics_without_a_meaning_are_absent(step_speed: StepSpeed, absent: set[str]) -> None:
     batch = sampled_batch()
     shares = [[Microbatch(torch.arange(len(batch)), batch)]]
     all_metrics = GPUS.metrics(batch.tokens, shares, 2.0, GIB)
-    assert set(all_metrics) - set(speed.metrics(batch.tokens, shares, 2.0, GIB)) == absent
+    assert set(all_metrics) - set(step_speed.metrics(batch.tokens, shares, 2.0, GIB)) == absent
 
 
 @pytest.mark.parametrize(
@@ -98,15 +98,18 @@ def test_metrics_without_a_meaning_are_absent(speed: StepSpeed, absent: set[str]
 def test_a_plan_decides_what_is_reported(layout: str, has_own_processes: bool, tmp_path: Path) -> None:
     config = config_of(LAYOUTS[layout], Case(PolicyConfig(), save_tiny(tmp_path / "model", tied=False)))
     plan = plan_of(LAYOUTS[layout], config)
-    speed = StepSpeed.from_plan(config, plan)
-    assert speed.gpus == plan.devices.ranks and speed.shape == plan.shape
-    assert speed.has_own_processes == has_own_processes
-    assert speed.gpu_flops == pytest.approx(989e12)
+    step_speed = StepSpeed.from_plan(config, plan)
+    assert step_speed.gpus == plan.devices.ranks and step_speed.shape == plan.shape
+    assert step_speed.has_own_processes == has_own_processes
+    assert step_speed.gpu_flops == pytest.approx(989e12)
 
 
 def test_a_step_reports_its_speed(tmp_path: Path) -> None:
     learner = make_learner(tmp_path)
-    learner.speed = replace(GPUS, gpus=1)
+    learner.step_speed = replace(GPUS, gpus=1)
     report = learner.step(credit_groups(learner, sample_tiny_groups(num_groups=2, repeats=REPEATS)))
-    assert report.speed["throughput/learner_tokens_per_s"] > 0 and report.speed["throughput/learner_mfu"] > 0
-    assert report.speed["memory/learner_peak_gib"] == 0, "a CPU"
+    assert (
+        report.speed_metrics["throughput/learner_tokens_per_s"] > 0
+        and report.speed_metrics["throughput/learner_mfu"] > 0
+    )
+    assert report.speed_metrics["memory/learner_peak_gib"] == 0, "a CPU"

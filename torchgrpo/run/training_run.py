@@ -140,7 +140,7 @@ class Run:
         with monitor.time_phase("optimize"):
             report = self.learner.step(batch)
         monitor.add_metrics(rollout_components.prompts.source.metrics())
-        metrics = report.metrics | report.speed | rollout_components.outcome_metrics()
+        metrics = report.metrics | report.speed_metrics | rollout_components.outcome_metrics()
         row = monitor.write_step_row(rollout, metrics, rollout_components.weight_pusher.version)
         monitor.record_token_values(rollout, report.advantage, report.log_ratio, report.entropy)
         for callback in self.callbacks:

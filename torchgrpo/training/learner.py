@@ -107,7 +107,7 @@ class Learner:
         run_dir: folder in which the batches of non-finite steps are saved.
         on_progress: called with stage, number and count of the microbatches of a step.
         scorers: the frozen model on devices of its own; closed with the learner.
-        speed: computes the metrics of speed, if they are to be reported.
+        step_speed: computes the metrics of speed, if they are to be reported.
     """
 
     def __init__(
@@ -117,14 +117,14 @@ class Learner:
         run_dir: Path,
         on_progress: Callable[[str, int, int], None] = lambda stage, done, total: None,
         scorers: "FrozenScorers | None" = None,
-        speed: StepSpeed | None = None,
+        step_speed: StepSpeed | None = None,
     ) -> None:
         self.config = config
         self.workers = workers
         self.run_dir = run_dir
         self.on_progress = on_progress
         self.scorers = scorers
-        self.speed = speed
+        self.step_speed = step_speed
         self._pending_scores: dict[int, Future[Tensor]] = {}
         self.optimizer_steps = 0
         """Optimizer steps so far, skipped ones included."""
@@ -294,11 +294,11 @@ class Learner:
         elif not update.overflow:
             self._count_nonfinite(report, batch)
         report["loss/nonfinite_steps"] = float(self.nonfinite_steps)
-        speed = {}
-        if self.speed is not None:
+        speed_metrics = {}
+        if self.step_speed is not None:
             peak_bytes = max(output.peak_bytes for output in outputs)
-            speed = self.speed.metrics(batch.tokens, shares, time.perf_counter() - start, peak_bytes)
-        return StepReport(report, speed, not update.is_applied, log_ratio, entropy, advantage)
+            speed_metrics = self.step_speed.metrics(batch.tokens, shares, time.perf_counter() - start, peak_bytes)
+        return StepReport(report, speed_metrics, not update.is_applied, log_ratio, entropy, advantage)
 
     def _queue_scoring(self, batch: Batch, shares: list[list[Microbatch]]) -> "list[list[Future[Tensor]]]":
         """Submits every microbatch to the scorers, [workers][count], unless the batch is scored already."""

@@ -21,7 +21,7 @@ class NonFiniteError(RunError):
 class StepReport:
     """Result of an optimizer step.
 
-    metrics: numbers to log. speed: numbers to log that depend on the machine.
+    metrics: numbers to log. speed_metrics: numbers to log that depend on the machine.
     is_skipped: whether the update was skipped.
     log_ratio: float32 [N, R], log-prob of the trainer before the update less that of the engine, 0 outside the
         loss.
@@ -31,7 +31,7 @@ class StepReport:
     """
 
     metrics: dict[str, float]
-    speed: dict[str, float]
+    speed_metrics: dict[str, float]
     is_skipped: bool
     log_ratio: Tensor
     entropy: Tensor

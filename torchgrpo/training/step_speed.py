@@ -30,7 +30,9 @@ class PackedSizes:
 
 
 def packed_sizes(tokens: Tokens) -> PackedSizes:
-    """Computes the sizes of [N] rows as a packed microbatch, in which rows of a group share their prompt."""
+    """Computes the sizes of [N] rows as a packed microbatch.
+
+    Rows of a group share their prompt."""
     prompt_indices, prompt_lengths, lengths = packed_row_costs(tokens)
     first_rows = torch.cat([prompt_indices.new_ones(1), prompt_indices.diff()]).bool()
     prompts = prompt_lengths[first_rows]
@@ -87,7 +89,9 @@ class StepSpeed:
     def metrics(
         self, tokens: Tokens, shares: Sequence[Sequence[Microbatch]], seconds: float, peak_bytes: int
     ) -> dict[str, float]:
-        """Returns the metrics of one step. tokens: of the whole batch. shares: the microbatches of each worker."""
+        """Returns the metrics of one step.
+
+        tokens: those of the whole batch. shares: the microbatches of each worker."""
         metrics = {"throughput/learner_tokens_per_s": count_real_tokens(tokens) / seconds}
         if self.gpus and self.shape is not None:
             flops = sum(self._flops(self.shape, one) for one in chain.from_iterable(shares) if not one.idle)
