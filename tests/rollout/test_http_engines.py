@@ -206,7 +206,7 @@ def test_a_run_continues_after_its_server_was_killed_and_started_again(
     process = start_script(script, run_dir, *settings, *http_settings(server, *long), environment=environment)
     metrics = run_dir / "metrics.jsonl"
     wait_until(lambda: metrics.exists() and len(read_metrics(run_dir)) >= 2, process)
-    wait_until(lambda: server.num_running_requests() >= GROUPS * REPEATS // 2, process)
+    wait_until(lambda: server.pauses_while_running(REPEATS), process)
     server.kill()
     server.start()
     output = wait_for_output(process)

@@ -79,6 +79,20 @@ class VLLMServerProcess:
         except OSError:
             return False
 
+    def pauses_while_running(self, count: int) -> bool:
+        """Pauses the engine and returns whether `count` sequences are running; otherwise the engine continues.
+
+        The HTTP server is another process and answers meanwhile. A paused engine can only be killed.
+        """
+        engine_processes = process_tree(self._process.pid)[1:]
+        for process in engine_processes:
+            process.suspend()
+        if self.num_running_requests() >= count:
+            return True
+        for process in engine_processes:
+            process.resume()
+        return False
+
     def num_running_requests(self) -> int:
         """Returns the number of sequences in the engine, as of its last step."""
         with urllib.request.urlopen(f"{self.url}/metrics", timeout=60) as reply:
