@@ -104,6 +104,13 @@ def test_a_plan_decides_what_is_reported(layout: str, has_own_processes: bool, t
     assert step_speed.gpu_flops == pytest.approx(989e12)
 
 
+def test_servers_outside_the_run_share_no_memory(tmp_path: Path) -> None:
+    config = config_of(LAYOUTS["1 GPU, in turns"], Case(PolicyConfig(), save_tiny(tmp_path / "model", tied=False)))
+    config.inference_model.urls, config.inference_model.backend = ["http://127.0.0.1:1"], "http"
+    plan = plan_of(LAYOUTS["1 GPU, in turns"], config)
+    assert plan.devices.in_process and StepSpeed.from_plan(config, plan).has_own_processes
+
+
 def test_a_step_reports_its_speed(tmp_path: Path) -> None:
     learner = make_learner(tmp_path)
     learner.step_speed = replace(GPUS, gpus=1)

@@ -188,7 +188,8 @@ def plan_devices(config: Config, num_gpus: int, is_overlapped: bool = False, on_
 def needed_nodes(config: Config, gpus_per_node: int) -> int:
     """Returns the number of nodes that learner, engines and scorers need together.
 
-    A learner on one node needs one."""
+    A learner on one node needs one.
+    """
     nodes, inference = config.train_model.num_nodes, config.inference_model
     if nodes == 1 or gpus_per_node == 0:
         return nodes

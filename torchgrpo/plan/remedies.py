@@ -140,7 +140,8 @@ def _candidate_changes(plan: Plan, machine: Machine) -> Iterator[tuple[str, tupl
 def _fewer_together(plan: Plan) -> tuple[int, ...]:
     """Returns the largest allowed number of ranks per microbatch.
 
-    It is empty if the present number is allowed."""
+    Empty if the present number is allowed.
+    """
     together, shape = plan.config.train_model.context_parallel, plan.shape
     if shape is None:
         return ()

@@ -74,7 +74,8 @@ def keep_freed_memory() -> None:
 def take_peak_bytes(device: torch.device) -> int:
     """Returns the peak of allocated GPU memory since the last call.
 
-    It is 0 for a CPU."""
+    It is 0 for a CPU.
+    """
     if device.type != "cuda":
         return 0
     peak_bytes = torch.cuda.max_memory_allocated(device)

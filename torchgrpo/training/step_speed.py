@@ -32,7 +32,8 @@ class PackedSizes:
 def packed_sizes(tokens: Tokens) -> PackedSizes:
     """Computes the sizes of [N] rows as a packed microbatch.
 
-    Rows of a group share their prompt."""
+    Rows of a group share their prompt.
+    """
     prompt_indices, prompt_lengths, lengths = packed_row_costs(tokens)
     first_rows = torch.cat([prompt_indices.new_ones(1), prompt_indices.diff()]).bool()
     prompts = prompt_lengths[first_rows]
@@ -76,14 +77,17 @@ class StepSpeed:
 
     @classmethod
     def from_plan(cls, config: Config, plan: Plan) -> "StepSpeed":
-        """Returns the object for the learner of a plan."""
+        """Returns the object for the learner of a plan.
+
+        Clients of servers outside the run take no GPU memory.
+        """
         devices = plan.devices
         return cls(
             shape=plan.shape,
             gpus=0 if devices.on_cpu else devices.ranks,
             gpu_flops=config.machine.gpu_tflops * TERA,
             has_adapters=config.train_model.lora.enabled,
-            has_own_processes=devices.ranks > 1 or not devices.in_process,
+            has_own_processes=devices.ranks > 1 or not devices.in_process or bool(config.inference_model.urls),
         )
 
     def metrics(
@@ -91,7 +95,8 @@ class StepSpeed:
     ) -> dict[str, float]:
         """Returns the metrics of one step.
 
-        tokens: those of the whole batch. shares: the microbatches of each worker."""
+        tokens: those of the whole batch. shares: the microbatches of each worker.
+        """
         metrics = {"throughput/learner_tokens_per_s": count_real_tokens(tokens) / seconds}
         if self.gpus and self.shape is not None:
             flops = sum(self._flops(self.shape, one) for one in chain.from_iterable(shares) if not one.idle)
