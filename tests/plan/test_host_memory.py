@@ -8,6 +8,7 @@ from config.schema.errors import ConfigError
 from tests.plan.test_plan import config_of, machine
 from torchgrpo.plan.host_memory import host_uses
 from torchgrpo.plan.make_plan import make_plan
+from torchgrpo.plan.memory import format_gib
 from torchgrpo.plan.model_shape import GIB
 from torchgrpo.plan.plan_report import format_plan
 from torchgrpo.plan.problems import find_problems
@@ -53,12 +54,16 @@ def test_a_sleeping_engine_with_adapters_keeps_its_base_in_host_memory() -> None
     assert plan.shape is not None
     (base,) = host_uses(plan, plan.shape)
     assert (base.name, base.bytes) == ("weights of sleeping engines", 2 * plan.shape.parameters)
+    (note,) = [note for note in plan.notes if "inference_model.lora=adapter" in note]
+    assert f"moves {format_gib(base.bytes)} of base weights to host memory" in note
     full = make_plan(config, False, machine(1, 80.0, host_memory_gib=0.9 * base.bytes / GIB))
     (problem,) = find_problems(full)
     assert problem.line == "host memory" and "(weights of sleeping engines" in problem.text
     for other in ("inference_model.lora=merge", "inference_model.sleep=false"):
         awake_or_merged = config_of("grpo_gsm8k", SMALL, *lora, "inference_model.lora=adapter", other)
-        assert host_uses(make_plan(awake_or_merged, False, machine(1, 80.0)), plan.shape) == []
+        other_plan = make_plan(awake_or_merged, False, machine(1, 80.0))
+        assert host_uses(other_plan, plan.shape) == []
+        assert not any("inference_model.lora=adapter" in note for note in other_plan.notes)
 
 
 def test_a_checkpoint_is_written_from_a_copy_unless_the_run_waits() -> None:

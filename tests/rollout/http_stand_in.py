@@ -4,8 +4,9 @@ It serves tests of what a real server cannot be brought to do.
 
 test's thread ── start, kill, hold ──▶ server's thread with its loop ◀── HTTP ── engines under test
 
-It is strict: an unknown path has status 404, an unknown field or a call in the wrong order 400, and weights load from
-complete safetensors files only.
+It is strict: an unknown path has status 404, an unknown field or a call in the wrong order 400, weights load from
+complete safetensors files only, and a second call on one connection is not answered, as if the server had just closed
+the idle connection.
 """
 
 import asyncio
@@ -35,7 +36,8 @@ _SAMPLING_FIELDS = {
 }
 _SCORE_FIELDS = {"seed", "max_tokens", "ignore_eos", "prompt_logprobs", "detokenize"}
 _PROBE_FIELDS = {"seed", "max_tokens", "logprobs", "detokenize"}
-_SETTINGS = {
+_USED_CONNECTIONS = web.AppKey("used_connections", set[Any])
+_SETTINGS: dict[str, dict[str, Any]] = {
     "device_config": {"device": "cpu"},
     "scheduler_config": {"enable_chunked_prefill": False},
     "model_config": {
@@ -52,16 +54,17 @@ _SETTINGS = {
 class StandInServer:
     """Server whose completions are `max_tokens` times token 7, each with the log-prob -1.
 
-    lacks: path that it does not know. holds: whether it leaves samples unanswered from the start. num_held: samples
-    that wait. prompts: of the samples that it answered.
+    lacks: path that it does not know. holds: whether samples and scores of priority 0 wait forever, from the start.
+    policy: in which order it schedules. num_held: requests that wait. prompts: of the samples that it answered.
     """
 
-    def __init__(self, lacks: str = "", holds: bool = False) -> None:
+    def __init__(self, lacks: str = "", holds: bool = False, policy: str = "priority") -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.num_held = 0
         self.prompts: list[list[int]] = []
         self._lacks = lacks
+        self._policy = policy
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="stand-in server")
         self._thread.start()
@@ -99,8 +102,11 @@ class StandInServer:
     # --- the server's thread -------------------------------------------------------------------------------
 
     async def _start(self) -> None:
-        self._version, self._is_paused, self._was_reset = "default", False, False
+        self._version, self._was_reset = "default", False
+        self._resume_event = asyncio.Event()
+        self._resume_event.set()
         app = web.Application(middlewares=[_refuse_bad_calls])
+        app[_USED_CONNECTIONS] = set()
         handlers: dict[tuple[str, str], Callable[[web.Request], Awaitable[Any]]] = {
             ("GET", "/health"): self._answer_nothing,
             ("GET", "/server_info"): self._return_settings,
@@ -134,7 +140,8 @@ class StandInServer:
 
     async def _return_settings(self, request: web.Request) -> Any:
         assert request.query == {"config_format": "json"}
-        return {"vllm_config": _SETTINGS}
+        scheduler = _SETTINGS["scheduler_config"] | {"policy": self._policy}
+        return {"vllm_config": {**_SETTINGS, "scheduler_config": scheduler}}
 
     async def _return_version(self, request: web.Request) -> Any:
         return {"weight_version": self._version}
@@ -143,7 +150,11 @@ class StandInServer:
         call = await request.json()
         if call == {"method": "get_model_inspection"}:
             return {"results": [f"VocabParallelEmbedding(num_embeddings={VOCAB_SIZE})"]}
-        assert call.keys() == {"method", "kwargs"} and call["method"] == "reload_weights" and self._is_paused
+        assert (
+            call.keys() == {"method", "kwargs"}
+            and call["method"] == "reload_weights"
+            and not self._resume_event.is_set()
+        )
         files = list(Path(call["kwargs"]["weights_path"]).glob("*.safetensors"))
         assert files
         assert all(tensor.isfinite().all() for file in files for tensor in load_file(file).values())
@@ -152,38 +163,39 @@ class StandInServer:
 
     async def _pause(self, request: web.Request) -> Any:
         assert request.query.keys() == {"mode"} and request.query["mode"] in ("keep", "wait", "abort")
-        self._is_paused = True
+        self._resume_event.clear()
         return {"status": "paused"}
 
     async def _get_pause(self, request: web.Request) -> Any:
-        return {"is_paused": self._is_paused}
+        return {"is_paused": not self._resume_event.is_set()}
 
     async def _reset_cache(self, request: web.Request) -> Any:
-        assert request.query == {"reset_running_requests": "true"} and self._is_paused
+        assert request.query == {"reset_running_requests": "true"} and not self._resume_event.is_set()
         self._was_reset = True
         return {"success": True}
 
     async def _set_version(self, request: web.Request) -> Any:
-        assert self._is_paused and self._was_reset
+        assert not self._resume_event.is_set() and self._was_reset
         self._version = (await request.json())["new_version"]
         return {"success": True}
 
     async def _resume(self, request: web.Request) -> Any:
-        assert self._is_paused
-        self._is_paused = False
+        assert not self._resume_event.is_set()
+        self._resume_event.set()
         return {"status": "resumed"}
 
     async def _generate(self, request: web.Request) -> Any:
         body = await request.json()
-        assert body.keys() == {"token_ids", "sampling_params"} and not self._is_paused
+        assert body.keys() == {"token_ids", "sampling_params", "priority"}
         prompt, params = body["token_ids"], body["sampling_params"]
         assert params.keys() in (_SAMPLING_FIELDS | {"detokenize"}, _SCORE_FIELDS, _PROBE_FIELDS)
         assert 0 < len(prompt) + params["max_tokens"] <= MAX_MODEL_LEN
+        await self._resume_event.wait()
+        if self._holds and params.keys() != _PROBE_FIELDS and body["priority"] >= 0:
+            self.num_held += 1
+            self._hold_event.set()
+            await asyncio.Event().wait()
         if "temperature" in params:
-            if self._holds:
-                self.num_held += 1
-                self._hold_event.set()
-                await asyncio.Event().wait()
             self.prompts.append(prompt)
         count = params["max_tokens"]
         choice = {
@@ -208,6 +220,10 @@ def _answer_json(handler: Callable[[web.Request], Awaitable[Any]]) -> Callable[[
 async def _refuse_bad_calls(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
+    if request.protocol in request.app[_USED_CONNECTIONS]:
+        assert request.transport is not None
+        request.transport.abort()
+    request.app[_USED_CONNECTIONS].add(request.protocol)
     try:
         return await handler(request)
     except (AssertionError, KeyError, TypeError, ValueError, OSError) as error:

@@ -1,5 +1,7 @@
 """Tests of faults of vLLM servers, with small servers that misbehave at will."""
 
+import asyncio
+import gc
 import threading
 import urllib.request
 from collections.abc import Iterator
@@ -19,7 +21,9 @@ from tests.script_runner import compose_run_config, run_script
 from torchgrpo.plan.machine import this_machine
 from torchgrpo.plan.make_plan import make_plan
 from torchgrpo.rollout.engines.build_engines import build_engine
+from torchgrpo.rollout.engines.http_client_thread import HTTPClientThread
 from torchgrpo.rollout.engines.http_engine_pool import HTTPEnginePool
+from torchgrpo.rollout.engines.http_server import ServerLost
 from torchgrpo.rollout.engines.interface import Engine, Request, Response
 from torchgrpo.rollout.engines.remote_engines import EngineLost
 from torchgrpo.training.model_loading import load_model, load_tokenizer
@@ -69,6 +73,13 @@ def test_a_server_without_an_endpoint_is_refused_with_the_command(path: str, tmp
     assert "http engines" not in {thread.name for thread in threading.enumerate()}
 
 
+def test_a_server_without_priorities_is_refused(tmp_path: Path) -> None:
+    server = StandInServer(policy="fcfs")
+    with serve(server), pytest.raises(ConfigError, match="--scheduling-policy fcfs instead of priority") as error:
+        start_engine(tmp_path, *http_settings(server))
+    assert "--scheduling-policy priority" in str(error.value)
+
+
 def test_a_server_that_a_broken_push_left_paused_is_resumed(tmp_path: Path) -> None:
     server = StandInServer()
     with serve(server):
@@ -114,6 +125,42 @@ def test_groups_of_a_dead_server_go_to_the_other_and_a_returned_server_gets_new_
             engine.close()
     assert f"engine 0 at {mortal.url} is lost" in log_capture.text
     assert f"engine 0 at {mortal.url} is back, with policy version 1" in log_capture.text
+
+
+def test_a_failure_of_a_cancelled_call_is_not_printed(log_capture: LogCapture) -> None:
+    client = HTTPClientThread()
+
+    async def fail_at_cancellation(start_event: threading.Event) -> None:
+        try:
+            start_event.set()
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            raise ServerLost("reset") from None
+
+    start_event = threading.Event()
+    call = client.start(fail_at_cancellation(start_event))
+    assert start_event.wait(600)
+    call.cancel()
+    client.start(asyncio.sleep(0.1)).result(600)  # the call ends before the loop does
+    client.close()
+    del call
+    gc.collect()
+    assert "never retrieved" not in log_capture.text
+
+
+def test_a_push_does_not_wait_for_completions(tmp_path: Path) -> None:
+    server = StandInServer(holds=True)
+    with serve(server):
+        engine = start_engine(tmp_path, *http_settings(server))
+        try:
+            submit_groups(engine, range(2))
+            engine.step(0.0)
+            server.wait_until_holding()
+            weights = load_model(compose_run_config().model, torch.device("cpu")).state_dict()
+            engine.load(weights.items(), 1)
+            assert server.num_held > 0 and engine.in_flight == 2
+        finally:
+            engine.close()
 
 
 @pytest.fixture

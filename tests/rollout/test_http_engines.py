@@ -28,7 +28,7 @@ from torchgrpo.monitoring.ledger_storage import read_records
 from torchgrpo.plan.machine import this_machine
 from torchgrpo.plan.make_plan import make_plan
 from torchgrpo.rollout.engines.build_engines import build_engine
-from torchgrpo.rollout.engines.interface import Engine, Request, generate
+from torchgrpo.rollout.engines.interface import Engine, Request, Response, generate
 from torchgrpo.training.model_loading import load_model, load_tokenizer
 
 pytestmark = [
@@ -88,6 +88,17 @@ def flat_model(seed: int) -> PreTrainedModel:
     return model
 
 
+def endless_model(seed: int) -> PreTrainedModel:
+    """Returns a flat model that never samples its end token."""
+    model = flat_model(seed)
+    head = model.get_output_embeddings().weight
+    with torch.no_grad():
+        model.get_input_embeddings().weight[:, 0] = 10.0  # a constant in the hidden states, which the end token meets
+        head[:, 0] = 0.0
+        head[model.config.eos_token_id, 0] = -30.0
+    return model
+
+
 def weights_of(model: PreTrainedModel) -> list[tuple[str, torch.Tensor]]:
     return list(model.state_dict().items())
 
@@ -134,16 +145,19 @@ def test_a_push_splits_the_versions_of_requests_in_flight(
     server: VLLMServerProcess, tmp_path: Path, update: str
 ) -> None:
     engine = start_engine(tmp_path, *http_settings(server, f"inference_model.update={update}"))
-    old_weights, new_weights = (weights_of(flat_model(seed)) for seed in (1, 2))
+    old_weights, new_weights = (weights_of(endless_model(seed)) for seed in (1, 2))
     try:
         engine.load(old_weights, 1)
-        for number in range(8):  # enough for seconds, so that the push meets some of them
+        # 64 sequences run at a time, for 448 steps; after the short one, those before it have tokens.
+        for number in range(8):
             engine.submit(Request(number, (5, 6, 7), 32, Sampling(max_tokens=448), seed=100 * number))
-        responses = engine.step(0.0)
-        while not server.num_running_requests():
-            responses += engine.step(0.01)
+            if number == 0:
+                engine.submit(Request(8, (5, 6, 7), 1, Sampling(max_tokens=4), seed=800))
+        responses: list[Response] = []
+        while not any(response.request_id == 8 for response in responses):
+            responses += engine.step(1.0)
         engine.load(new_weights, 2)
-        while len(responses) < 8:
+        while len(responses) < 9:
             responses += engine.step(1.0)
         completions = [one for response in responses for one in response.completions]
         spans = {tuple(version for version, _ in groupby(one.policy_versions)) for one in completions}
@@ -211,8 +225,8 @@ def test_a_run_continues_after_its_server_was_killed_and_started_again(
     server.start()
     output = wait_for_output(process)
     assert process.returncode == 0, output
-    losses = re.findall(r"is lost with (\d+) groups in flight", output)
-    assert int(losses[0]) > 0, output
+    (lost_groups,) = re.findall(r"is lost with (\d+) groups in flight", output)
+    assert int(lost_groups) > 0, output
     assert "is back, with policy version" in output
     assert not (run_dir / "weights").exists()
     assert not list(temporary.iterdir())

@@ -104,6 +104,20 @@ def test_scoring_leaves_running_requests_alone(vllm_engine: VLLMEngine, tied: bo
     assert [c.token_ids for c in responses[0].completions] == [c.token_ids for c in alone.completions]
 
 
+def test_scores_after_a_push_come_before_requests_that_wait(vllm_engine: VLLMEngine, tied: bool) -> None:
+    size = vllm_engine.settings.max_num_seqs
+    for number in range(3):
+        vllm_engine.submit(
+            Request(number, tuple(random_tokens(12, number)), size, Sampling(max_tokens=10), seed=number)
+        )
+    assert vllm_engine.step() == []
+    vllm_engine.load(perturbed_copy(tiny_llama(tied)).state_dict().items(), version=1)
+    score_single_engine(vllm_engine, [random_tokens(20, 1)])
+    assert vllm_engine.in_flight == 3 and vllm_engine.step() == []
+    while vllm_engine.in_flight:
+        vllm_engine.step()
+
+
 def test_every_weight_arrives(vllm_engine: VLLMEngine, tied: bool) -> None:
     other, sequences = perturbed_copy(tiny_llama(tied)), [random_tokens(200, 1)]
     before = score_single_engine(vllm_engine, sequences)

@@ -50,7 +50,7 @@ class VLLMServerProcess:
         command += ["--max-model-len", str(MAX_MODEL_LEN), "--max-num-seqs", "64"]
         command += ["--kv-cache-memory-bytes", "200000000", "--generation-config", "vllm", "--enable-scale-out"]
         command += ["--logprobs-mode", "processed_logprobs", "--no-enable-chunked-prefill"]
-        command += ["--max-num-batched-tokens", "4096", *self._options]
+        command += ["--max-num-batched-tokens", "4096", "--scheduling-policy", "priority", *self._options]
         environment = {
             **os.environ,
             "VLLM_SERVER_DEV_MODE": str(int(self._dev_mode)),

@@ -19,6 +19,7 @@ from torchgrpo.plan.machine import Machine
 from torchgrpo.plan.memory import (
     CONTEXT_BYTES,
     configured_recomputation,
+    engine_weight_bytes,
     format_gib,
     kv_bytes_per_sequence,
     usable_bytes,
@@ -67,9 +68,9 @@ def make_plan(config: Config, is_overlapped: bool, machine: Machine, folder: Pat
         gpus = max(gpus, 1)  # the GPUs are on the cluster's nodes; this node needs none
     if config.device == "cuda" and gpus == 0:
         raise ConfigError(
-            "device=cuda: this machine has no NVIDIA GPU; train on a CPU with `--config-name "
-            "grpo_quickstart`, try this config on the CPU with device=cpu, or plan for a machine with GPUs "
-            "with run=plan machine.gpus=N machine.gpu_memory_gib=G"
+            "device=cuda: this machine has no NVIDIA GPU; train on a CPU with `--config-name grpo_quickstart`, try "
+            "this config on the CPU with device=cpu, or plan for a machine with GPUs with run=plan machine.gpus=N "
+            "machine.gpu_memory_gib=G"
         )
     devices = plan_devices(config, gpus, is_overlapped, on_cluster)
     shape = model_shape.find_shape(config.model.name)
@@ -128,13 +129,12 @@ def _note_idle_ranks(plan: Plan) -> Plan:
 
 def _notes(plan: Plan) -> Iterator[str]:
     """Yields notes about the plan, one sentence each."""
-    config, machine, shape = plan.config, plan.machine, plan.shape
+    config, machine, shape, devices = plan.config, plan.machine, plan.shape, plan.devices
     split, gpus = config.inference_model.tensor_parallel_size, machine.num_gpus * machine.nodes
-    unused = gpus - plans.count_used_gpus(plan)
-    has_known_gpus = machine.is_hypothetical or not plan.devices.on_cluster
-    if not plan.devices.on_cpu and has_known_gpus and unused >= split and plan.engine.backend != "http":
+    unused, has_known_gpus = gpus - plans.count_used_gpus(plan), machine.is_hypothetical or not plan.devices.on_cluster
+    if not devices.on_cpu and has_known_gpus and unused >= split and plan.engine.backend != "http":
         more = split * (len(plan.devices.engines) + unused // split)
-        yield (f"{unused} of {gpus} GPU(s) are unused: set inference_model.num_devices={more} to generate on all GPUs")
+        yield f"{unused} of {gpus} GPU(s) are unused: set inference_model.num_devices={more} to generate on all GPUs"
     if config.train.packing and not plan.learner.packs:
         yield (
             f"model.name={config.model.name}: not every layer is known to use plain causal attention, so "
@@ -143,15 +143,13 @@ def _notes(plan: Plan) -> Iterator[str]:
     if shape is not None and not shape.has_plain_attention and plan.engine.backend == "transformers":
         yield (
             f"model.name={config.model.name}: engines decode with transformers' own generate, prompts of one "
-            "length at a time; set inference_model.backend=vllm to decode faster, where vLLM supports the "
-            "model"
+            "length at a time; set inference_model.backend=vllm to decode faster, where vLLM supports the model"
         )
     reason = reason_against(config, plan.is_overlapped, machine, plan.devices, plan.engine, shape)
     if config.train.compile is None and not plan.devices.on_cpu and reason is not None:
         yield f"model.name={config.model.name}: decoder layers are not compiled (train.compile): {reason}"
     reward_device = config.env.reward_model.device
-    device_sets = (*plan.devices.engines, plan.devices.train, plan.devices.reference)
-    used = {f"cuda:{gpu}" for gpus in device_sets for gpu in gpus}
+    used = {f"cuda:{gpu}" for gpus in (*devices.engines, devices.train, devices.reference) for gpu in gpus}
     first = reward_device if ":" in reward_device else f"{reward_device}:0"
     if first in used and not plan.devices.on_cluster:  # a cluster chooses the GPUs itself
         yield (
@@ -159,12 +157,18 @@ def _notes(plan: Plan) -> Iterator[str]:
             "estimated without the reward model; choose a GPU that they leave free, or lower "
             "inference_model.gpu_memory_utilization"
         )
+    if shape is not None and plan.engine.sleeps and config.inference_model.lora == "adapter":
+        size = format_gib(engine_weight_bytes(config, shape, plan.engine.dtype, False))
+        yield (
+            f"inference_model.lora=adapter: each turn of the learner moves {size} of base weights to host memory and "
+            "back; set inference_model.lora=merge to push merged weights instead"
+        )
     if shape is not None and config.train_model.lora.quantized:
         width = DTYPE_BYTES[config.model.dtype]
-        small, whole = model_shape.quantized_bytes(shape, width), shape.parameters * width
+        small, whole = format_gib(model_shape.quantized_bytes(shape, width)), format_gib(shape.parameters * width)
         yield (
-            f"the base of the adapters is in 4 bits (nf4): {format_gib(small)} in place of {format_gib(whole)}; "
-            f"engines hold it dequantized in {plan.weight_dtype}, with the adapter added"
+            f"the base of the adapters is in 4 bits (nf4): {small} in place of {whole}; engines hold it "
+            f"dequantized in {plan.weight_dtype}, with the adapter added"
         )
 
 
@@ -177,13 +181,12 @@ def _engine(
         backend = "vllm" if not on_cpu and machine.vllm is not None else "transformers"
     if backend == "vllm" and machine.vllm is None:
         raise ConfigError(
-            "inference_model.backend=vllm: vLLM is not installed; install it (`make vllm`: the CUDA build "
-            "if an NVIDIA GPU is present, otherwise the CPU build), or set inference_model.backend=transformers"
+            "inference_model.backend=vllm: vLLM is not installed; install it (`make vllm`: the CUDA build if an NVIDIA "
+            "GPU is present, otherwise the CPU build), or set inference_model.backend=transformers"
         )
-    if backend == "transformers":  # a copy of the learner's model
-        dtype = config.model.dtype
-    elif dtype == "auto":
+    if dtype == "auto":
         dtype = "float32" if on_cpu else "bfloat16"
+    dtype = config.model.dtype if backend == "transformers" else dtype  # a copy of the learner's model
     sequences = inference.max_num_seqs or (CPU_MAX_NUM_SEQS if on_cpu else GPU_MAX_NUM_SEQS)
     cache = None if inference.kv_cache_gib is None else int(inference.kv_cache_gib * GIB)
     if cache is None and on_cpu and backend == "vllm" and shape is not None:

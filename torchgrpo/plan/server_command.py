@@ -26,6 +26,7 @@ def server_command(plan: Plan, url: str, on_cpu: bool | None = None) -> str:
     command += ["--dtype", plan.engine.dtype, "--max-model-len", str(config.max_model_len)]
     command += ["--max-num-seqs", str(plan.engine.max_num_seqs)]
     command += ["--logprobs-mode", "processed_logprobs", "--generation-config", "vllm", "--enable-scale-out"]
+    command += ["--scheduling-policy", "priority"]
     if plan.engine.dtype != "float32":  # rounded logits would round every log-prob
         command += ["--hf-overrides", json.dumps({"head_dtype": "float32"})]
     if on_cpu:  # there a seeded request whose prompt is split over two steps ends the engine

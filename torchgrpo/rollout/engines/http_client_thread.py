@@ -20,7 +20,8 @@ _CLOSE_S = 10.0
 class HTTPClientThread:
     """Loop in a thread of its own.
 
-    session: of all requests, without a limit on connections.
+    session: of all requests, without a limit on connections. Each request has its own connection, since a server may
+    close an idle one just when the next request is sent on it.
     """
 
     session: aiohttp.ClientSession
@@ -33,7 +34,15 @@ class HTTPClientThread:
 
     def start(self, coroutine: Coroutine[Any, Any, Result]) -> "Future[Result]":
         """Starts a coroutine; cancelling the future cancels the coroutine and closes its connection."""
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+        async def run() -> Result:
+            task = asyncio.current_task()
+            assert task is not None
+            # A cancelled future does not read the exception of its task, which asyncio would then print.
+            task.add_done_callback(lambda task: task.cancelled() or task.exception())
+            return await coroutine
+
+        return asyncio.run_coroutine_threadsafe(run(), self._loop)
 
     def close(self) -> None:
         """Cancels all coroutines, closes the session and ends the thread.
@@ -49,7 +58,7 @@ class HTTPClientThread:
                 self._loop.close()
 
     async def _open_session(self) -> aiohttp.ClientSession:
-        return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+        return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, force_close=True))
 
     async def _end(self) -> None:
         others = asyncio.all_tasks() - {asyncio.current_task()}

@@ -210,16 +210,9 @@ class HTTPEnginePool:
         """
         files = self._folder.write(WeightUpdate.from_pairs(weights))
         self._source = source = WeightSource(files.path, version)
-        calls = {
-            slot: self._client.start(slot.server.load(source.path, version, self._settings.update))
-            for slot in self._live
-        }
-        self._results(calls)
-        self._wait_for_live()
-        sequence = self._checked_sequence()
-        scored = self._results({slot: self._client.start(slot.server.score([sequence])) for slot in self._live})
+        scored = self._results({slot: self._client.start(self._load(slot.server, source)) for slot in self._live})
         if scored:
-            self._source = source._replace(scores=tuple(next(iter(scored.values()))[0]))
+            self._source = source._replace(scores=tuple(next(iter(scored.values()))))
         self._wait_for_live()
         self._folder.remove_older()
 
@@ -287,6 +280,8 @@ class HTTPEnginePool:
             self._connect(slot)
             return
         slot.connection = None
+        if not self._source.scores:
+            self._source = source
         self._dispatcher.add_engine(slot.number)
         log.warning("%s at %s is back, with policy version %d", slot.name, slot.server.url, source.version)
 
@@ -303,16 +298,15 @@ class HTTPEnginePool:
                     raise
 
     async def _prepare(self, server: VLLMServer) -> WeightSource:
-        """Checks a server and makes it load the present weights.
+        """Checks a server and makes it load the present weights; returns them with its scores.
 
-        Raises EngineLost if its scores then differ from those of the other servers.
+        Raises EngineLost if its scores differ from those of the other servers.
         """
         await server.check()
         source = self._source
-        await server.load(source.path, source.version, self._settings.update)
+        scores = await self._load(server, source)
         if source.scores:
-            (row,) = await server.score([self._checked_sequence()])
-            gaps = [abs(one - other) / (1 + abs(other)) for one, other in zip(row, source.scores, strict=True)]
+            gaps = [abs(one - other) / (1 + abs(other)) for one, other in zip(scores, source.scores, strict=True)]
             gap = sum(gaps) / len(gaps)
             if not gap <= self._settings.score_bound:
                 raise EngineLost(
@@ -320,11 +314,13 @@ class HTTPEnginePool:
                     f"log-probs differ by {gap:.2g} in the mean from those before (bound "
                     f"{self._settings.score_bound:g}): it serves another model, or did not load the weights"
                 )
-        return source
+        return source._replace(scores=tuple(scores))
 
-    def _checked_sequence(self) -> list[int]:
-        sizes = [needed.vocab_size or 1 for needed in self._settings.requirements.values()]
-        return [37 * index % min(sizes) for index in range(min(_CHECKED_TOKENS, self._settings.max_model_len - 1))]
+    async def _load(self, server: VLLMServer, source: WeightSource) -> list[float]:
+        """Makes a server load weights; returns its scores of a fixed sequence."""
+        size = min(needed.vocab_size or 1 for needed in self._settings.requirements.values())
+        sequence = [37 * index % size for index in range(min(_CHECKED_TOKENS, self._settings.max_model_len - 1))]
+        return await server.load(source.path, source.version, self._settings.update, sequence)
 
     def _wait_for_live(self) -> None:
         """Waits until any server is live."""

@@ -24,6 +24,7 @@ import orjson
 
 from config.schema.errors import ConfigError, RunError
 from envs.group import FinishReason, Sampling
+from torchgrpo.rollout.engines.vllm_sampling import SCORE_PRIORITY
 
 _SHORT_CALL_S = 60.0
 _CACHE_RESET_S, _CACHE_RETRY_S = 30.0, 0.05
@@ -149,6 +150,10 @@ class VLLMServer:
                 f"serves another model, {model['model']}, whose vocabulary has {rows[1]} tokens instead of "
                 f"{needed.vocab_size}"
             )
+        if scheduler["policy"] != "priority":
+            faults.append(
+                f"scores after completions that wait (--scheduling-policy {scheduler['policy']} instead of priority)"
+            )
         if on_cpu and scheduler["enable_chunked_prefill"]:
             faults.append(
                 "would fail at seeded requests on its CPU, since it splits prompts (--enable-chunked-prefill)"
@@ -198,12 +203,12 @@ class VLLMServer:
         return SampledPart(token_ids, log_probs, versions, reason)
 
     async def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
-        """Scores every token but the first of each sequence, at temperature 1."""
+        """Scores all tokens but the first, at temperature 1, before completions that wait."""
         return list(await asyncio.gather(*map(self._score_sequence, sequences)))
 
     async def _score_sequence(self, sequence: Sequence[int]) -> list[float]:
         params = {"max_tokens": 1, "seed": 0, "ignore_eos": True, "prompt_logprobs": 0, "detokenize": False}
-        reply = await self._generate_or_fail(sequence, params)
+        reply = await self._generate_or_fail(sequence, params, SCORE_PRIORITY)
         self._versions(reply["choices"][0])
         return [
             position[str(token)]["logprob"]
@@ -220,22 +225,24 @@ class VLLMServer:
             versions += [int(number)] * (span["end"] - span["start"])
         return versions
 
-    async def _generate_or_fail(self, prompt: Sequence[int], params: dict[str, Any]) -> Any:
+    async def _generate_or_fail(self, prompt: Sequence[int], params: dict[str, Any], priority: int = 0) -> Any:
         try:
-            return await self._generate(prompt, params)
+            return await self._generate(prompt, params, priority)
         except CallRefusal as error:
             raise RunError(f"the server at {self.url} refused a request: {error}") from None
 
-    async def _generate(self, prompt: Sequence[int], params: dict[str, Any]) -> Any:
-        body = {"token_ids": list(prompt), "sampling_params": params}
+    async def _generate(self, prompt: Sequence[int], params: dict[str, Any], priority: int = 0) -> Any:
+        body = {"token_ids": list(prompt), "sampling_params": params, "priority": priority}
         return await self._call("POST", "/inference/v1/generate", self._timeout_s, body)
 
     # --- pushes --------------------------------------------------------------------------------------------
 
-    async def load(self, source: str | Path, version: int, update: str) -> None:
-        """Makes the server load weights as a policy version.
+    async def load(self, source: str | Path, version: int, update: str, checked_sequence: Sequence[int]) -> list[float]:
+        """Makes the server load weights, and score a sequence with them first.
 
-        source: a folder, or a model on the hub. update: treatment of requests in flight, as `inference_model.update`.
+        source: a folder, or a model on the hub. version: of the policy. update: treatment of requests in flight, as
+        `inference_model.update`.
+        Returns the log-probs of the sequence.
 
         Raises:
             ServerLost: see there; also if the server restarted since the last load.
@@ -253,7 +260,10 @@ class VLLMServer:
             await self._reset_cache()
             new_name = {"new_version": f"{self._marker}:{version}"}
             await self._call("POST", "/update_weight_version", _SHORT_CALL_S, new_name)
-            await self._call("POST", "/resume", _SHORT_CALL_S)
+            # The score waits in the paused server, so that no completion takes its place.
+            scores, _ = await asyncio.gather(
+                self._score_sequence(checked_sequence), self._call("POST", "/resume", _SHORT_CALL_S)
+            )
         except CallRefusal as error:
             with suppress(CallRefusal, ServerLost):  # leave no paused server behind
                 await self._call("POST", "/resume", _SHORT_CALL_S)
@@ -262,6 +272,7 @@ class VLLMServer:
                 f"{error}. Set inference_model.weight_folder to a folder that the server reads under the same path"
             ) from None
         self._version = version
+        return scores
 
     async def _reset_cache(self) -> None:
         """Drops keys and values of the old weights, also those of requests in flight."""

@@ -39,7 +39,7 @@ from torchgrpo.rollout.engines.vllm_process import (
     set_environment,
     shared_memory_files_of_workers,
 )
-from torchgrpo.rollout.engines.vllm_sampling import base_seed, sampling_params, score_params
+from torchgrpo.rollout.engines.vllm_sampling import SCORE_PRIORITY, base_seed, sampling_params, score_params
 from torchgrpo.rollout.engines.vllm_settings import VLLMSettings
 from torchgrpo.rollout.weights.transports.shared_memory import SharedMemory
 from torchgrpo.rollout.weights.weight_update import WeightUpdate
@@ -171,13 +171,21 @@ class VLLMEngine:
         params = sampling_params(request.sampling, seed, self.settings.eos_token_ids, len(sampled_ids))
         self._running[self._add_core_request([*request.prompt, *sampled_ids], params)] = (group, index)
 
-    def _add_core_request(self, prompt: list[int], params: "SamplingParams") -> str:
-        """Adds a request to the core and returns its id there."""
+    def _add_core_request(self, prompt: list[int], params: "SamplingParams", priority: int = 0) -> str:
+        """Adds a request to the core and returns its id there.
+
+        priority: requests of a lower one are scheduled first; those of the same one in the order of these calls.
+        """
         self._num_core_requests += 1
         name = str(self._num_core_requests)
-        tasks = self._llm.get_supported_tasks()
         prepared = self._llm.input_processor.process_inputs(
-            name, {"prompt_token_ids": prompt}, params, supported_tasks=tasks, lora_request=self._adapter
+            name,
+            {"prompt_token_ids": prompt},
+            params,
+            supported_tasks=self._llm.get_supported_tasks(),
+            arrival_time=self._num_core_requests,
+            lora_request=self._adapter,
+            priority=priority,
         )
         self._core.add_request(prepared)
         return name
@@ -311,7 +319,7 @@ class VLLMEngine:
                     self._queue_completion(group, index)
 
     def score(self, sequences: Sequence[Sequence[int]]) -> dict[str, SequenceScores]:
-        """Scores sequences in two passes.
+        """Scores sequences in two passes, before requests that wait in the engine.
 
         The last token of each sequence is scored through the prefix cache, as in sampling; all other tokens by a
         forward pass of vLLM that does not read that cache.
@@ -325,7 +333,7 @@ class VLLMEngine:
         scores = []
         for sequence in sequences:
             scores.append(_Score())
-            name = self._add_core_request(list(sequence[:-1]), score_params(sequence[-1], use_cache))
+            name = self._add_core_request(list(sequence[:-1]), score_params(sequence[-1], use_cache), SCORE_PRIORITY)
             self._scores[name] = scores[-1]
         while not all(score.is_finished for score in scores):
             self._advance()

@@ -45,6 +45,7 @@ def engine_arguments(settings: VLLMSettings) -> Any:
         enforce_eager=s.enforce_eager,
         enable_sleep_mode=s.sleep,
         enable_prefix_caching=True,
+        scheduling_policy="priority",
         async_scheduling=s.async_scheduling,
         logprobs_mode="processed_logprobs",
         disable_log_stats=True,

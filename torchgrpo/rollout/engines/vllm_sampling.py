@@ -9,6 +9,9 @@ from envs.group import Sampling
 if TYPE_CHECKING:
     from vllm import SamplingParams
 
+SCORE_PRIORITY = -1
+"""Priority of scores in vLLM's queue, before that of completions (0): a weight check waits for its scores."""
+
 
 def sampling_params(
     sampling: Sampling, seed: int, end_token_ids: Collection[int], num_sampled: int
