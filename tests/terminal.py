@@ -102,18 +102,18 @@ class TerminalProcess:
         self._process.send_signal(number)
 
     def read_until(self, text: str) -> str:
-        """Reads the output until a chunk contains `text`."""
-        while text.encode() not in self._output:
+        """Reads the output up to and including `text`."""
+        while (start := self._output.find(text.encode())) < 0:
             if not self._read_chunk():
-                raise AssertionError(f"the process ended without {text!r}:\n{self._take_output()}")
-        return self._take_output()
+                raise AssertionError(f"the process ended without {text!r}:\n{self._take_output(len(self._output))}")
+        return self._take_output(start + len(text.encode()))
 
     def read_rest(self) -> str:
         """Reads the output to the end of the process."""
         while self._read_chunk():
             pass
         self.code = self._process.wait()
-        return self._take_output()
+        return self._take_output(len(self._output))
 
     def _read_chunk(self) -> bool:
         try:
@@ -123,6 +123,6 @@ class TerminalProcess:
         self._output += chunk
         return bool(chunk)
 
-    def _take_output(self) -> str:
-        output, self._output = self._output, b""
+    def _take_output(self, size: int) -> str:
+        output, self._output = self._output[:size], self._output[size:]
         return output.decode().replace("\r\n", "\n")
