@@ -52,7 +52,7 @@ _SETTINGS: dict[str, dict[str, Any]] = {
 
 
 class StandInServer:
-    """Server whose completions are `max_tokens` times token 7, each with the log-prob -1.
+    """Server whose completions are `max_tokens` times token 7, each with the same log-prob.
 
     lacks: path that it does not know. holds: whether samples and scores of priority 0 wait forever, from the start.
     policy: in which order it schedules. num_held: requests that wait. prompts: of the samples that it answered.
@@ -62,6 +62,7 @@ class StandInServer:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.num_held = 0
+        self.log_prob = -1.0
         self.prompts: list[list[int]] = []
         self._lacks = lacks
         self._policy = policy
@@ -200,11 +201,11 @@ class StandInServer:
         count = params["max_tokens"]
         choice = {
             "token_ids": [7] * count,
-            "logprobs": {"content": [{"logprob": -1.0}] * count},
+            "logprobs": {"content": [{"logprob": self.log_prob}] * count},
             "weight_versions": [{"start": 0, "end": count, "version": self._version}],
             "finish_reason": "length",
         }
-        scores = [None, *({str(token): {"logprob": -1.0}} for token in prompt[1:])]
+        scores = [None, *({str(token): {"logprob": self.log_prob}} for token in prompt[1:])]
         return {"choices": [choice], "prompt_logprobs": scores if "prompt_logprobs" in params else None}
 
 

@@ -163,6 +163,25 @@ def test_a_push_does_not_wait_for_completions(tmp_path: Path) -> None:
             engine.close()
 
 
+def test_a_returned_server_with_other_scores_ends_the_run(tmp_path: Path) -> None:
+    server = StandInServer(holds=True)
+    with serve(server):
+        engine = start_engine(tmp_path, *http_settings(server))
+        try:
+            weights = load_model(compose_run_config().model, torch.device("cpu")).state_dict()
+            engine.load(weights.items(), 1)
+            submit_groups(engine, range(1))
+            engine.step(0.0)
+            server.wait_until_holding()
+            server.kill()
+            server.log_prob = -2.0
+            server.start()
+            with pytest.raises(EngineLost, match="serves another model"):
+                wait_for_responses(engine, 1)
+        finally:
+            engine.close()
+
+
 @pytest.fixture
 def _short_absences(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shortens `start_timeout_s` after the healthy start, which may be slow."""

@@ -161,7 +161,7 @@ def _notes(plan: Plan) -> Iterator[str]:
         size = format_gib(engine_weight_bytes(config, shape, plan.engine.dtype, False))
         yield (
             f"inference_model.lora=adapter: each turn of the learner moves {size} of base weights to host memory and "
-            "back; set inference_model.lora=merge to push merged weights instead"
+            "back; inference_model.lora=merge avoids this (docs/lora.md)"
         )
     if shape is not None and config.train_model.lora.quantized:
         width = DTYPE_BYTES[config.model.dtype]
